@@ -1,0 +1,1 @@
+"""Histories on disk or made up, and the jagged batches that models see."""

@@ -1,0 +1,74 @@
+"""What a data set is to the rest of the project: histories by row number, their lengths, and the items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Whole event histories of some users, oldest event first, jagged: values plus offsets.
+
+    Args:
+        users: [n] the users' raw ids.
+        offsets: [n + 1] where each user's events start in every column.
+        columns: one flat array a feature ("item" always; "time", "action" when the data has them).
+    """
+
+    users: IntArray
+    offsets: IntArray
+    columns: dict[str, npt.NDArray[np.generic]]
+
+    @property
+    def lengths(self) -> IntArray:
+        """Number of events of each user."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class ItemCatalog:
+    """Every item that occurs in the data, in ascending id order, and how often it occurs.
+
+    Args:
+        ids: [m] raw item ids, ascending.
+        counts: [m] events of each item.
+        train_counts: [m] events of each item without the last two events of every user, which are kept for
+            validation and test; this is what the popularity baseline may look at.
+    """
+
+    ids: IntArray
+    counts: IntArray
+    train_counts: IntArray
+
+
+class SequenceSource(Protocol):
+    """A data set of user histories that can be read by row number.
+
+    `lengths` is known without reading any history, so that batches can be planned before they are read.
+    `groups` are the sizes of the runs of rows that are cheap to read together (row groups of a file).
+    """
+
+    name: str
+    features: tuple[str, ...]
+
+    @property
+    def lengths(self) -> IntArray:
+        """[rows] number of events of each history."""
+
+    @property
+    def groups(self) -> IntArray:
+        """Sizes of the runs of rows stored together; they add up to the number of rows."""
+
+    @property
+    def items(self) -> ItemCatalog:
+        """The items that occur."""
+
+    def read(self, rows: Sequence[int] | IntArray) -> Histories:
+        """The histories of these rows, in the order asked for."""
