@@ -1,0 +1,1 @@
+"""Tables of item vectors: rows, their optimizers, and how they are spread over ranks."""

@@ -1,0 +1,5 @@
+"""Attention over jagged sequences. `reference` is the plain truth; `hstu_attention` is what models call."""
+
+from freescale.kernels.tiled_attention import TileLayout, hstu_attention, softmax_attention
+
+__all__ = ["TileLayout", "hstu_attention", "softmax_attention"]

@@ -1,0 +1,119 @@
+"""Ranks: who takes part in a run, on which device, and over which process groups they talk."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from freescale.errors import FreeScaleError, TrainingError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run as one of them sees it.
+
+    Args:
+        rank: this process.
+        num_ranks: all processes.
+        device: where this rank computes.
+        group: carries rows and gradients; None when there is one rank only.
+        control: CPU group for small agreements and checkpoints, apart from `group` so that background work never
+            gets between two training collectives.
+    """
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 writes logs and reports."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over the ranks, on every rank."""
+        if self.group is not None:
+            dist.all_reduce(values, group=self.group)
+        return values
+
+    def agree(self, what: dict[str, Any], *, subject: str) -> None:
+        """Refuse to go on when ranks see different values; says which rank and what differs."""
+        if self.control is None:
+            return
+        texts: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(texts, json.dumps(what, sort_keys=True), group=self.control)
+        first = json.loads(texts[0])
+        for rank, text in enumerate(texts):
+            other = json.loads(text)
+            for key in sorted({*first, *other}):
+                if first.get(key) != other.get(key):
+                    raise FreeScaleError(
+                        f"ranks disagree on {subject}: rank {rank} differs from rank 0 in {key}",
+                        got=f"rank 0: {first.get(key)!r}, rank {rank}: {other.get(key)!r}",
+                        next_step="start every rank with the same code, recipe and data",
+                    )
+
+
+def world_size_from_environment() -> int:
+    """Number of ranks torchrun (or `freescale train --nproc`) started; 1 outside of them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
+    """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise TrainingError(
+            "run.device=cuda, but this machine has no usable CUDA device",
+            got=f"torch {torch.__version__}, CUDA build: {torch.version.cuda or 'none'}",
+            next_step="use run.device=cpu, or `freescale doctor` to see what torch finds",
+        )
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise TrainingError(
+            "more ranks on this machine than GPUs",
+            got=f"local rank {local_rank}, {torch.cuda.device_count()} GPUs",
+            next_step="start at most one rank a GPU, or use run.device=cpu",
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ranks]:
+    """Take part in the run this process was started for; alone when the environment names no others."""
+    num_ranks = world_size_from_environment()
+    chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if num_ranks == 1 and "RANK" not in os.environ:
+        yield Ranks(rank=0, num_ranks=1, device=chosen)
+        return
+    timeout = datetime.timedelta(seconds=timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timeout)
+    try:
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        yield Ranks(
+            rank=dist.get_rank(),
+            num_ranks=dist.get_world_size(),
+            device=chosen,
+            group=dist.group.WORLD,
+            control=control,
+        )
+    finally:
+        dist.destroy_process_group()

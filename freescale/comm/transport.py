@@ -1,0 +1,104 @@
+"""The one way rows travel: an all-to-all with uneven splits, started now and waited for later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Pending(Protocol):
+    """A transfer on its way."""
+
+    def wait(self) -> Tensor:
+        """Block (a stream or the CPU) until everything has arrived; returns what was received, by source rank."""
+
+
+class Transport(Protocol):
+    """Uneven all-to-all between the ranks of a group.
+
+    Row blocks of `tensor` go to ranks 0, 1, ... in order; `send` and `receive` count rows of the first dimension.
+    Every rank must start the same transfers in the same order.
+    """
+
+    name: str
+    num_ranks: int
+    rank: int
+
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Begin to send; returns at once."""
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
+
+
+class _Arrived:
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> Tensor:
+        return self._tensor
+
+
+class _Work:
+    def __init__(self, work: dist.Work, received: Tensor, sent: Tensor) -> None:
+        self._work, self._received, self._sent = work, received, sent
+
+    def wait(self) -> Tensor:
+        self._work.wait()
+        return self._received
+
+
+class AloneTransport:
+    """One rank: what is sent is what arrives."""
+
+    name = "alone"
+    num_ranks = 1
+    rank = 0
+
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Nothing travels."""
+        return _Arrived(tensor)
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """Nothing travels."""
+        return counts
+
+
+class CollectiveTransport:
+    """torch.distributed's all_to_all_single over NCCL or gloo: the reference and the fallback everywhere.
+
+    Args:
+        group: the ranks that exchange.
+    """
+
+    name = "collective"
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.num_ranks = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Begin to send; returns at once."""
+        tensor = tensor.contiguous()
+        received = tensor.new_empty(sum(receive), *tensor.shape[1:])
+        work = dist.all_to_all_single(
+            received, tensor, list(receive), list(send), group=self._group, async_op=True
+        )
+        assert work is not None
+        return _Work(work, received, tensor)
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts, group=self._group)
+        return received
+
+
+def make_transport(group: dist.ProcessGroup | None) -> Transport:
+    """The transport for a group; None means a single rank."""
+    return AloneTransport() if group is None else CollectiveTransport(group)

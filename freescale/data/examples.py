@@ -1,0 +1,113 @@
+"""From histories to training and evaluation batches: the leave-one-out split, the cut, targets and negatives.
+
+A history of n events is split by its end: the last event is the test target, the one before it the validation
+target, and the rest is for training. An example with k known events holds k inputs and, at every position, the next
+event as target:
+
+    split    inputs          target of the last position
+    train    0 .. n-4        n-3
+    valid    0 .. n-3        n-2
+    test     0 .. n-2        n-1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freescale.data.negatives import draw_negatives
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.source import Histories, IntArray, SequenceSource
+from freescale.errors import DataError
+
+Split = Literal["train", "valid", "test"]
+_HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
+
+
+def input_lengths(lengths: IntArray, *, split: Split, max_length: int) -> IntArray:
+    """Number of inputs each history gives in a split, after the cut; 0 where it is too short to give any."""
+    return np.clip(np.asarray(lengths) - _HELD_BACK[split] - 1, 0, max_length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Makes batches of one split from a source; picklable, so that loader processes can hold it.
+
+    Args:
+        source: where histories come from.
+        split: "train", "valid" or "test".
+        max_length: inputs kept, the latest ones.
+        use_time: add "time" and "target_time" where the data has time stamps.
+        num_negatives: negatives a sample; 0 for none.
+        seed: seed of the negatives.
+    """
+
+    source: SequenceSource
+    split: Split = "train"
+    max_length: int = 200
+    use_time: bool = True
+    num_negatives: int = 0
+    seed: int = 0
+
+    def lengths(self) -> IntArray:
+        """Inputs of every example of this split, by row, without reading a history."""
+        return input_lengths(self.source.lengths, split=self.split, max_length=self.max_length)
+
+    def batch(self, rows: Sequence[int] | IntArray, *, step: int = 0) -> SequenceBatch:
+        """The examples of these rows as one jagged batch."""
+        rows = np.asarray(rows, dtype=np.int64)
+        histories = self.source.read(rows)
+        inputs = input_lengths(histories.lengths, split=self.split, max_length=self.max_length)
+        ends = histories.offsets[1:] - _HELD_BACK[self.split] - 1
+        index, offsets = _spans(np.maximum(ends - inputs, histories.offsets[:-1]), inputs)
+        tokens = self._token_features(histories, index)
+        samples = {"row": torch.from_numpy(rows)}
+        if self.num_negatives:
+            samples["negatives"] = torch.from_numpy(self._negatives(rows, step))
+        return SequenceBatch(offsets=torch.from_numpy(offsets), tokens=tokens, samples=samples)
+
+    def seen(self, rows: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
+        """(offsets, items) of everything these users did before the target of this split, uncut."""
+        histories = self.source.read(np.asarray(rows, dtype=np.int64))
+        known = np.maximum(histories.lengths - _HELD_BACK[self.split] - 1, 0)
+        index, offsets = _spans(histories.offsets[:-1], known)
+        return offsets, histories.columns["item"][index].astype(np.int64)
+
+    def _token_features(self, histories: Histories, index: IntArray) -> dict[str, torch.Tensor]:
+        columns = histories.columns
+        wanted = {"item": ("item", index), "target": ("item", index + 1)}
+        if self.use_time and "time" in columns:
+            wanted |= {"time": ("time", index), "target_time": ("time", index + 1)}
+        if "action" in columns:
+            wanted |= {"action": ("action", index), "target_action": ("action", index + 1)}
+        return {name: torch.from_numpy(columns[column][where].copy()) for name, (column, where) in wanted.items()}
+
+    def _negatives(self, rows: IntArray, step: int) -> IntArray:
+        ids = self.source.items.ids
+        drawn = draw_negatives(
+            rows, num_negatives=self.num_negatives, num_items=len(ids), seed=self.seed, step=step
+        )
+        return ids[drawn]
+
+
+def check_source(source: SequenceSource) -> None:
+    """Refuse a data set that cannot be trained on, before anything is built from it."""
+    if len(source.lengths) == 0:
+        raise DataError("the data set holds no histories", got=source.name)
+    if int(np.max(source.lengths)) < 4:
+        raise DataError(
+            "every history is too short to train on",
+            got=f"longest history: {int(np.max(source.lengths))} events",
+            allowed="at least one history of 4 events: two to learn from, one to validate, one to test",
+        )
+
+
+def _spans(starts: npt.NDArray[np.int64], lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """Indices starts[i] .. starts[i] + lengths[i] - 1 for every i, flat, and their offsets."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets

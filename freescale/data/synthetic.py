@@ -1,0 +1,139 @@
+"""The embedded data set: long-tailed lengths, Zipf ids, and a planted taste that a sequence model can find.
+
+Items fall into genres. A user starts in one genre and moves on now and then; while there, most events are items of
+that genre, and the next item tends to be one of the few successors of the current one. The rest is popularity noise.
+So popularity alone does badly, the genre of recent items does better, and the order of items does best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from freescale.data.source import Histories, IntArray, ItemCatalog
+
+_ITEMS_PER_GENRE = 25
+_NUM_SUCCESSORS = 3
+_STAY_IN_GENRE = 0.95
+_FOLLOW_SUCCESSOR = 0.6
+
+
+class SyntheticSource:
+    """Histories made up from a seed, held in memory; implements SequenceSource.
+
+    Args:
+        num_users: number of histories.
+        num_items: number of items; ids are 1 to num_items.
+        mean_length: mean events a history.
+        sigma: spread of the log-normal lengths.
+        max_length: longest history.
+        zipf: exponent of the popularity inside a genre and of the noise.
+        preference: share of events that follow the user's taste.
+        seed: makes another data set of the same kind.
+    """
+
+    name = "synthetic"
+    features = ("item", "time")
+
+    def __init__(
+        self,
+        *,
+        num_users: int = 3000,
+        num_items: int = 1500,
+        mean_length: float = 30.0,
+        sigma: float = 1.0,
+        max_length: int = 400,
+        zipf: float = 1.0,
+        preference: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        rng = np.random.default_rng([seed, 7])
+        raw = rng.lognormal(np.log(mean_length) - sigma**2 / 2, sigma, num_users)
+        self._lengths = np.clip(raw.round(), 4, max_length).astype(np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int64)
+        self._num_items = num_items
+        items = _plant(rng, self._lengths, num_items=num_items, zipf=zipf, preference=preference)
+        gaps = rng.lognormal(6.0, 2.0, int(self._offsets[-1])).astype(np.int64)
+        self._columns = {"item": items, "time": _times(gaps, self._offsets)}
+
+    @property
+    def lengths(self) -> IntArray:
+        """[rows] number of events of each history."""
+        return self._lengths
+
+    @property
+    def groups(self) -> IntArray:
+        """All rows are equally cheap to read: one group."""
+        return np.array([len(self._lengths)])
+
+    @cached_property
+    def items(self) -> ItemCatalog:
+        """The items that occur."""
+        item = self._columns["item"]
+        held_back = np.concatenate([self._offsets[1:] - 1, self._offsets[1:] - 2])
+        counts = np.bincount(item, minlength=self._num_items + 1)
+        train_counts = counts - np.bincount(item[held_back], minlength=self._num_items + 1)
+        ids = np.flatnonzero(counts)
+        return ItemCatalog(ids=ids, counts=counts[ids], train_counts=train_counts[ids])
+
+    def read(self, rows: Sequence[int] | IntArray) -> Histories:
+        """The histories of these rows, in the order asked for."""
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self._lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        index = np.arange(offsets[-1]) + np.repeat(self._offsets[:-1][rows] - offsets[:-1], lengths)
+        columns = {name: values[index] for name, values in self._columns.items()}
+        return Histories(users=rows + 1, offsets=offsets, columns=dict(columns))
+
+
+def _plant(
+    rng: np.random.Generator, lengths: IntArray, *, num_items: int, zipf: float, preference: float
+) -> IntArray:
+    """All events of all users: one walk a user, all users advanced together, longest first."""
+    num_genres = max(2, num_items // _ITEMS_PER_GENRE)
+    genre_of = rng.permutation(np.arange(num_items) % num_genres)
+    by_genre = np.argsort(genre_of, kind="stable")
+    first = np.searchsorted(genre_of[by_genre], np.arange(num_genres + 1))
+    successors = _successors(rng, genre_of, by_genre, first)
+    noise = _zipf_weights(num_items, zipf)
+    noise_items = rng.permutation(num_items)
+    order = np.argsort(-lengths, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1][order]
+    events = np.empty(int(lengths.sum()), dtype=np.int64)
+    genre = rng.integers(num_genres, size=len(lengths))
+    current = by_genre[first[genre]]
+    for t in range(int(lengths.max())):
+        alive = int(np.searchsorted(-lengths[order], -t, side="left"))
+        u = rng.random((4, alive))
+        genre[:alive] = np.where(u[0] < _STAY_IN_GENRE, genre[:alive], rng.integers(num_genres, size=alive))
+        size = first[genre[:alive] + 1] - first[genre[:alive]]
+        in_genre = by_genre[first[genre[:alive]] + (u[1] ** 2 * size).astype(np.int64)]
+        follow = (u[2] < _FOLLOW_SUCCESSOR) & (genre_of[current[:alive]] == genre[:alive])
+        following = successors[current[:alive], rng.integers(_NUM_SUCCESSORS, size=alive)]
+        popular = noise_items[np.searchsorted(noise, rng.random(alive))]
+        tasteful = np.where(follow, following, in_genre)
+        current[:alive] = np.where(u[3] < preference, tasteful, popular)
+        events[starts[:alive] + t] = current[:alive] + 1
+    return events
+
+
+def _successors(rng: np.random.Generator, genre_of: IntArray, by_genre: IntArray, first: IntArray) -> IntArray:
+    """[items, 3] the items that like to come next, all of the same genre."""
+    size = first[genre_of + 1] - first[genre_of]
+    draw = rng.random((len(genre_of), _NUM_SUCCESSORS))
+    return by_genre[first[genre_of][:, None] + (draw * size[:, None]).astype(np.int64)]
+
+
+def _zipf_weights(num_items: int, exponent: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Cumulative probabilities of a Zipf law."""
+    weights = np.arange(1, num_items + 1) ** -exponent
+    cumulative = np.cumsum(weights)
+    return cumulative / cumulative[-1]
+
+
+def _times(gaps: IntArray, offsets: IntArray) -> IntArray:
+    """Time stamps that rise inside each history."""
+    total = np.cumsum(gaps)
+    return total - np.repeat(total[offsets[:-1]], np.diff(offsets)) + 1_600_000_000

@@ -1,0 +1,121 @@
+"""Who owns which rows, what it costs in memory and what it is expected to cost in traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from freescale.embedding.optimizer import SparseOptimizer
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """One table as the user asks for it.
+
+    Args:
+        name: unique name.
+        num_rows: rows over all ranks.
+        dim: width.
+        optimizer: update rule.
+        dtype: storage type.
+        seed: of the initial values.
+        init_std: their standard deviation.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    optimizer: SparseOptimizer
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    init_std: float = 0.02
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Weight and optimizer state of one row."""
+        wide = 8 if self.dtype == torch.float64 else 4
+        shapes = self.optimizer.state_shapes(1, self.dim).values()
+        return self.dim * self.dtype.itemsize + sum(wide * shape[1] for shape in shapes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    """Where the rows of one table live.
+
+    Args:
+        spec: the table.
+        num_ranks: ranks of the run.
+        replicated: every rank holds the whole table; otherwise rank r holds one contiguous block.
+    """
+
+    spec: TableSpec
+    num_ranks: int
+    replicated: bool
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a full block; the last ranks may hold fewer or none."""
+        return self.spec.num_rows if self.replicated else -(-self.spec.num_rows // self.num_ranks)
+
+    def block(self, rank: int) -> tuple[int, int]:
+        """First row and number of rows that a rank holds."""
+        if self.replicated:
+            return 0, self.spec.num_rows
+        first = min(rank * self.block_rows, self.spec.num_rows)
+        return first, min(self.block_rows, self.spec.num_rows - first)
+
+    def edges(self) -> list[int]:
+        """First row of every rank's block, and the end: [num_ranks + 1]."""
+        return [min(rank * self.block_rows, self.spec.num_rows) for rank in range(self.num_ranks + 1)]
+
+    def memory_mib(self, rank: int) -> float:
+        """Weights and optimizer state on a rank."""
+        return self.block(rank)[1] * self.spec.bytes_per_row / _MIB
+
+    def traffic_mib(self, distinct_ids: int) -> float:
+        """Bytes one rank sends and receives a step when it asks for this many distinct ids.
+
+        Ids (8 bytes) and rows travel for the share of ids that other ranks own; gradients travel back in float32.
+        """
+        if self.num_ranks == 1:
+            return 0.0
+        if self.replicated:
+            return 2 * self.spec.num_rows * (self.spec.dim + 1) * 4 / _MIB
+        away = distinct_ids * (self.num_ranks - 1) / self.num_ranks
+        per_id = 8 + self.spec.dim * (self.spec.dtype.itemsize + max(4, self.spec.dtype.itemsize))
+        return 2 * away * per_id / _MIB
+
+
+def plan_tables(specs: Sequence[TableSpec], *, num_ranks: int, replicate_below_mb: float = 0.0) -> list[TablePlan]:
+    """Replicate tables under the limit, shard the others by rows."""
+    return [
+        TablePlan(
+            spec=spec,
+            num_ranks=num_ranks,
+            replicated=num_ranks == 1 or spec.num_rows * spec.bytes_per_row < replicate_below_mb * _MIB,
+        )
+        for spec in specs
+    ]
+
+
+def plan_rows(plans: Sequence[TablePlan], *, distinct_ids: int) -> list[dict[str, str]]:
+    """The plan as rows of a table to print: one for each rank and table."""
+    if not plans:
+        return []
+    return [
+        {
+            "rank": str(rank),
+            "table": plan.spec.name,
+            "kind": "replicated" if plan.replicated and plan.num_ranks > 1 else "rows",
+            "first row": f"{plan.block(rank)[0]:,}",
+            "rows": f"{plan.block(rank)[1]:,}",
+            "MiB": f"{plan.memory_mib(rank):,.1f}",
+            "traffic MiB/step": f"{plan.traffic_mib(distinct_ids):,.2f}",
+        }
+        for rank in range(plans[0].num_ranks)
+        for plan in plans
+    ]

@@ -1,0 +1,201 @@
+"""ShardedEmbedding: tables cut into row blocks over the ranks; ids go out, rows come back, gradients go home.
+
+One lookup on one rank:
+
+    rows asked for ──unique──> distinct rows ──ids──> their owners ──rows──> leaf tensor [U, dim] ──slots──> model
+                                                                                   │ .grad after backward
+    owner: sum in rank order, update in place  <──────────────gradients───────────┘
+
+Ids are deduplicated before they travel, so each distinct row crosses the wire once each way for each rank. Blocks
+are contiguous, so the sorted distinct rows already stand grouped by owner. The owner adds the gradients of a row in
+rank order: the same sum in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional as F
+
+from freescale.comm.transport import Transport, make_transport
+from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
+from freescale.embedding.table import EmbeddingTable, sum_by_row
+from freescale.errors import DataError
+
+
+@dataclass
+class Lookup:
+    """The distinct rows of one batch, ready for a forward pass.
+
+    Args:
+        table: name of the table.
+        rows: [U, dim] leaf with requires_grad; its `.grad` after backward is what goes home.
+        slots: where each id asked for stands in `rows`; same shape as the ids.
+        distinct: [U] row numbers, ascending.
+        send: distinct rows asked from each rank.
+        receive: rows each rank asked from this one.
+        owned: distinct local rows this rank will update.
+        owned_slot: for every row asked from this rank, its place in `owned`.
+    """
+
+    table: str
+    rows: Tensor
+    slots: Tensor
+    distinct: Tensor
+    send: list[int] = field(default_factory=list)
+    receive: list[int] = field(default_factory=list)
+    owned: Tensor | None = None
+    owned_slot: Tensor | None = None
+
+    def vectors(self) -> Tensor:
+        """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
+        return F.embedding(self.slots, self.rows)
+
+
+class ShardedEmbedding:
+    """Embedding tables spread over the ranks of a group, with their optimizers.
+
+    Args:
+        specs: the tables.
+        group: the ranks; None for a single process.
+        device: where the rows live.
+        replicate_below_mb: tables smaller than this (state included) are held by every rank.
+        transport: how rows travel; torch.distributed's all-to-all unless given.
+
+    Example:
+        >>> embedding = ShardedEmbedding([TableSpec(name="item", num_rows=1000, dim=64, optimizer=SGD())])
+        >>> vectors = embedding({"item": rows})["item"]     # differentiable
+        >>> loss(vectors).backward()
+        >>> embedding.step(lr=0.1)                          # gradients go home, rows change in place
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TableSpec],
+        *,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        replicate_below_mb: float = 0.0,
+        transport: Transport | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.transport = transport or make_transport(group)
+        self.rank, self.num_ranks = self.transport.rank, self.transport.num_ranks
+        plans = plan_tables(specs, num_ranks=self.num_ranks, replicate_below_mb=replicate_below_mb)
+        self.plans = {plan.spec.name: plan for plan in plans}
+        self._group = group
+        self._mesh: DeviceMesh | None = None
+        self._edges = {name: torch.tensor(plan.edges(), device=device) for name, plan in self.plans.items()}
+        self.tables = {name: self._make_table(plan) for name, plan in self.plans.items()}
+        self._pending: list[Lookup] = []
+        self._num_steps = 0
+
+    def __call__(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Vectors of the rows of each table; remembers what `step` must send home."""
+        lookups = [self.lookup(name, asked) for name, asked in rows.items()]
+        self._pending += lookups
+        return {lookup.table: lookup.vectors() for lookup in lookups}
+
+    def step(self, *, lr: float) -> None:
+        """Send the gradients of all calls since the last step home and update; every rank must call it."""
+        self._num_steps += 1
+        for lookup in self._pending:
+            self.update(lookup, lr=lr, step=self._num_steps)
+        self._pending = []
+
+    def lookup(self, name: str, asked: Tensor) -> Lookup:
+        """Fetch the distinct rows of one batch from their owners."""
+        plan, table = self.plans[name], self.tables[name]
+        distinct, slots = torch.unique(asked, return_inverse=True)
+        self._check_range(plan.spec, distinct)
+        if plan.replicated:
+            return Lookup(name, _leaf(table.gather(distinct)), slots, distinct)
+        cuts = torch.searchsorted(distinct, self._edges[name])
+        send_counts = cuts.diff()
+        receive_counts = self.transport.exchange_counts(send_counts)
+        send, receive = send_counts.tolist(), receive_counts.tolist()
+        wanted = self.transport.start(distinct, send=send, receive=receive).wait()
+        owned, owned_slot = torch.unique(wanted - table.first_row, return_inverse=True)
+        rows = self.transport.start(table.gather(owned)[owned_slot], send=receive, receive=send).wait()
+        return Lookup(name, _leaf(rows), slots, distinct, send, receive, owned, owned_slot)
+
+    def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
+        """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
+        grad = lookup.rows.grad if lookup.rows.grad is not None else torch.zeros_like(lookup.rows)
+        table = self.tables[lookup.table]
+        if self.plans[lookup.table].replicated:
+            rows, summed = self._sum_replicated(lookup, grad)
+        else:
+            assert lookup.owned is not None
+            assert lookup.owned_slot is not None
+            home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
+            rows, summed = lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
+        table.apply(rows, summed, lr=lr, step=step)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
+        return {
+            f"{name}.{part}": self._global_view(plan, values)
+            for name, plan in self.plans.items()
+            for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
+        }
+
+    def memory_mib(self) -> float:
+        """Weights and optimizer state held by this rank."""
+        return sum(plan.memory_mib(self.rank) for plan in self.plans.values())
+
+    def _make_table(self, plan: TablePlan) -> EmbeddingTable:
+        first, count = plan.block(self.rank)
+        spec = plan.spec
+        return EmbeddingTable(
+            count,
+            spec.dim,
+            optimizer=spec.optimizer,
+            seed=spec.seed,
+            init_std=spec.init_std,
+            dtype=spec.dtype,
+            device=self.device,
+            first_row=first,
+        )
+
+    def _check_range(self, spec: TableSpec, distinct: Tensor) -> None:
+        """Distinct rows are sorted, so the first and the last tell."""
+        if len(distinct) and (int(distinct[0]) < 0 or int(distinct[-1]) >= spec.num_rows):
+            bad = int(distinct[0]) if int(distinct[0]) < 0 else int(distinct[-1])
+            raise DataError(
+                f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
+            )
+
+    def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Every rank gets the summed gradients of all rows that any rank touched."""
+        if self.num_ranks == 1:
+            return lookup.distinct, grad
+        num_rows = self.plans[lookup.table].spec.num_rows
+        # The extra column counts who touched the row: a zero gradient still ages a row's moments.
+        dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
+        dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
+        dist.all_reduce(dense, group=self._group)
+        rows = dense[:, -1].nonzero().flatten()
+        return rows, dense[rows, :-1]
+
+    def _global_view(self, plan: TablePlan, values: Tensor) -> Tensor:
+        if plan.replicated:
+            return values
+        if self._mesh is None:
+            self._mesh = DeviceMesh.from_group(self._group, self.device.type)
+        width = values.shape[1]
+        return DTensor.from_local(
+            values, self._mesh, [Shard(0)], run_check=False, shape=torch.Size((plan.spec.num_rows, width)), stride=(width, 1)
+        )
+
+
+def _leaf(rows: Tensor) -> Tensor:
+    """Rows as the leaf of a graph, in float32 or better."""
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    return rows.to(wide).detach().requires_grad_()

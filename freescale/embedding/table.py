@@ -1,0 +1,97 @@
+"""EmbeddingTable: a block of rows with their optimizer state. This unsharded module is the specification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freescale.embedding.hashing import keyed, keyed_normal
+from freescale.embedding.optimizer import SparseOptimizer
+
+_INIT_CHUNK_ROWS = 1 << 16
+
+
+class EmbeddingTable:
+    """Rows first_row .. first_row + num_rows - 1 of a table, updated in place.
+
+    Initial values depend on (seed, row, column) alone, so a table is the same however it is cut into blocks.
+
+    Args:
+        num_rows: rows held here.
+        dim: width.
+        optimizer: rule for updates.
+        seed: of the initial values.
+        init_std: their standard deviation.
+        dtype: storage type. bfloat16 rows are rounded stochastically, keyed by (step, row, column): plain rounding
+            would lose updates smaller than 1/256 of a weight.
+        device: where the rows live.
+        first_row: number of the first row in the whole table.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        dim: int,
+        *,
+        optimizer: SparseOptimizer,
+        seed: int = 0,
+        init_std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        first_row: int = 0,
+    ) -> None:
+        self.first_row = first_row
+        self.dim = dim
+        self.optimizer = optimizer
+        self._seed = seed
+        self._init_std = init_std
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.weight = torch.empty(num_rows, dim, dtype=dtype, device=device)
+        self.state = {
+            name: torch.zeros(shape, dtype=wide, device=device)
+            for name, shape in optimizer.state_shapes(num_rows, dim).items()
+        }
+        for start in range(0, num_rows, _INIT_CHUNK_ROWS):
+            rows = torch.arange(start, min(start + _INIT_CHUNK_ROWS, num_rows), device=device)
+            self.weight[rows] = self.initial(rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows held here."""
+        return len(self.weight)
+
+    def initial(self, rows: Tensor) -> Tensor:
+        """Fresh values of these local rows."""
+        normals = keyed_normal(self._seed, rows + self.first_row, self.dim)
+        return (normals * self._init_std).to(self.weight.dtype)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Copies of these local rows in storage type."""
+        return self.weight.index_select(0, rows)
+
+    def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
+        """Update these distinct local rows with their summed gradients; step counts from 1."""
+        wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        state = {name: values.index_select(0, rows) for name, values in self.state.items()}
+        new = self.optimizer.update(self.gather(rows).to(wide), state, grad.to(wide), lr=lr, step=step)
+        if self.weight.dtype == torch.bfloat16:
+            new = self._round_to_bfloat16(new, rows, step)
+        self.weight.index_copy_(0, rows, new.to(self.weight.dtype))
+        for name, values in state.items():
+            self.state[name].index_copy_(0, rows, values)
+
+    def _round_to_bfloat16(self, values: Tensor, rows: Tensor, step: int) -> Tensor:
+        """Round up or down at random, so that the mean is exact: add 16 random low bits, then cut them off."""
+        columns = torch.arange(self.dim, device=values.device)
+        noise = keyed(step, (rows + self.first_row)[:, None] * self.dim + columns) & 0xFFFF
+        bits = values.view(torch.int32).to(torch.int64) + noise
+        return (bits & ~0xFFFF).to(torch.int32).view(torch.float32)
+
+
+def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
+    """Sum of the values with the same index, added up in the order they stand, on every device."""
+    out = values.new_zeros(num_rows, *values.shape[1:])
+    if not values.is_cuda:
+        return out.index_add_(0, index, values)
+    # CUDA's index_add_ races; index_put_ with accumulate sorts first (stable), so its order is fixed.
+    return out.index_put_((index,), values, accumulate=True)

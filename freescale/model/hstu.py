@@ -1,0 +1,93 @@
+"""HSTU: pointwise SiLU attention with relative bias, gated by u, no feed-forward part (arXiv 2402.17152)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import TileLayout, hstu_attention
+from freescale.model.blocks import InputLayer, RelativeBias, plain_norm
+
+
+class HSTULayer(nn.Module):
+    """One layer: x + W_o dropout(u * norm(attention(q, k, v))), with u, v, q, k = SiLU(norm(x) W).
+
+    Args:
+        dim: width of the states.
+        heads: attention heads; each is dim / heads wide.
+        max_length: longest sequence; also the constant that scales attention weights.
+        dropout: on the gated attention output.
+        position_bias: learn a weight for each distance in position.
+        time_bias: learn a weight for each bucket of time difference.
+    """
+
+    def __init__(
+        self, *, dim: int, heads: int, max_length: int, dropout: float, position_bias: bool, time_bias: bool
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = 1 / max_length
+        self.uvqk = nn.Parameter(torch.empty(dim, 4 * dim).normal_(std=0.02))
+        self.output = nn.Linear(dim, dim)
+        nn.init.xavier_uniform_(self.output.weight)
+        self.dropout = nn.Dropout(dropout)
+        self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
+
+    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+        """States after this layer, [T, D]."""
+        u, v, q, k = nn.functional.silu(plain_norm(x_TD) @ self.uvqk).chunk(4, dim=-1)
+        attended = hstu_attention(
+            *(x.unflatten(-1, (self.heads, -1)) for x in (q, k, v)),
+            batch.offsets,
+            scale=self.scale,
+            layout=layout,
+            **self.bias.arguments(batch),
+        )
+        return x_TD + self.output(self.dropout(u * plain_norm(attended.flatten(1))))
+
+
+class HSTU(nn.Module):
+    """Stack of HSTU layers over jagged sequences.
+
+    Args:
+        dim: width of item vectors and states.
+        layers: number of layers.
+        heads: attention heads.
+        max_length: longest sequence, in tokens.
+        dropout: on the input and inside layers.
+        position_bias: relative position bias in every layer.
+        time_bias: relative time bias in every layer; batches must then carry "time" and "target_time".
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        layers: int,
+        heads: int = 1,
+        max_length: int = 200,
+        dropout: float = 0.0,
+        position_bias: bool = True,
+        time_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
+        self.layers = nn.ModuleList(
+            HSTULayer(
+                dim=dim,
+                heads=heads,
+                max_length=max_length,
+                dropout=dropout,
+                position_bias=position_bias,
+                time_bias=time_bias,
+            )
+            for _ in range(layers)
+        )
+
+    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+        """State of every token, [T, D]."""
+        x = self.input(vectors_TD, batch.offsets)
+        for layer in self.layers:
+            x = layer(x, batch, layout)
+        return x

@@ -1,0 +1,37 @@
+"""Recommender: an encoder and a head over one jagged batch and its distinct item vectors."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import TileLayout
+
+
+class Recommender(nn.Module):
+    """The dense part of the model. Item vectors come from outside, so that tables can live anywhere.
+
+    Args:
+        encoder: states from item vectors (HSTU, SASRec, ...).
+        head: loss from states and item vectors.
+    """
+
+    def __init__(self, *, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, rows_UD: Tensor, batch: SequenceBatch) -> Tensor:
+        """Sum of the losses of the batch's tokens.
+
+        Args:
+            rows_UD: the distinct item vectors of the batch.
+            batch: carries "item_slot" and what the head needs, as places in `rows_UD`.
+        """
+        layout = TileLayout(batch.offsets, device=rows_UD.device)
+        return self.head(self.states(rows_UD, batch, layout), rows_UD, batch, layout)
+
+    def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+        """State of every token, [T, D]."""
+        return self.encoder(F.embedding(batch.tokens["item_slot"], rows_UD), batch, layout)

@@ -1,0 +1,70 @@
+"""SASRec, the baseline: causal softmax attention and a small feed-forward part (arXiv 1808.09781)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import TileLayout, softmax_attention
+from freescale.model.blocks import InputLayer
+
+
+class SASRecLayer(nn.Module):
+    """y = norm(x) + attention(norm(x), x, x); z = norm(y); z + FFN(z).
+
+    Args:
+        dim: width of the states and of the hidden layer.
+        heads: attention heads.
+        dropout: on attention output and inside the feed-forward part.
+    """
+
+    def __init__(self, *, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** -0.5
+        self.attention_norm = nn.LayerNorm(dim, eps=1e-8)
+        self.query, self.key, self.value, self.merge = (nn.Linear(dim, dim) for _ in range(4))
+        self.ffn_norm = nn.LayerNorm(dim, eps=1e-8)
+        self.ffn = nn.Sequential(
+            nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim), nn.Dropout(dropout)
+        )
+        self.dropout = nn.Dropout(dropout)
+        for linear in (self.query, self.key, self.value, self.merge):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+        """States after this layer, [T, D]."""
+        normed = self.attention_norm(x_TD)
+        q, k, v = (
+            project(source).unflatten(-1, (self.heads, -1))
+            for project, source in ((self.query, normed), (self.key, x_TD), (self.value, x_TD))
+        )
+        attended = softmax_attention(q, k, v, batch.offsets, scale=self.scale, layout=layout)
+        y = self.ffn_norm(normed + self.dropout(self.merge(attended.flatten(1))))
+        return y + self.ffn(y)
+
+
+class SASRec(nn.Module):
+    """Stack of SASRec layers over jagged sequences.
+
+    Args:
+        dim: width of item vectors and states.
+        layers: number of layers.
+        heads: attention heads.
+        max_length: longest sequence, in tokens.
+        dropout: on the input and inside layers.
+    """
+
+    def __init__(self, *, dim: int, layers: int, heads: int = 1, max_length: int = 200, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
+        self.layers = nn.ModuleList(SASRecLayer(dim=dim, heads=heads, dropout=dropout) for _ in range(layers))
+        self.final_norm = nn.LayerNorm(dim, eps=1e-8)
+
+    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+        """State of every token, [T, D]."""
+        x = self.input(vectors_TD, batch.offsets)
+        for layer in self.layers:
+            x = layer(x, batch, layout)
+        return self.final_norm(x)
