@@ -26,8 +26,8 @@ class RunSection:
     """Where the run lives and how long it goes on."""
 
     out: str = _key("runs/latest", "folder for config, metrics, checkpoints and the report")
-    steps: int | None = _key(None, "stop after this many steps; null: run.epochs decides", at_least=1)
-    epochs: float | None = _key(None, "stop after this many passes over the data", at_least=0.001)
+    steps: int | None = _key(None, "length of the run in steps; null: run.epochs decides", at_least=1)
+    epochs: float = _key(20.0, "passes over the data when run.steps is null", at_least=0.001)
     seed: int = _key(1, "seed of batches, negatives, initial weights and dropout", at_least=0)
     log_every: int = _key(20, "steps between two log lines", at_least=1)
     eval_every: int | None = _key(None, "steps between evaluations; null: once an epoch", at_least=1)

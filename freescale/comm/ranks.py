@@ -51,6 +51,12 @@ class Ranks:
             dist.all_reduce(values, group=self.group)
         return values
 
+    def sum_on_cpu(self, values: torch.Tensor) -> torch.Tensor:
+        """The same for a tensor that lives on the CPU."""
+        if self.control is not None:
+            dist.all_reduce(values, group=self.control)
+        return values
+
     def agree(self, what: dict[str, Any], *, subject: str) -> None:
         """Refuse to go on when ranks see different values; says which rank and what differs."""
         if self.control is None:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from freescale.comm.transport import Transport, make_transport
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
-from freescale.embedding.table import EmbeddingTable, sum_by_row
+from freescale.embedding.table import EmbeddingTable, as_compute, sum_by_row
 from freescale.errors import DataError
 
 
@@ -196,6 +196,5 @@ class ShardedEmbedding:
 
 
 def _leaf(rows: Tensor) -> Tensor:
-    """Rows as the leaf of a graph, in float32 or better."""
-    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    return rows.to(wide).detach().requires_grad_()
+    """Rows as the leaf of a graph."""
+    return as_compute(rows).detach().requires_grad_()

@@ -88,6 +88,11 @@ class EmbeddingTable:
         return (bits & ~0xFFFF).to(torch.int32).view(torch.float32)
 
 
+def as_compute(rows: Tensor) -> Tensor:
+    """Rows in the type they are computed with: float32, or float64 where they are stored so."""
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
 def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
     """Sum of the values with the same index, added up in the order they stand, on every device."""
     out = values.new_zeros(num_rows, *values.shape[1:])

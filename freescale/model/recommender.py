@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import TileLayout
+from freescale.model.hstu import HSTU
+from freescale.model.sasrec import SASRec
 
 
 class Recommender(nn.Module):
@@ -35,3 +39,10 @@ class Recommender(nn.Module):
     def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
         """State of every token, [T, D]."""
         return self.encoder(F.embedding(batch.tokens["item_slot"], rows_UD), batch, layout)
+
+
+def make_encoder(kind: str, *, position_bias: bool, time_bias: bool, **shape: Any) -> nn.Module:
+    """The encoder a recipe or an exported manifest names; SASRec has no relative bias."""
+    if kind == "hstu":
+        return HSTU(**shape, position_bias=position_bias, time_bias=time_bias)
+    return SASRec(**shape)

@@ -1,0 +1,1 @@
+"""The story of a run: train, evaluate, checkpoint, export."""

@@ -1,0 +1,286 @@
+"""From a recipe to objects. The only file that knows every class."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from freescale.balance.sampler import BalancedSampler
+from freescale.comm.ranks import Ranks
+from freescale.config import Config
+from freescale.data.examples import Examples, Split, check_source
+from freescale.data.parquet_source import ParquetSource, is_dataset
+from freescale.data.prepare import prepare
+from freescale.data.source import SequenceSource
+from freescale.data.synthetic import SyntheticSource
+from freescale.embedding.id_map import DirectMap, HashMap, IdMap
+from freescale.embedding.optimizer import make_optimizer
+from freescale.embedding.plan import TableSpec, plan_rows
+from freescale.embedding.sharded import ShardedEmbedding
+from freescale.errors import ConfigError, DataError
+from freescale.model.heads import RankingHead, RetrievalHead
+from freescale.model.recommender import Recommender, make_encoder
+from freescale.pipeline.loader import load_batches
+from freescale.pipeline.schedule import TABLE, PlainSchedule
+from freescale.train.checkpoint import Checkpoints
+from freescale.train.evaluate import Evaluator, popularity_quality
+from freescale.train.events import Progress
+from freescale.train.learning_rate import lr_factor
+from freescale.train.loop import Run
+from freescale.train.step import TrainStep
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource:
+    """The data set of a recipe; a raw file is prepared into `cache` first."""
+    if config.data.path == "synthetic":
+        options = config.synthetic
+        return SyntheticSource(
+            num_users=options.users,
+            num_items=options.items,
+            mean_length=options.mean_length,
+            sigma=options.sigma,
+            max_length=options.max_length,
+            zipf=options.zipf,
+            preference=options.preference,
+            seed=config.run.seed,
+        )
+    path = Path(config.data.path)
+    if not path.exists():
+        raise DataError("data.path does not exist", got=path, next_step="`freescale prepare INPUT OUT_DIR` makes a data set")
+    if not is_dataset(path):
+        assert cache is not None
+        if not is_dataset(cache):
+            prepare(path, cache)
+        path = cache
+    source = ParquetSource(path)
+    check_source(source)
+    return source
+
+
+def build_examples(config: Config, source: SequenceSource, split: Split) -> Examples:
+    """One split of the data; only training draws negatives."""
+    draws = split == "train" and config.head.kind == "retrieval"
+    return Examples(
+        source=source,
+        split=split,
+        max_length=config.data.max_length,
+        use_time=config.data.use_time,
+        num_negatives=config.head.num_negatives if draws else 0,
+        seed=config.run.seed,
+    )
+
+
+def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
+    """What `make_encoder` needs; also what an exported model keeps."""
+    options = config.model
+    has_time = "time" in source.features and config.data.use_time
+    return {
+        "kind": options.kind,
+        "dim": options.dim,
+        "layers": options.layers,
+        "heads": options.heads,
+        "max_length": config.data.max_length,
+        "position_bias": options.position_bias,
+        "time_bias": options.kind == "hstu" and options.time_bias and has_time,
+    }
+
+
+def build_model(config: Config, source: SequenceSource) -> Recommender:
+    """The dense part, with initial weights that depend on the seed alone."""
+    torch.manual_seed(config.run.seed)
+    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout)
+    model = Recommender(encoder=encoder, head=build_head(config, source))
+    return model.double() if config.model.dtype == "float64" else model
+
+
+def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
+    """What the model is trained to predict."""
+    options = config.head
+    if options.kind == "retrieval":
+        return RetrievalHead(temperature=options.temperature, normalize=options.normalize)
+    if "action" not in source.features:
+        raise ConfigError(
+            "head.kind=ranking needs actions (ratings, clicks, ...) in the data",
+            got=f"{source.name} has {', '.join(source.features)}",
+            next_step="prepare the data with an action column, or use head.kind=retrieval",
+        )
+    return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
+
+
+def build_id_map(config: Config, source: SequenceSource) -> IdMap:
+    """Raw ids to rows."""
+    if config.embedding.id_map == "hash":
+        assert config.embedding.rows is not None
+        return HashMap(config.embedding.rows)
+    return DirectMap(config.embedding.rows or int(source.items.ids[-1]) + 1)
+
+
+def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbedding:
+    """The item table."""
+    options = config.embedding
+    spec = TableSpec(
+        name=TABLE,
+        num_rows=id_map.num_rows,
+        dim=config.model.dim,
+        optimizer=make_optimizer(options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps),
+        dtype=torch.float64 if config.model.dtype == "float64" else _DTYPES[options.dtype],
+        seed=config.run.seed,
+    )
+    return ShardedEmbedding(
+        [spec], group=ranks.group, device=ranks.device, replicate_below_mb=options.replicate_below_mb
+    )
+
+
+def build_sampler(config: Config, train: Examples, ranks: Ranks) -> BalancedSampler:
+    """Which samples make a step, and who computes them."""
+    tokens = config.data.global_tokens
+    return BalancedSampler(
+        train.lengths(),
+        global_batch=None if tokens else config.data.global_batch,
+        global_tokens=tokens,
+        num_ranks=ranks.num_ranks,
+        rank=ranks.rank,
+        seed=config.run.seed,
+        balanced=config.balance.enabled,
+        max_tokens_ratio=config.balance.max_tokens_ratio,
+        window=config.balance.window,
+        groups=train.source.groups,
+        shuffle_rows=config.data.shuffle_rows,
+    )
+
+
+def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
+    """A whole run, ready for `train`."""
+    train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
+    model = build_model(config, source).to(ranks.device)
+    id_map = build_id_map(config, source)
+    embedding = build_embedding(config, id_map, ranks)
+    sampler = build_sampler(config, train, ranks)
+    steps_per_epoch = sampler.batches.steps_in_epoch(0)
+    total_steps = config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
+    ranks.agree(agreement(config, embedding, source), subject="the run")
+    optim = config.optim
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
+    )
+
+    def factor(step: int) -> float:
+        return lr_factor(
+            step, schedule=optim.schedule, warmup_steps=optim.warmup_steps, total_steps=total_steps
+        )
+
+    def open_schedule(first_step: int) -> PlainSchedule:
+        batches = load_batches(
+            sampler,
+            train,
+            first_step=first_step,
+            num_steps=total_steps - first_step,
+            workers=config.data.workers,
+            pin=ranks.device.type == "cuda",
+        )
+        return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+
+    retrieval = config.head.kind == "retrieval"
+    return Run(
+        ranks=ranks,
+        model=model,
+        optimizer=optimizer,
+        embedding=embedding,
+        train_step=TrainStep(
+            model,
+            optimizer,
+            ranks=ranks,
+            lr=optim.lr,
+            table_lr=config.embedding.lr,
+            lr_factor=factor,
+            clip_norm=optim.clip_norm,
+            accumulate=optim.accumulate,
+            autocast=config.model.dtype == "bfloat16",
+            seed=config.run.seed,
+        ),
+        open_schedule=open_schedule,
+        evaluator=Evaluator(
+            model=model,
+            embedding=embedding,
+            id_map=id_map,
+            ranks=ranks,
+            batch=config.eval.batch,
+            item_chunk=config.eval.item_chunk,
+        ),
+        valid=valid,
+        test=test,
+        checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
+        progress=progress,
+        total_steps=total_steps,
+        eval_every=config.run.eval_every or steps_per_epoch,
+        checkpoint_every=config.run.checkpoint_every,
+        metric=config.eval.metric,
+        patience=config.run.patience,
+        max_eval_users=config.eval.max_users,
+        protocol=f"full ranking, seen filtered, {len(source.items.ids):,} items" if retrieval else "next event's label",
+        popularity={
+            "valid": popularity_quality(valid, max_users=config.eval.max_users),
+            "test": popularity_quality(test),
+        }
+        if retrieval and ranks.is_first
+        else {},
+        recipe=dataclasses.asdict(config),
+    )
+
+
+def agreement(config: Config, embedding: ShardedEmbedding, source: SequenceSource) -> dict[str, Any]:
+    """What all ranks must see alike before the first collective."""
+    from freescale import __version__
+
+    recipe = {
+        f"{section}.{key}": value
+        for section, keys in dataclasses.asdict(config).items()
+        for key, value in keys.items()
+    }
+    shapes = {
+        f"table {name}": [plan.spec.num_rows, plan.spec.dim, str(plan.spec.dtype)]
+        for name, plan in embedding.plans.items()
+    }
+    lengths = source.lengths
+    data = {"data: histories": len(lengths), "data: events": int(np.sum(lengths))}
+    return {**recipe, **shapes, **data, "freescale version": __version__, "torch version": torch.__version__}
+
+
+def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict[str, object]]:
+    """Facts to show before the first step: data, model, plan."""
+    lengths = np.asarray(source.lengths)
+    p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
+    dense = sum(param.numel() for param in run.model.parameters())
+    plans = list(run.embedding.plans.values())
+    distinct = config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
+    facts: dict[str, dict[str, object]] = {
+        "data": {
+            "name": source.name,
+            "users": f"{len(lengths):,}",
+            "items": f"{len(source.items.ids):,}",
+            "events": f"{int(lengths.sum()):,}",
+            "events a user": f"p50 {p50}  p95 {p95}  p99 {p99}  max {int(lengths.max())}",
+        },
+        "model": {
+            "kind": f"{config.model.kind}, {config.model.layers} layers, dim {config.model.dim}, {config.model.dtype}",
+            "dense parameters": f"{dense:,}",
+            "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
+        },
+        "run": {
+            "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}",
+            "steps": f"{run.total_steps:,}, evaluated every {run.eval_every:,}",
+            "folder": config.run.out,
+        },
+    }
+    if run.ranks.num_ranks > 1:
+        for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
+            facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
+                f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
+            )
+    return facts

@@ -1,0 +1,196 @@
+"""The command line: parses and prints, nothing else. torch is imported only by the commands that need it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from freescale.errors import FreeScaleError
+
+app = typer.Typer(
+    name="freescale",
+    help="Train sequence recommendation models with almost no wasted GPU time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunDir = Annotated[Path, typer.Argument(help="Folder of a run (run.out of its recipe).")]
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A YAML recipe and changes to it."),
+    ] = None,
+    nproc: Annotated[int, typer.Option(help="Ranks to start on this machine.", min=1)] = 1,
+    resume: Annotated[
+        str, typer.Option(help="auto: go on from the last checkpoint; never: start over; or a folder.")
+    ] = "auto",
+) -> None:
+    """Train a model; without a recipe, HSTU on embedded synthetic data.
+
+    A restarted command goes on where it stopped. `freescale keys` lists every KEY.
+    """
+    from freescale.config import load_config
+
+    recipe, overrides = _split_arguments(arguments or [])
+    config = load_config(recipe, overrides)
+    if nproc > 1 and "RANK" not in os.environ:
+        from freescale.comm.launch import launch
+
+        launch(["train", *(arguments or []), "--resume", resume], num_ranks=nproc)
+        return
+    from freescale.commands import train_run
+    from freescale.train.progress import TerminalSink
+
+    train_run(
+        config,
+        resume=resume,
+        open_terminal=lambda total: TerminalSink(total_steps=total, log_every=config.run.log_every),
+    )
+
+
+@app.command()
+def prepare(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Raw file, or a folder of CSV/Parquet files.")],
+    out_dir: Annotated[Path, typer.Argument(help="New folder for the data set.")],
+    format: Annotated[str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv or parquet.")] = "auto",
+    user: Annotated[str | None, typer.Option(help="Name of the user column (csv, parquet).")] = None,
+    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
+    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
+    action: Annotated[str | None, typer.Option(help="Name of the action or rating column.")] = None,
+    separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
+    min_events: Annotated[int, typer.Option(help="Leave out users with fewer events.")] = 3,
+    memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
+    overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
+) -> None:
+    """Turn raw interactions into Parquet shards plus a length index."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from freescale.data.prepare import ColumnNames
+    from freescale.data.prepare import prepare as prepare_data
+
+    names = {k: v for k, v in {"user": user, "item": item, "time": time, "action": action}.items() if v}
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=1.0)
+        summary = prepare_data(
+            source,
+            out_dir,
+            format=format,
+            columns=ColumnNames(**names),
+            separator=separator,
+            min_events=min_events,
+            memory_mb=memory_mb,
+            overwrite=overwrite,
+            progress=lambda done, message: bar.update(task, completed=done, description=message),
+        )
+    _print(f"{out_dir}: {summary.num_users:,} users, {summary.num_items:,} items, {summary.num_events:,} events")
+    _print(f"read as {summary.decided}; left out {summary.dropped_users:,} users with fewer than {min_events} events")
+
+
+@app.command()
+def evaluate(run_dir: RunDir, json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Evaluate the best checkpoint of a run on its test targets."""
+    import json
+
+    from freescale.commands import evaluate_run
+
+    result = evaluate_run(run_dir)
+    if json_output:
+        _print(json.dumps(result))
+        return
+    table = Table("metric", "model", "popularity", title=escape(f"{result['checkpoint']}: {result['protocol']}"))
+    for name, value in result["metrics"].items():
+        baseline = result["popularity"].get(name)
+        table.add_row(name, _number(value), _number(baseline))
+    Console().print(table)
+
+
+@app.command()
+def export(run_dir: RunDir, out_dir: Annotated[Path, typer.Argument(help="New folder.")]) -> None:
+    """Export the best checkpoint: safetensors, a manifest, item vectors as Parquet."""
+    from freescale.commands import export_run
+
+    path = export_run(run_dir, out_dir)
+    for file in sorted(path.iterdir()):
+        _print(f"{file}  {file.stat().st_size:,} bytes")
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Write RUN_DIR/report.html from the run's log."""
+    from freescale.trace.report import write_report
+
+    _print(str(write_report(run_dir)))
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions and devices, and test that this installation computes what it should."""
+    from freescale.doctor import examine
+
+    findings = examine()
+    table = Table("what", "found", "", show_header=False)
+    for finding in findings:
+        table.add_row(finding.what, escape(finding.found), "[green]ok[/]" if finding.ok else "[red]FAILED[/]")
+    Console().print(table)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def keys() -> None:
+    """List every recipe key with its type, default and meaning."""
+    from freescale.config import describe_keys
+
+    table = Table("key", "type", "default", "meaning")
+    for name, kind, default, help_text in describe_keys():
+        table.add_row(name, escape(kind), escape(default), escape(help_text))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run a command; a problem the user can fix is printed without a traceback and ends with exit code 1."""
+    from freescale.comm.launch import note_failure
+
+    try:
+        app()
+    except FreeScaleError as error:
+        if os.environ.get("FREESCALE_DEBUG"):
+            raise
+        if not note_failure(error):
+            Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if not note_failure(error):
+            raise
+        sys.exit(1)
+
+
+def _split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """A leading argument without '=' is the recipe; the others are overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return None, arguments
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _print(text: str) -> None:
+    Console().print(escape(text), highlight=False, soft_wrap=True)

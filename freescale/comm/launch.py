@@ -1,0 +1,124 @@
+"""Start the ranks of a run on this machine, and end all of them when one fails, with one message.
+
+Each rank is this same command in a process of its own, told who it is by the variables torchrun sets too. A rank
+that fails leaves a note (rank, step, stage, message) in a folder the launcher reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from freescale.errors import FreeScaleError, TrainingError
+from freescale.trace.spans import current_stage
+
+_NOTES = "FREESCALE_FAILURE_NOTES"
+_GRACE_S = 2.0
+
+
+def launch(command: Sequence[str], *, num_ranks: int) -> int:
+    """Run `python -m freescale COMMAND` on this many ranks; returns 0, or raises TrainingError for the first failure."""
+    with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
+        environment = _environment(num_ranks, notes)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "freescale", *command],
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            _wait(processes)
+            failed = {rank: p.returncode for rank, p in enumerate(processes) if p.returncode}
+            if failed:
+                raise _failure(failed, Path(notes))
+            return 0
+        finally:
+            _end(processes)
+
+
+def note_failure(error: BaseException) -> bool:
+    """Leave a note for the launcher that started this rank; False when nobody will read one."""
+    folder = os.environ.get(_NOTES)
+    if folder is None:
+        return False
+    stage, step = current_stage()
+    known = isinstance(error, FreeScaleError)
+    message = str(error) if known else f"{type(error).__name__}: {error}"
+    note = {"stage": stage, "step": step, "message": message, "known": known, "time": time.time()}
+    Path(folder, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(note))
+    return True
+
+
+def _environment(num_ranks: int, notes: str) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        _NOTES: notes,
+    }
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Until all are done, or one has failed and the others had a moment to say why they did."""
+    deadline = float("inf")
+    while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+        if deadline == float("inf") and any(p.returncode for p in processes):
+            deadline = time.monotonic() + _GRACE_S
+        time.sleep(0.05)
+
+
+def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
+    """The failure that came first: a killed rank or a known error explains the others' broken connections."""
+    stories = {}
+    for rank in failed:
+        path = notes / f"rank-{rank}.json"
+        stories[rank] = json.loads(path.read_text()) if path.exists() else None
+    killed = [rank for rank, story in stories.items() if story is None and failed[rank] < 0]
+    if killed:
+        rank = killed[0]
+        other = next((s for s in stories.values() if s), None)
+        where = f", while another rank was in stage '{other['stage']}' of step {other['step']}" if other else ""
+        name = signal.Signals(-failed[rank]).name
+        return TrainingError(
+            f"rank {rank} was killed by {name}{where}",
+            next_step="run the same command again: it resumes from the last checkpoint",
+        )
+    told = {rank: story for rank, story in stories.items() if story}
+    if not told:
+        return TrainingError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
+    rank = min(told, key=lambda r: (not told[r]["known"], told[r]["time"]))
+    story = told[rank]
+    at = "" if story["step"] is None else f" at step {story['step']}"
+    return TrainingError(f"rank {rank} failed in stage '{story['stage']}'{at}: {story['message']}")
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,180 @@
+"""What each command does, without parsing or printing: train, evaluate, export."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+from freescale.assembly import build_run, build_source, describe, encoder_shape
+from freescale.comm.ranks import Ranks, join_ranks
+from freescale.config import Config, load_config
+from freescale.errors import CheckpointError, ConfigError
+from freescale.trace.report import write_report
+from freescale.trace.spans import stage
+from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
+from freescale.train.events import JsonlSink, MetricSink, Progress, TensorBoardSink
+from freescale.train.export import write_export
+from freescale.train.loop import Run, run_tensors, train
+
+# Keys that may change between two parts of one run without leaving the curve.
+_FREE_KEYS = {
+    *(f"run.{key}" for key in ("out", "steps", "epochs", "log_every", "eval_every", "checkpoint_every", "keep")),
+    *(f"run.{key}" for key in ("patience", "device", "tensorboard")),
+    *("data.path", "data.workers", "eval.batch", "eval.item_chunk", "eval.max_users", "optim.accumulate"),
+    *("balance.enabled", "balance.max_tokens_ratio", "pipeline.prioritized", "comm.transport", "comm.timeout_s"),
+    "embedding.replicate_below_mb",
+}
+
+OpenTerminal = Callable[[int], MetricSink]
+
+
+def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> dict[str, Any]:
+    """Train as this rank of a run; returns the summary. Only rank 0 writes files and lines.
+
+    Args:
+        config: the recipe.
+        resume: "auto", "never", or a run or checkpoint folder.
+        open_terminal: (total steps) -> where lines go.
+    """
+    out = Path(config.run.out)
+    with join_ranks(device=config.run.device, timeout_s=config.comm.timeout_s) as ranks:
+        with stage("set up"):
+            source = build_source_together(config, ranks)
+            if resume == "never":
+                _clear(out, ranks)
+            progress = Progress()
+            run = build_run(config, source, ranks, progress)
+            resume_from = find_checkpoint(run.checkpoints, resume)
+            if resume_from is not None:
+                _check_same_recipe(resume_from, config)
+            if ranks.is_first:
+                _open_sinks(progress, config, resume_from, open_terminal(run.total_steps))
+            progress.start(describe(run, config, source), total_steps=run.total_steps)
+        try:
+            summary = train(run, resume_from=resume_from)
+            if ranks.is_first:
+                progress.end({**summary, "report": str(out / "report.html")})
+                write_report(out)
+            return summary
+        finally:
+            progress.close()
+
+
+def evaluate_run(run_dir: Path, *, device: str = "auto") -> dict[str, Any]:
+    """Evaluate the best checkpoint of a run on its test targets."""
+    config, run, path = open_run(run_dir, device=device)
+    metrics = run.evaluator.run(run.test)
+    return {
+        "checkpoint": str(path),
+        "protocol": run.protocol,
+        "metrics": metrics,
+        "popularity": dict(run.popularity.get("test", {})),
+        "metric": config.eval.metric,
+    }
+
+
+def export_run(run_dir: Path, out: Path) -> Path:
+    """Export the best checkpoint of a run for serving."""
+    config, run, path = open_run(run_dir, device="cpu")
+    if config.head.kind != "retrieval":
+        raise ConfigError("only retrieval models can be exported so far", got=f"head.kind={config.head.kind}")
+    source = run.test.source
+    meta = read_meta(path)
+    return write_export(
+        out,
+        model=run.model,
+        embedding=run.embedding,
+        id_map=run.evaluator.id_map,
+        catalog=source.items.ids,
+        encoder=encoder_shape(config, source),
+        facts={"trained_steps": meta["step"], "best": meta["best"], "data": source.name},
+    )
+
+
+def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
+    """The best state of a finished or interrupted run, in this one process."""
+    recipe = run_dir / "config.yaml"
+    if not recipe.exists():
+        raise CheckpointError(
+            "this is not a run folder: it has no config.yaml", got=run_dir, next_step=f"freescale train run.out={run_dir}"
+        )
+    config = load_config(recipe)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, out=str(run_dir), device=device))
+    with join_ranks(device=device) as ranks:
+        run = build_run(config, build_source_together(config, ranks), ranks, Progress())
+        path = run.checkpoints.best()
+        if path is None:
+            raise CheckpointError("the run has no checkpoint yet", got=run_dir, next_step=f"freescale train {recipe}")
+        read_meta(path)
+        load_tensors(path, run_tensors(run), ranks=ranks)
+    return config, run, path
+
+
+def build_source_together(config: Config, ranks: Ranks) -> Any:
+    """The data set; rank 0 goes first, because it may have to prepare a raw file."""
+    cache = Path(config.run.out) / "data"
+    if ranks.is_first:
+        source = build_source(config, cache=cache)
+    ranks.barrier()
+    return source if ranks.is_first else build_source(config, cache=cache)
+
+
+def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
+    """The checkpoint to start from, or None for a fresh start."""
+    if resume == "never":
+        return None
+    if resume == "auto":
+        return checkpoints.latest()
+    path = Path(resume)
+    if path.name.startswith("step-") and path.is_dir():
+        return path
+    found = sorted(p for p in (path / "checkpoints").glob("step-*") if p.suffix != ".tmp")
+    if not found:
+        raise CheckpointError(
+            "there is no checkpoint to resume from", got=path, allowed="auto, never, RUN_DIR or RUN_DIR/checkpoints/step-N"
+        )
+    return found[-1]
+
+
+def _check_same_recipe(path: Path, config: Config) -> None:
+    """A run goes on with the recipe it was started with, or it would leave its curve."""
+    saved, now = read_meta(path)["recipe"], dataclasses.asdict(config)
+    different = [
+        f"{section}.{key}: {saved.get(section, {}).get(key)!r} there, {value!r} now"
+        for section, keys in now.items()
+        for key, value in keys.items()
+        if f"{section}.{key}" not in _FREE_KEYS and _plain(value) != saved.get(section, {}).get(key)
+    ]
+    if different:
+        raise ConfigError(
+            f"{path.parent.parent} holds a run with another recipe:\n  - " + "\n  - ".join(different),
+            next_step="choose another run.out, or start over in this one with --resume never",
+        )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _open_sinks(progress: Progress, config: Config, resume_from: Path | None, terminal: MetricSink) -> None:
+    out = Path(config.run.out)
+    recipe = out / "config.yaml"
+    recipe.write_text(config.to_yaml(), encoding="utf-8")
+    step = int(resume_from.name.removeprefix("step-")) if resume_from else 0
+    progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step))
+    if config.run.tensorboard:
+        progress.add(TensorBoardSink(out / "tensorboard", resume_step=step))
+    progress.add(terminal)
+
+
+def _clear(out: Path, ranks: Ranks) -> None:
+    """Forget an earlier run in this folder, and only what a run writes."""
+    if ranks.is_first and (out / "config.yaml").exists():
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        for name in ("metrics.jsonl", "report.html"):
+            (out / name).unlink(missing_ok=True)
+    ranks.barrier()

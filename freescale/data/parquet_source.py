@@ -1,0 +1,322 @@
+"""Reads a prepared data set: any rows, only the row groups they lie in, and a bounded cache of those."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freescale.data.source import Histories, IntArray, ItemCatalog
+from freescale.errors import DataError
+
+DATASET_FILE = "dataset.json"
+LENGTHS_FILE = "lengths.npy"
+ITEMS_FILE = "items.parquet"
+DATASET_FORMAT = "freescale-dataset"
+DATASET_VERSION = 1
+FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
+    "item": np.dtype(np.int64),
+    "time": np.dtype(np.int64),
+    "action": np.dtype(np.float32),
+}
+
+_PREPARE_AGAIN = "run `freescale prepare INPUT OUT_DIR` again, or copy the data set again"
+# Every open shard costs a file descriptor in every worker; opening one again costs about a millisecond.
+_MAX_OPEN_SHARDS = 32
+
+
+class RowRangeError(DataError, IndexError):
+    """A row was asked for that the data set does not have."""
+
+
+def is_dataset(path: str | Path) -> bool:
+    """Whether this folder holds a data set written by `freescale prepare`, of whatever version."""
+    try:
+        manifest = json.loads((Path(path) / DATASET_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == DATASET_FORMAT
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One Parquet file of the data set and what the manifest promises of it."""
+
+    path: Path
+    row_groups: tuple[int, ...]
+    num_bytes: int | None
+
+    def check(self) -> None:
+        """Find a missing or cut-off file now, not in the middle of an epoch."""
+        try:
+            num_bytes = self.path.stat().st_size
+            with self.path.open("rb") as file:
+                file.seek(max(0, num_bytes - 4))
+                complete = file.read(4) == b"PAR1"
+        except OSError as error:
+            raise _damaged(self.path, f"it cannot be opened ({error.strerror})") from error
+        if self.num_bytes is not None and num_bytes != self.num_bytes:
+            raise _damaged(self.path, f"it has {num_bytes} bytes, {DATASET_FILE} says {self.num_bytes}")
+        if not complete:
+            raise _damaged(self.path, "it does not end like a Parquet file: it was cut off")
+
+    def open(self) -> Any:
+        """The open Parquet file, its footer compared with the manifest."""
+        try:
+            file = pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(self.path, str(error)) from error
+        rows = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
+        if rows != self.row_groups:
+            raise _damaged(self.path, f"its row groups are not those of {DATASET_FILE}")
+        return file
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """One decoded row group."""
+
+    users: IntArray
+    offsets: IntArray
+    columns: dict[str, npt.NDArray[np.generic]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes in the cache."""
+        return self.users.nbytes + self.offsets.nbytes + sum(c.nbytes for c in self.columns.values())
+
+
+class ParquetSource:
+    """A prepared data set on disk; implements `SequenceSource`.
+
+    It may be pickled and used after a fork: files are opened by the process that reads. It is not meant to be
+    read by several threads at once.
+
+    Args:
+        path: folder written by `freescale prepare`.
+        cache_mb: decoded row groups kept in memory, in MiB per process; 0 keeps none.
+    """
+
+    def __init__(self, path: str | Path, *, cache_mb: float = 256) -> None:
+        self.path = Path(path)
+        self.cache_mb = cache_mb
+        manifest = _load_manifest(self.path)
+        self.name: str = manifest["name"]
+        self.features: tuple[str, ...] = tuple(manifest["features"])
+        self._shards = [_shard_of(self.path, entry) for entry in manifest["shards"]]
+        for shard in self._shards:
+            shard.check()
+        self._groups = np.array([n for shard in self._shards for n in shard.row_groups], dtype=np.int64)
+        self._group_starts = np.cumsum(self._groups) - self._groups
+        group_counts = [len(shard.row_groups) for shard in self._shards]
+        self._group_shards = np.repeat(np.arange(len(self._shards)), group_counts)
+        self._num_rows = int(manifest["num_users"])
+        if int(self._groups.sum()) != self._num_rows:
+            raise _damaged(self.path / DATASET_FILE, "its row groups do not add up to its number of users")
+        self._start_process()
+        self._lengths: IntArray | None = _load_lengths(self.path, self._num_rows)
+
+    def _start_process(self) -> None:
+        self._pid = os.getpid()
+        self._lengths = None
+        self._items: ItemCatalog | None = None
+        self._files: OrderedDict[int, Any] = OrderedDict()
+        self._cache: OrderedDict[int, _RowGroup] = OrderedDict()
+        self._cached_bytes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickling the memory map would copy every length into the message; the receiver maps the file itself.
+        held = {"_lengths", "_items", "_files", "_cache", "_cached_bytes", "_pid"}
+        return {key: value for key, value in self.__dict__.items() if key not in held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start_process()
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def lengths(self) -> IntArray:
+        """[rows] number of events of each history, mapped from disk."""
+        if self._lengths is None:
+            self._lengths = _load_lengths(self.path, self._num_rows)
+        return self._lengths
+
+    @property
+    def groups(self) -> IntArray:
+        """Rows of each row group, over all shards in order."""
+        return self._groups
+
+    @property
+    def items(self) -> ItemCatalog:
+        """The items that occur, read on first use."""
+        if self._items is None:
+            path = self.path / ITEMS_FILE
+            try:
+                table = pq.read_table(path, use_threads=False, partitioning=None)
+                columns = [table[name].to_numpy() for name in ("item", "count", "train_count")]
+            except (OSError, KeyError, pa.ArrowException) as error:
+                raise _damaged(path, str(error)) from error
+            self._items = ItemCatalog(*columns)
+        return self._items
+
+    def read(self, rows: Sequence[int] | IntArray) -> Histories:
+        """The histories of these rows, in the order asked for; a row may be asked for twice."""
+        wanted = self._checked_rows(rows)
+        lengths = np.asarray(self.lengths[wanted])
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        users = np.empty(len(wanted), dtype=np.int64)
+        columns: dict[str, npt.NDArray[np.generic]] = {
+            name: np.empty(offsets[-1], dtype=FEATURE_DTYPES[name]) for name in self.features
+        }
+        group_of = np.searchsorted(self._group_starts, wanted, side="right") - 1
+        by_group = np.argsort(group_of, kind="stable")
+        cuts = np.flatnonzero(np.diff(group_of[by_group])) + 1
+        for places in np.split(by_group, cuts) if len(wanted) else []:
+            number = int(group_of[places[0]])
+            group = self._row_group(number)
+            local = wanted[places] - self._group_starts[number]
+            users[places] = group.users[local]
+            source = _ranges(group.offsets[local], lengths[places])
+            target = _ranges(offsets[places], lengths[places])
+            for name, column in columns.items():
+                column[target] = group.columns[name][source]
+        return Histories(users=users, offsets=offsets, columns=columns)
+
+    def _checked_rows(self, rows: Sequence[int] | IntArray) -> IntArray:
+        wanted = np.asarray(rows)
+        if wanted.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+            raise RowRangeError(
+                "Rows are asked for by number", got=rows, allowed="a flat sequence of whole numbers"
+            )
+        outside = (wanted < 0) | (wanted >= self._num_rows)
+        if outside.any():
+            raise RowRangeError(
+                f"{self.path} has no such row",
+                got=int(wanted[outside][0]),
+                allowed=f"0 to {self._num_rows - 1}",
+            )
+        return wanted.astype(np.int64, copy=False)
+
+    def _row_group(self, number: int) -> _RowGroup:
+        if number in self._cache:
+            self._cache.move_to_end(number)
+            return self._cache[number]
+        group = self._decode(number)
+        limit = self.cache_mb * 2**20
+        if group.num_bytes <= limit:
+            self._cache[number] = group
+            self._cached_bytes += group.num_bytes
+        while self._cached_bytes > limit:
+            self._cached_bytes -= self._cache.popitem(last=False)[1].num_bytes
+        return group
+
+    def _decode(self, number: int) -> _RowGroup:
+        shard_number = int(self._group_shards[number])
+        path = self._shards[shard_number].path
+        local = number - int(np.searchsorted(self._group_shards, shard_number))
+        names = ["user", *self.features]
+        try:
+            # Arrow's thread pool does not survive a fork, and data workers are forked.
+            table = self._file(shard_number).read_row_group(local, columns=names, use_threads=False)
+            lists = {name: table[name].combine_chunks() for name in self.features}
+            group = _RowGroup(
+                users=table["user"].to_numpy(),
+                offsets=lists["item"].offsets.to_numpy().astype(np.int64),
+                columns={
+                    name: column.values.to_numpy().astype(FEATURE_DTYPES[name], copy=False)
+                    for name, column in lists.items()
+                },
+            )
+        except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
+            raise _damaged(path, f"row group {local} cannot be read: {error}") from error
+        start = self._group_starts[number]
+        expected = self.lengths[start : start + self._groups[number]]
+        sizes = {len(column) for column in group.columns.values()}
+        if not np.array_equal(np.diff(group.offsets), expected) or sizes != {int(expected.sum())}:
+            raise _damaged(path, f"row group {local} does not have the lengths that {LENGTHS_FILE} gives")
+        return group
+
+    def _file(self, shard_number: int) -> Any:
+        # A forked child shares file offsets with its parent, so it opens its own files.
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._files = OrderedDict()
+        if shard_number not in self._files:
+            self._files[shard_number] = self._shards[shard_number].open()
+            if len(self._files) > _MAX_OPEN_SHARDS:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(shard_number)
+        return self._files[shard_number]
+
+
+def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
+    """The numbers start, start + 1, ..., start + length - 1 of every pair, one after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=_PREPARE_AGAIN)
+
+
+def _load_manifest(path: Path) -> dict[str, Any]:
+    file = path / DATASET_FILE
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{path} is not a FreeScale data set: it has no readable {DATASET_FILE}",
+            got=error.strerror,
+            next_step=f"run `freescale prepare INPUT {path}` on your interactions first",
+        ) from error
+    except ValueError as error:
+        raise _damaged(file, str(error)) from error
+    if not isinstance(manifest, dict) or manifest.get("format") != DATASET_FORMAT:
+        raise _damaged(file, f"it does not say that it is a {DATASET_FORMAT}")
+    if manifest.get("version") != DATASET_VERSION:
+        raise DataError(
+            f"The data set {path} was written by another version of FreeScale",
+            got=f"version {manifest.get('version')}",
+            allowed=f"version {DATASET_VERSION}",
+            next_step="run `freescale prepare` again with this version",
+        )
+    for key, kind in (("name", str), ("num_users", int), ("features", list), ("shards", list)):
+        if not isinstance(manifest.get(key), kind):
+            raise _damaged(file, f"{key!r} is {manifest.get(key)!r}")
+    known = all(name in list(FEATURE_DTYPES) for name in manifest["features"])
+    if not known or "item" not in manifest["features"]:
+        raise _damaged(file, f"'features' is {manifest['features']!r}")
+    return manifest
+
+
+def _shard_of(folder: Path, entry: Any) -> _Shard:
+    try:
+        # Only the name counts: a manifest must not lead out of its folder.
+        path = folder / Path(entry["file"]).name
+        return _Shard(path, tuple(int(n) for n in entry["row_groups"]), entry.get("bytes"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder / DATASET_FILE, f"shard entry {entry!r}") from error
+
+
+def _load_lengths(folder: Path, num_rows: int) -> IntArray:
+    path = folder / LENGTHS_FILE
+    try:
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, str(error)) from error
+    if lengths.shape != (num_rows,) or lengths.dtype != np.int64:
+        raise _damaged(path, f"{lengths.dtype} of shape {lengths.shape} for {num_rows} users")
+    return lengths

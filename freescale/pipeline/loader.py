@@ -1,0 +1,51 @@
+"""Batches in step order, planned and read by loader processes while the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch.utils.data import DataLoader, Dataset
+
+from freescale.balance.sampler import BalancedSampler, StepPlan
+from freescale.data.examples import Examples
+from freescale.data.sequence_batch import SequenceBatch
+
+
+class PlannedBatch(NamedTuple):
+    """This rank's part of one global batch."""
+
+    plan: StepPlan
+    batch: SequenceBatch
+
+
+class _Steps(Dataset[PlannedBatch]):
+    """Step number -> batch. A pure function, so any process can make any step."""
+
+    def __init__(self, sampler: BalancedSampler, examples: Examples) -> None:
+        self._sampler, self._examples = sampler, examples
+
+    def __getitem__(self, step: int) -> PlannedBatch:
+        plan = self._sampler.plan(step)
+        return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
+
+
+def load_batches(
+    sampler: BalancedSampler,
+    examples: Examples,
+    *,
+    first_step: int,
+    num_steps: int,
+    workers: int = 0,
+    pin: bool = False,
+) -> Iterator[PlannedBatch]:
+    """Batches of steps first_step .. first_step + num_steps - 1; resuming is starting at another step."""
+    loader: DataLoader[PlannedBatch] = DataLoader(
+        _Steps(sampler, examples),
+        batch_size=None,
+        sampler=range(first_step, first_step + num_steps),
+        num_workers=workers,
+        pin_memory=pin,
+        prefetch_factor=2 if workers else None,
+    )
+    return iter(loader)

@@ -1,0 +1,166 @@
+"""Reading metrics.jsonl back: whole events, in order, with a note of everything that is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from freescale.trace.units import number
+
+Event = dict[str, object]
+
+POPULARITY = "popularity_"
+"""Prefix of a baseline's value inside an eval event: `popularity_hr@10` stands beside `hr@10`."""
+
+NOT_A_METRIC = frozenset(
+    {"event", "step", "time", "epoch", "seconds", "num_users", "num_items", "num_samples"}
+)
+"""Fields that say when or over what something was measured; they are not curves of their own."""
+
+
+@dataclass(frozen=True)
+class MetricsLog:
+    """One run's events by kind; `problems` says in plain words what could not be read."""
+
+    start: Event = field(default_factory=dict)
+    steps: list[Event] = field(default_factory=list)
+    evals: list[Event] = field(default_factory=list)
+    end: Event | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """The furthest step any event speaks of."""
+        return max((step_of(event) or 0 for event in (*self.steps, *self.evals, self.end or {})), default=0)
+
+    def facts(self) -> dict[str, dict[str, object]]:
+        """The start tables: section -> name -> value; loose start fields become a section `run`."""
+        sections: dict[str, dict[str, object]] = {}
+        known = ("event", "time", "facts", "total_steps")
+        loose = {key: value for key, value in self.start.items() if key not in known}
+        facts = self.start.get("facts")
+        for name, rows in facts.items() if isinstance(facts, Mapping) else ():
+            if isinstance(rows, Mapping):
+                sections[str(name)] = {str(key): value for key, value in rows.items()}
+            else:
+                loose[str(name)] = rows
+        return sections | ({"run": loose} if loose else {})
+
+    def best(self, metric: str) -> tuple[float, int] | None:
+        """The highest value a metric reached and the step at which it first did."""
+        points = [
+            (value, step_of(event) or 0)
+            for event in self.evals
+            if (value := number(event.get(metric))) is not None
+        ]
+        return max(points, key=lambda point: (point[0], -point[1]), default=None)
+
+    def popularity(self, metric: str) -> float | None:
+        """What recommending the most popular items reaches on this metric, if the run measured it."""
+        values = (number(event.get(POPULARITY + metric)) for event in reversed(self.evals))
+        return next((value for value in values if value is not None), None)
+
+    def eval_metrics(self) -> list[str]:
+        """Names of the evaluated metrics, in the order the run reported them."""
+        return [name for name in numeric_fields(self.evals) if not name.startswith(POPULARITY)]
+
+
+def read_metrics(path: Path) -> MetricsLog:
+    """Read what is there of a metrics.jsonl; a missing file, cut lines and gaps become `problems`."""
+    if not path.is_file():
+        return MetricsLog(problems=[f"{path.name} is missing: no curves and no headline numbers."])
+    problems: list[str] = []
+    kinds: dict[str, list[Event]] = {"start": [], "step": [], "eval": [], "end": []}
+    with path.open("rb") as lines:
+        for event in _whole_events(lines, problems):
+            kinds.setdefault(str(event.get("event")), []).append(event)
+    steps, evals = _latest_per_step(kinds["step"]), _latest_per_step(kinds["eval"])
+    log = MetricsLog(
+        start=kinds["start"][-1] if kinds["start"] else {},
+        steps=steps,
+        evals=evals,
+        end=kinds["end"][-1] if kinds["end"] else None,
+        problems=problems,
+    )
+    problems.extend(_gaps(log))
+    return log
+
+
+def decode(line: bytes) -> Event | None:
+    """One line as an event, or None if it is cut, garbled or not an object with an event kind."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+def step_of(event: Mapping[str, object]) -> int | None:
+    """The step an event belongs to, or None for events of the whole run."""
+    step = number(event.get("step"))
+    return None if step is None else int(step)
+
+
+def column(events: Sequence[Event], name: str) -> list[float | None]:
+    """One field of every event, None where it is missing, null or not a number."""
+    return [number(event.get(name)) for event in events]
+
+
+def numeric_fields(events: Iterable[Event]) -> list[str]:
+    """Every field that holds a number in some event, in order of first appearance."""
+    names: dict[str, None] = {}
+    for event in events:
+        new = (key for key in event if key not in names and number(event[key]) is not None)
+        names.update(dict.fromkeys(new))
+    return [name for name in names if name not in NOT_A_METRIC]
+
+
+def _whole_events(lines: Iterable[bytes], problems: list[str]) -> Iterable[Event]:
+    unreadable: list[int] = []
+    cut = False
+    for row, line in enumerate(lines, start=1):
+        event = decode(line)
+        if event is not None:
+            yield event
+        elif line.strip():
+            unreadable.append(row)
+            cut = not line.endswith(b"\n")
+    if cut:
+        problems.append(
+            f"Line {unreadable.pop()}, the last one, is cut: the run was stopped while writing it."
+        )
+    if unreadable:
+        shown = ", ".join(map(str, unreadable[:5])) + (" ..." if len(unreadable) > 5 else "")
+        noun = "lines" if len(unreadable) > 1 else "line"
+        problems.append(
+            f"{len(unreadable)} {noun} of metrics.jsonl could not be read and are left out: {shown}."
+        )
+
+
+def _latest_per_step(events: list[Event]) -> list[Event]:
+    """One event per step, ordered; where a run repeated a step, the later line is the one it kept."""
+    by_step = {step: event for event in events if (step := step_of(event)) is not None}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _gaps(log: MetricsLog) -> list[str]:
+    gaps = []
+    if not log.start:
+        gaps.append("There is no start event: data, model and plan facts are missing.")
+    if not log.steps:
+        gaps.append("There are no training steps yet.")
+    if not log.evals:
+        gaps.append("There was no evaluation yet: ranking metrics are missing.")
+    if log.end is None:
+        gaps.append(
+            f"The run has no end event: it is still going or was stopped after step {log.last_step:,}."
+        )
+    lost = [event for event in log.steps if number(event.get("loss")) is None]
+    if lost:
+        where = f"first at step {step_of(lost[0]):,}"
+        gaps.append(
+            f"The loss is missing or not finite in {len(lost):,} of {len(log.steps):,} steps, {where}."
+        )
+    return gaps

@@ -1,0 +1,139 @@
+"""Evaluation by full ranking: each user's target against every item of the catalogue, seen items left out.
+
+The rank of a target is a count (items with a higher score), and counts add up. So items are scored in chunks, on a
+million-item catalogue as well; and with a sharded table each rank scores the items it owns for everybody's users,
+and the counts are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from freescale.comm.ranks import Ranks
+from freescale.data.examples import Examples
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.source import IntArray
+from freescale.embedding.id_map import IdMap
+from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.table import as_compute
+from freescale.kernels import TileLayout
+from freescale.model.heads import RankingHead, RetrievalHead
+from freescale.model.recommender import Recommender
+from freescale.pipeline.schedule import with_slots
+from freescale.train.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
+from freescale.train.metrics import BinaryQuality, RankingQuality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Everything an evaluation needs besides the split.
+
+    Args:
+        model: the dense part.
+        embedding: the item table.
+        id_map: raw ids to rows.
+        ranks: who shares the work.
+        batch: users a rank handles at once.
+        item_chunk: items scored at once.
+    """
+
+    model: Recommender
+    embedding: ShardedEmbedding
+    id_map: IdMap
+    ranks: Ranks
+    batch: int = 256
+    item_chunk: int = 65_536
+
+    @torch.no_grad()
+    def run(self, examples: Examples, *, max_users: int | None = None) -> dict[str, float | None]:
+        """Metrics of one split over all ranks; every rank gets the same numbers."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            if isinstance(self.model.head, RankingHead):
+                return self._run_ranking(self.model.head, examples, max_users)
+            assert isinstance(self.model.head, RetrievalHead)
+            return self._run_retrieval(self.model.head, examples, max_users)
+        finally:
+            self.model.train(training)
+
+    def _run_retrieval(self, head: RetrievalHead, examples: Examples, max_users: int | None) -> dict[str, float | None]:
+        catalog = examples.source.items.ids
+        sharded = not self.embedding.plans["item"].replicated
+        blocks = self._item_blocks(head, catalog)
+        quality = RankingQuality()
+        for rows, batch in self._batches(examples, max_users):
+            states = head.vectors(self._last_states(batch))
+            asked = Asked.of(examples, rows, batch, catalog, states, self.ranks.device)
+            everybody = asked.gather(self.ranks) if sharded else asked
+            counts = rank_of_targets(everybody, blocks, self.ranks if sharded else None)
+            mine = everybody.own_part(self.ranks.rank) if sharded else slice(None)
+            quality.update(counts[mine])
+        self.ranks.sum_on_cpu(quality.sums)
+        return dict(quality.values())
+
+    def _run_ranking(self, head: RankingHead, examples: Examples, max_users: int | None) -> dict[str, float | None]:
+        tasks = [BinaryQuality() for _ in range(head.mlp[-1].out_features)]
+        for _, batch in self._batches(examples, max_users):
+            last = last_tokens(batch)
+            lookup, slotted = self._look_up(batch)
+            layout = TileLayout(slotted.offsets, device=self.ranks.device)
+            states = self.model.states(lookup, slotted, layout).index_select(0, last)
+            items = lookup.index_select(0, slotted.tokens["target_slot"].index_select(0, last))
+            logits, labels = head.logits(states, items), head.labels(slotted).index_select(0, last)
+            for n, task in enumerate(tasks):
+                task.update(logits[:, n], labels[:, n])
+        values: dict[str, float | None] = {}
+        for n, task in enumerate(tasks):
+            self.ranks.sum_on_cpu(task.sums)
+            values |= {name if n == 0 else f"{name}/{n}": value for name, value in task.values().items()}
+        return values
+
+    def _batches(self, examples: Examples, max_users: int | None) -> Iterator[tuple[IntArray, SequenceBatch]]:
+        """This rank's users; every rank gets the same number of batches, so that collectives match."""
+        users = np.flatnonzero(examples.lengths() > 0)[:max_users]
+        per_round = self.batch * self.ranks.num_ranks
+        for start in range(0, len(users), per_round):
+            rows = users[start : start + per_round][self.ranks.rank :: self.ranks.num_ranks]
+            yield rows, examples.batch(rows)
+
+    def _look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
+        lookup, slotted = with_slots(batch, self.embedding, self.id_map, self.ranks.device)
+        return lookup.rows.detach(), slotted
+
+    def _last_states(self, batch: SequenceBatch) -> Tensor:
+        rows, slotted = self._look_up(batch)
+        layout = TileLayout(slotted.offsets, device=self.ranks.device)
+        return self.model.states(rows, slotted, layout).index_select(0, last_tokens(batch).to(rows.device))
+
+    def _item_blocks(self, head: nn.Module, catalog: IntArray) -> list[ItemBlock]:
+        """The items whose rows this rank holds, in chunks."""
+        assert isinstance(head, RetrievalHead)
+        table = self.embedding.tables["item"]
+        rows = self.id_map.rows(torch.from_numpy(catalog)).to(self.ranks.device) - table.first_row
+        numbers = torch.arange(len(catalog), device=rows.device)
+        mine = (rows >= 0) & (rows < table.num_rows)
+        return [
+            ItemBlock(numbers=n, vectors=head.vectors(as_compute(table.gather(r))))
+            for n, r in zip(numbers[mine].split(self.item_chunk), rows[mine].split(self.item_chunk))
+        ]
+
+
+def popularity_quality(examples: Examples, *, batch: int = 1024, max_users: int | None = None) -> dict[str, float]:
+    """Metrics of recommending the most frequent unseen items of the training part to everybody."""
+    catalog = examples.source.items
+    counts = torch.from_numpy(catalog.train_counts.astype(np.float64))[:, None]
+    blocks = [ItemBlock(numbers=torch.arange(len(catalog.ids)), vectors=counts)]
+    users = np.flatnonzero(examples.lengths() > 0)[:max_users]
+    quality = RankingQuality()
+    for start in range(0, len(users), batch):
+        rows = users[start : start + batch]
+        vectors = torch.ones(len(rows), 1, dtype=torch.float64)
+        asked = Asked.of(examples, rows, examples.batch(rows), catalog.ids, vectors, torch.device("cpu"))
+        quality.update(rank_of_targets(asked, blocks))
+    return quality.values()

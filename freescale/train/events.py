@@ -1,0 +1,204 @@
+"""A run's events and the files that keep them: metrics.jsonl always, TensorBoard on request.
+
+An event is a dictionary with a kind: `start`, `step`, `eval`, `checkpoint` or `end`. `Progress` makes the
+events and hands each to every sink; ranks that should stay silent are given no sinks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from freescale.errors import FreeScaleError
+from freescale.trace.metrics_log import POPULARITY, Event, decode, numeric_fields, step_of
+
+Facts = Mapping[str, Mapping[str, object]]
+"""What a run is, as section -> name -> value."""
+
+
+class MetricSink(Protocol):
+    """Anything that takes a run's events."""
+
+    def write(self, event: dict[str, object]) -> None:
+        """Take one event; the caller does not change it afterwards."""
+
+    def close(self) -> None:
+        """Write out what is held back; no event follows."""
+
+
+class Progress:
+    """Makes the events of a run and hands each of them to every sink."""
+
+    def __init__(self, sinks: Sequence[MetricSink] = ()) -> None:
+        self._sinks = list(sinks)
+
+    def add(self, sink: MetricSink) -> None:
+        """Hand the events from now on to one more sink."""
+        self._sinks.append(sink)
+
+    def start(self, facts: Facts, **others: object) -> None:
+        """What the run is: data set, model, plan, as section -> name -> value."""
+        self._write({"event": "start", **others, "facts": {name: dict(rows) for name, rows in facts.items()}})
+
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float | None,
+        step_ms: float | None,
+        tokens_per_s: float | None,
+        bubble: float | None = None,
+        straggler: float | None = None,
+        comm: float | None = None,
+        host: float | None = None,
+        imbalance: float | None = None,
+        **others: object,
+    ) -> None:
+        """One optimizer step; shares are fractions of the step time, None where nothing was measured."""
+        timing = {"loss": loss, "step_ms": step_ms, "tokens_per_s": tokens_per_s}
+        bubbles = {"bubble": bubble, "straggler": straggler, "comm": comm, "host": host}
+        self._write({"event": "step", "step": step, **timing, **bubbles, "imbalance": imbalance, **others})
+
+    def evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        popularity: Mapping[str, float] | None = None,
+        protocol: str = "",
+        **others: object,
+    ) -> None:
+        """Metrics after a step, beside those of recommending what is popular, and how they were measured."""
+        baseline = {POPULARITY + name: value for name, value in (popularity or {}).items()}
+        self._write({"event": "eval", "step": step, **metrics, **baseline, "protocol": protocol, **others})
+
+    def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
+        """A checkpoint that is complete on disk."""
+        self._write({"event": "checkpoint", "step": step, "path": os.fspath(path)})
+
+    def end(self, summary: Mapping[str, object]) -> None:
+        """The run is over; `print_summary` says which names the summary may hold."""
+        self._write({"event": "end", **summary})
+
+    def close(self) -> None:
+        """Close every sink, also when one of them fails."""
+        with contextlib.ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)
+            self._sinks = []
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, event: Event) -> None:
+        plain = {name: _scalar(value) for name, value in event.items()} | {"time": round(time.time(), 3)}
+        for sink in self._sinks:
+            sink.write(plain)
+
+
+class JsonlSink:
+    """One line of strict JSON per event, flushed at once: a killed process loses at most a cut last line.
+
+    Args:
+        path: the file; events are appended to those that are in it.
+        resume_step: the step training continues after. Later events, a cut line and an `end` are taken out
+            and no second `start` is written, so that the file reads as if the run had never stopped;
+            0 empties it. None keeps every whole line.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._resumed = self._rewind(resume_step) and resume_step is not None
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, event: dict[str, object]) -> None:
+        """Append the event; NaN and infinities, which JSON does not have, become null."""
+        if event.get("event") == "start" and self._resumed:
+            return
+        self._file.write(json.dumps(_strict(event), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _rewind(self, resume_step: int | None) -> bool:
+        """Leave only the events before the resumed step; True if a start is among them."""
+        if not self._path.exists():
+            return False
+        has_start = False
+        aside = self._path.with_name(self._path.name + ".rewound")
+        with self._path.open("rb") as old, aside.open("wb") as new:
+            for line in old:
+                event = decode(line)
+                if event is not None and _before(event, resume_step):
+                    has_start |= event["event"] == "start"
+                    new.write(line if line.endswith(b"\n") else line + b"\n")
+        # The old file stays whole until the new one is: a crash in between costs nothing.
+        aside.replace(self._path)
+        return has_start
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard, named as in metrics.jsonl: `train/loss`, `eval/hr@10`."""
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise FreeScaleError(
+                "TensorBoard output needs the tensorboard package",
+                got=str(error),
+                next_step="pip install freescale[tensorboard]",
+            ) from error
+        purge_step = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(os.fspath(path), purge_step=purge_step)
+
+    def write(self, event: dict[str, object]) -> None:
+        """Add every number of a step or eval event as a scalar at its step."""
+        group = {"step": "train", "eval": "eval"}.get(str(event.get("event")))
+        if group is None:
+            return
+        for name in numeric_fields([event]):
+            self._writer.add_scalar(f"{group}/{name}", event[name], step_of(event))
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+def _before(event: Mapping[str, object], resume_step: int | None) -> bool:
+    """Whether a run that goes on after `resume_step` has this event behind it."""
+    if resume_step is None:
+        return True
+    return resume_step > 0 and event["event"] != "end" and (step_of(event) or 0) <= resume_step
+
+
+def _strict(value: object) -> object:
+    """The value in types strict JSON has: no NaN, no tensors or numpy scalars, text for everything else."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    plain = _scalar(value)
+    return str(value) if plain is value else _strict(plain)
+
+
+def _scalar(value: object) -> object:
+    """The Python number inside a tensor or numpy scalar; anything else as it is."""
+    is_single = getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None))
+    return value.item() if is_single else value  # type: ignore[attr-defined]

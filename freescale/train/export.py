@@ -1,0 +1,180 @@
+"""Export: weights as safetensors, item vectors as Parquet, a manifest; and the few lines that serve from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freescale import __version__
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.source import IntArray
+from freescale.embedding.id_map import IdMap
+from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.table import as_compute
+from freescale.errors import CheckpointError, DataError
+from freescale.kernels import TileLayout
+from freescale.model.heads import RetrievalHead
+from freescale.model.recommender import Recommender, make_encoder
+
+_FORMAT = "freescale-export"
+_CHUNK_ITEMS = 65_536
+
+
+def write_export(
+    out: Path,
+    *,
+    model: Recommender,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+    catalog: IntArray,
+    encoder: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> Path:
+    """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing."""
+    from safetensors.torch import save_file
+
+    if out.exists() and any(out.iterdir()):
+        raise DataError("the export folder is not empty", got=out, next_step="choose another folder")
+    staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
+    staged.mkdir(parents=True)
+    try:
+        dense = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        save_file(dense, staged / "model.safetensors")
+        _write_items(staged / "items.parquet", embedding, id_map, catalog)
+        head = model.head
+        manifest = {
+            "format": _FORMAT,
+            "version": 1,
+            "freescale": __version__,
+            "encoder": dict(encoder),
+            "normalize": head.normalize if isinstance(head, RetrievalHead) else False,
+            "num_items": len(catalog),
+            **facts,
+        }
+        (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        if out.exists():
+            out.rmdir()
+        os.replace(staged, out)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return out
+
+
+def _write_items(path: Path, embedding: ShardedEmbedding, id_map: IdMap, catalog: IntArray) -> None:
+    """One row an item: its raw id and its vector, in chunks."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = embedding.tables["item"]
+    schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), table.dim))])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, len(catalog), _CHUNK_ITEMS):
+            ids = catalog[start : start + _CHUNK_ITEMS]
+            rows = id_map.rows(torch.from_numpy(ids)).to(table.weight.device)
+            flat = table.gather(rows).float().cpu().numpy().ravel()
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), table.dim)
+            writer.write_table(pa.table([pa.array(ids), vectors], schema=schema))
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A trained model that recommends; needs nothing but the exported folder.
+
+    Example:
+        >>> model = load_export("export/")
+        >>> model.recommend([31, 7, 12], k=5)
+        [(88, 0.71), (3, 0.66), ...]
+    """
+
+    model: Recommender
+    items: IntArray
+    vectors: Tensor
+    manifest: dict[str, Any]
+
+    @torch.no_grad()
+    def recommend(
+        self,
+        history: Sequence[int],
+        *,
+        times: Sequence[int] | None = None,
+        request_time: int | None = None,
+        k: int = 10,
+        include_seen: bool = False,
+    ) -> list[tuple[int, float]]:
+        """The k best next items after a history (oldest event first), as (item, score).
+
+        Args:
+            history: item ids; ids the model does not know are left out.
+            times: their time stamps, required by models with a time bias.
+            request_time: when the recommendation is asked for; the last event's time unless given.
+            k: number of items.
+            include_seen: also recommend items of the history.
+        """
+        head = self.model.head
+        assert isinstance(head, RetrievalHead)
+        known, slots = self._slots(history)
+        if len(slots) == 0:
+            raise DataError("no event of the history is an item the model knows", got=list(history)[:10])
+        batch = self._batch(slots, known, times, request_time)
+        state = self.model.states(self.vectors, batch, TileLayout(batch.offsets))[-1:]
+        scores = (head.vectors(state) @ head.vectors(self.vectors).T)[0]
+        if not include_seen:
+            scores[slots] = float("-inf")
+        best = scores.topk(min(k, len(scores) - (0 if include_seen else len(slots.unique()))))
+        return [(int(self.items[slot]), value) for value, slot in zip(best.values.tolist(), best.indices.tolist())]
+
+    def _slots(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
+        asked = np.asarray(history, dtype=np.int64)
+        place = np.searchsorted(self.items, asked).clip(max=len(self.items) - 1)
+        known = self.items[place] == asked
+        return known, torch.from_numpy(place[known])
+
+    def _batch(
+        self, slots: Tensor, known: np.ndarray[Any, np.dtype[np.bool_]], times: Sequence[int] | None, request_time: int | None
+    ) -> SequenceBatch:
+        tokens = {"item_slot": slots}
+        if self.manifest["encoder"]["time_bias"]:
+            if times is None:
+                raise DataError("this model was trained with time stamps", next_step="pass times=[...]")
+            stamps = torch.from_numpy(np.asarray(times, dtype=np.int64)[known])
+            asked_at = int(stamps[-1]) if request_time is None else request_time
+            tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
+        limit = int(self.manifest["encoder"]["max_length"])
+        tokens = {name: values[-limit:] for name, values in tokens.items()}
+        return SequenceBatch(offsets=torch.tensor([0, len(tokens["item_slot"])]), tokens=tokens)
+
+
+def load_export(path: str | Path) -> ExportedModel:
+    """Read an exported folder; runs no code from it."""
+    import pyarrow.parquet as pq
+    from safetensors.torch import load_file
+
+    folder = Path(path)
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        if manifest.get("format") != _FORMAT or manifest.get("version") != 1:
+            raise ValueError("not an export of this version")
+        dense = load_file(folder / "model.safetensors")
+        table = pq.read_table(folder / "items.parquet")
+    except Exception as error:
+        raise CheckpointError(
+            "this is not a readable FreeScale export", got=f"{folder}: {error}", next_step="`freescale export RUN_DIR OUT_DIR`"
+        ) from None
+    encoder = make_encoder(**manifest["encoder"], dropout=0.0)
+    model = Recommender(encoder=encoder, head=RetrievalHead(normalize=manifest["normalize"]))
+    dtype = next(iter(dense.values())).dtype
+    model = model.to(dtype).eval()
+    model.load_state_dict(dense)
+    flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    items = table.column("item").to_numpy()
+    vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
+    return ExportedModel(model=model, items=items, vectors=as_compute(vectors), manifest=manifest)

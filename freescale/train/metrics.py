@@ -1,0 +1,68 @@
+"""Metrics as sums that ranks can add up: HR, NDCG, MRR from ranks; AUC, NE, log loss from predictions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+CUTOFFS = (10, 50, 200)
+_NUM_BINS = 1 << 17
+
+
+class RankingQuality:
+    """HR@k, NDCG@k and MRR from the rank of each user's target (0 = first)."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(2 * len(CUTOFFS) + 2, dtype=torch.float64)
+
+    def update(self, ranks: Tensor) -> None:
+        """Add users by the rank of their target among all candidates."""
+        place = ranks.detach().cpu().double()
+        gain = 1 / torch.log2(place + 2)
+        hits = [(place < k).double() for k in CUTOFFS]
+        parts = [*hits, *(hit * gain for hit in hits), 1 / (place + 1), torch.ones_like(place)]
+        self.sums += torch.stack([part.sum() for part in parts])
+
+    def values(self) -> dict[str, float]:
+        """Means over all users added so far."""
+        total = max(self.sums[-1].item(), 1.0)
+        names = [f"hr@{k}" for k in CUTOFFS] + [f"ndcg@{k}" for k in CUTOFFS] + ["mrr"]
+        return {name: value / total for name, value in zip(names, self.sums.tolist())}
+
+
+class BinaryQuality:
+    """AUC, normalised entropy, calibration and log loss of one binary task, from a histogram of predictions.
+
+    The histogram has 2^17 bins over the probability, so AUC is exact up to pairs that fall into one bin.
+    """
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(2 * _NUM_BINS + 4, dtype=torch.float64)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add predictions."""
+        logits, labels = logits.detach().cpu().double().flatten(), labels.detach().cpu().double().flatten()
+        probability = torch.sigmoid(logits)
+        bins = (probability * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
+        self.sums[:_NUM_BINS].index_add_(0, bins, labels)
+        self.sums[_NUM_BINS : 2 * _NUM_BINS].index_add_(0, bins, 1 - labels)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        self.sums[2 * _NUM_BINS :] += torch.stack([loss, labels.sum(), probability.sum(), torch.tensor(float(len(labels)))])
+
+    def values(self) -> dict[str, float | None]:
+        """AUC (None with one class only), normalised entropy, calibration, log loss."""
+        positive, negative = self.sums[:_NUM_BINS], self.sums[_NUM_BINS : 2 * _NUM_BINS]
+        loss, num_positive, predicted, total = self.sums[2 * _NUM_BINS :].tolist()
+        below = negative.cumsum(0) - negative
+        pairs = num_positive * (total - num_positive)
+        wins = float((positive * (below + negative / 2)).sum())
+        rate = num_positive / total if total else 0.0
+        entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else None
+        return {
+            "auc": wins / pairs if pairs else None,
+            "ne": loss / total / entropy if entropy else None,
+            "calibration": predicted / num_positive if num_positive else None,
+            "logloss": loss / total if total else None,
+        }

@@ -1,0 +1,137 @@
+"""One training step: forward and backward in micro-batches, dense update, rows sent home."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from freescale.comm.ranks import Ranks
+from freescale.errors import TrainingError
+from freescale.model.recommender import Recommender
+from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did: this rank's share of the mean loss, and the norm of the dense gradient if it was clipped."""
+
+    loss: float
+    grad_norm: float | None
+
+
+class TrainStep:
+    """Forward, backward and both updates of one batch.
+
+    The loss is the sum over this rank's tokens divided by the GLOBAL number of tokens, and gradients are summed over
+    ranks. So it does not matter which rank computes which sample, or whether a rank has any.
+
+    Args:
+        model: the dense part.
+        optimizer: of the dense part.
+        ranks: who takes part.
+        lr: base learning rate of the dense part.
+        table_lr: base learning rate of the tables.
+        lr_factor: step -> what both are multiplied with.
+        clip_norm: bound on the norm of the dense gradient.
+        accumulate: micro-batches a step.
+        autocast: compute matrix products in bfloat16.
+        seed: of dropout, together with step and rank; nothing else needs a random state.
+    """
+
+    def __init__(
+        self,
+        model: Recommender,
+        optimizer: torch.optim.Optimizer,
+        *,
+        ranks: Ranks,
+        lr: float,
+        table_lr: float,
+        lr_factor: Callable[[int], float],
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        autocast: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._model: nn.Module = model if ranks.group is None else _reduced_in_backward(model, ranks.group)
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
+        self._clip_norm = clip_norm
+        self._accumulate = accumulate
+        self._autocast = autocast
+        self._seed = seed
+
+    def run(self, ready: ReadyBatch, schedule: PlainSchedule) -> StepResult:
+        """Learn from one batch."""
+        step = ready.plan.step
+        torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._forward_backward(ready)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} at step {step + 1}",
+                got=f"epoch {ready.plan.epoch}, batch {ready.plan.plan_hash}: histories "
+                f"{_some(ready.batch.samples['row'])} on rank {self._ranks.rank}",
+                next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
+            )
+        norm = self._clip()
+        factor = self._lr_factor(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr * factor
+        self._optimizer.step()
+        schedule.update(ready, lr=self._table_lr * factor)
+        return StepResult(loss=loss, grad_norm=norm)
+
+    def _forward_backward(self, ready: ReadyBatch) -> float:
+        parts = ready.batch.split(self._accumulate) if self._accumulate > 1 else [ready.batch]
+        total = torch.zeros((), dtype=torch.float64)
+        tokens = max(1, ready.plan.global_tokens)
+        for n, part in enumerate(parts):
+            with self._reduce_now(n == len(parts) - 1), self._precision():
+                loss = self._model(ready.lookup.rows, part) / tokens
+            loss.backward()
+            total += loss.detach().double().cpu()
+        return float(total)
+
+    def _reduce_now(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients travel with the last micro-batch only."""
+        if last or not isinstance(self._model, DistributedDataParallel):
+            return nullcontext()
+        return self._model.no_sync()
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._autocast)
+
+    def _clip(self) -> float | None:
+        if self._clip_norm is None:
+            return None
+        return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm))
+
+
+def _reduced_in_backward(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """DDP whose buckets are summed, not averaged: the loss is already divided by the global count."""
+    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+
+    def add_up(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: done.value()[0])
+
+    wrapped.register_comm_hook(None, add_up)
+    return wrapped
+
+
+def _mix(seed: int, step: int, rank: int) -> int:
+    return (seed * 1_000_003 + step) * 1_000_003 + rank
+
+
+def _some(rows: Tensor) -> str:
+    shown = rows[:5].tolist()
+    return str(shown) if len(rows) <= 5 else f"{str(shown)[:-1]}, ... {len(rows)} in all]"
