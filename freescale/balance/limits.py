@@ -20,12 +20,13 @@ SLOWEST = 1e-3
 
 @dataclass(frozen=True)
 class Problem:
-    """Costs and tokens a sample, and relative speeds of the ranks, the slowest of which is 1."""
+    """Costs and tokens of the samples; speeds of the ranks with the slowest as 1, their sum, and as given."""
 
     costs: FloatArray
     tokens: IntArray
     has_tokens: bool
     speeds: FloatArray
+    total_speed: float
     given_speeds: FloatArray
 
 
@@ -67,11 +68,15 @@ def checked_problem(
             next_step="check the lengths and the cost model they come from",
         )
     given_speeds = checked_speeds(speeds, num_ranks)
+    relative = given_speeds / given_speeds.min()
     return Problem(
         costs=cost_array,
         tokens=_checked_tokens(tokens, len(cost_array)),
         has_tokens=tokens is not None,
-        speeds=given_speeds / given_speeds.min(),
+        speeds=relative,
+        # Exactly rounded: plain sums may differ in the last bit from machine to machine, and the plans with
+        # them.
+        total_speed=math.fsum(relative.tolist()),
         given_speeds=given_speeds,
     )
 
@@ -136,7 +141,7 @@ def resolve_limits(
             "The token cap must be at least the mean of a rank.", got=max_tokens_ratio, allowed=">= 1"
         )
     # A rank that is given more work for being fast needs the room for it.
-    fastest = float(problem.speeds.max()) * num_ranks / math.fsum(problem.speeds)
+    fastest = float(problem.speeds.max()) * num_ranks / problem.total_speed
     cap = max(longest, math.ceil(max_tokens_ratio * fastest * total / num_ranks))
     return Limits(max_tokens=min(cap, total), max_count=count, capped=True, soft=True)
 
@@ -157,19 +162,14 @@ def _check_max_tokens(problem: Problem, max_tokens: int, *, total: int, longest:
         )
 
 
-def integer_costs(costs: FloatArray, num_ranks: int) -> tuple[IntArray, IntArray]:
-    """Costs as integers of at least 1, and the order from the largest, ties by sample number.
+def integer_costs(costs: FloatArray, num_ranks: int) -> IntArray:
+    """Costs as integers of at least 1, so that samples that cost nothing are still spread out.
 
-    Scaled to as many bits as leave room for a rank's load and number in one 64-bit key: sums of integers are
-    the same on every machine, sums of floats are not. Sorting cost and number packed into one key takes a
-    third of the time of a stable argsort.
+    Scaled to as many bits as leave room for a rank's load and number in one 64-bit key. Sums of integers are
+    the same on every machine, sums of floats are not.
     """
-    num_samples = len(costs)
-    index_bits = max(1, (num_samples - 1).bit_length())
+    index_bits = max(1, (len(costs) - 1).bit_length())
     cost_bits = min(40, 62 - index_bits - max(1, (num_ranks - 1).bit_length()))
     largest = float(costs.max()) or 1.0
     scaled = np.rint(costs / largest * float(1 << cost_bits - 1)).astype(np.int64)
-    weights = np.maximum(scaled, 1)
-    keys = ((int(weights.max()) - weights) << index_bits) | np.arange(num_samples, dtype=np.int64)
-    keys.sort()
-    return weights, keys & ((1 << index_bits) - 1)
+    return np.maximum(scaled, 1)

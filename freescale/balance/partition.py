@@ -8,7 +8,6 @@ leaves 27 %, because that method must give every rank one sample of each size cl
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,8 +138,8 @@ def assignment_report(
     limits = resolve_limits(problem, max_tokens=None, max_count=None, max_tokens_ratio=None)
     if len(problem.costs) == 0:
         return _empty(num_ranks)
-    weights, order = integer_costs(problem.costs, num_ranks)
-    return _report(problem, limits, owner, weights=weights, bound=lower_bound(weights[order], problem.speeds))
+    weights = integer_costs(problem.costs, num_ranks)
+    return _report(problem, limits, owner, weights=weights, bound=_lower_bound(problem, -np.sort(-weights)))
 
 
 def _empty(num_ranks: int) -> Partition:
@@ -149,26 +148,17 @@ def _empty(num_ranks: int) -> Partition:
 
 
 def _solve(problem: Problem, limits: Limits) -> Partition:
-    from freescale.balance import swap_kernels
+    from freescale.balance.partition_kernels import largest_first
 
-    num_ranks = len(problem.speeds)
-    weights, order = integer_costs(problem.costs, num_ranks)
+    weights = integer_costs(problem.costs, len(problem.speeds))
+    order = largest_first(weights)
     costs, tokens = weights[order], problem.tokens[order]
     # Faster ranks come first, so that an empty fast rank wins the tie against an empty slow one.
     rank_order = np.argsort(-problem.speeds, kind="stable")
     speeds = problem.speeds[rank_order]
     owner, limits = _first_assignment(costs, tokens, speeds, limits)
-    bound = lower_bound(costs, speeds)
-    swap_kernels.exchange(
-        costs,
-        tokens,
-        speeds,
-        limits.max_tokens,
-        limits.max_count,
-        bound * (1 + CLOSE_ENOUGH),
-        8 * num_ranks + 64,
-        owner,
-    )
+    bound = _lower_bound(problem, costs)
+    _improve(costs, tokens, speeds, limits, bound * (1 + CLOSE_ENOUGH), owner)
     placed = np.empty_like(owner)
     placed[order] = rank_order[owner]
     return _report(problem, limits, placed, weights=weights, bound=bound)
@@ -191,9 +181,20 @@ def _first_assignment(
     return _by_tokens(tokens, num_ranks=len(speeds), limits=limits)
 
 
+def _improve(
+    costs: IntArray, tokens: IntArray, speeds: FloatArray, limits: Limits, enough: float, owner: IntArray
+) -> None:
+    """Exchange samples between ranks until no rank finishes after `enough` or nothing helps."""
+    from freescale.balance import resplit_kernels, swap_kernels
+
+    caps = (limits.max_tokens, limits.max_count)
+    if not swap_kernels.exchange(costs, tokens, speeds, *caps, enough, 8 * len(speeds) + 64, owner):
+        resplit_kernels.resplit(costs, tokens, speeds, *caps, enough, 2 * len(speeds) + 64, owner)
+
+
 def _by_tokens(tokens: IntArray, *, num_ranks: int, limits: Limits) -> tuple[IntArray, Limits]:
     """An assignment with tokens as even as possible; a cap that was only a default gives way to it."""
-    from freescale.balance import partition_kernels, swap_kernels
+    from freescale.balance import partition_kernels
 
     order = np.argsort(-tokens, kind="stable")
     sizes = tokens[order]
@@ -205,9 +206,7 @@ def _by_tokens(tokens: IntArray, *, num_ranks: int, limits: Limits) -> tuple[Int
         sizes, sizes, even_speeds, no_cap, limits.max_count, rank_bits, True, owner
     )
     fair = max(float(sizes[0]), no_cap / num_ranks)
-    swap_kernels.exchange(
-        sizes, sizes, even_speeds, no_cap, limits.max_count, fair, 8 * num_ranks + 64, owner
-    )
+    _improve(sizes, sizes, even_speeds, limits.with_max_tokens(no_cap), fair, owner)
     reached = int(np.bincount(owner, weights=sizes, minlength=num_ranks).max())
     if reached > limits.max_tokens:
         if limits.soft:
@@ -235,25 +234,25 @@ def _pack(sizes: IntArray, *, num_ranks: int, limits: Limits, owner: IntArray, r
         )
 
 
-def lower_bound(costs: IntArray, speeds: FloatArray) -> float:
+def _lower_bound(problem: Problem, costs: IntArray) -> float:
     """The earliest time by which any assignment can finish; costs sorted from the largest.
 
     The fair share, the largest sample on the fastest rank, and the pigeonhole: of the k*W + 1 largest samples
     some rank gets k + 1, which cost at least as much as the k + 1 smallest of them.
     """
-    num_ranks = len(speeds)
+    num_ranks = len(problem.speeds)
     sums = np.concatenate(([0], np.cumsum(costs)))
     crowded = np.arange(1, (len(costs) - 1) // num_ranks + 1, dtype=np.int64) * num_ranks + 1
     shared = sums[crowded] - sums[crowded - crowded // num_ranks - 1]
     alone = max(int(costs[0]), int(shared.max(initial=0)))
-    return max(float(sums[-1]) / math.fsum(speeds), alone / float(speeds.max()))
+    return max(float(sums[-1]) / problem.total_speed, alone / float(problem.speeds.max()))
 
 
 def _report(
     problem: Problem, limits: Limits, owner: IntArray, *, weights: IntArray, bound: float
 ) -> Partition:
     num_ranks = len(problem.speeds)
-    mean = float(weights.sum()) / math.fsum(problem.speeds)
+    mean = float(weights.sum()) / problem.total_speed
     latest = float((np.bincount(owner, weights=weights, minlength=num_ranks) / problem.speeds).max())
     loads = np.bincount(owner, weights=problem.costs, minlength=num_ranks)
     return Partition(
@@ -277,7 +276,7 @@ def _reason(problem: Problem, *, weights: IntArray, bound_ratio: float) -> str |
     if num_samples < num_ranks:
         return f"{num_samples} samples cannot occupy {num_ranks} ranks: {bubble}"
     giant = int(weights.argmax())
-    fair = float(weights.sum()) / math.fsum(problem.speeds) * float(problem.speeds.max())
+    fair = float(weights.sum()) / problem.total_speed * float(problem.speeds.max())
     share = float(weights[giant]) / fair
     if share > bound_ratio * (1 - CLOSE_ENOUGH):
         return f"sample {giant} alone costs {share:.1f} times a rank's fair share: {bubble}"

@@ -22,7 +22,7 @@ PARTNERS = 24
 
 
 @njit((INTS, FLOATS, int64, float64), cache=True, nogil=True, error_model="numpy")
-def _update(tree: IntArray, keys: FloatArray, rank: int, key: float) -> None:
+def update(tree: IntArray, keys: FloatArray, rank: int, key: float) -> None:
     """Set a rank's key and replay its matches in a tree whose root [1] is the rank of the smallest key.
 
     The lower rank wins a tie. The match is not a function of its own: the calls took more than half of the
@@ -37,8 +37,8 @@ def _update(tree: IntArray, keys: FloatArray, rank: int, key: float) -> None:
 
 
 @njit((FLOATS,), cache=True, nogil=True, error_model="numpy")
-def _winner_tree(keys: FloatArray) -> IntArray:
-    """Tree for `_update`, with the ranks as leaves in its second half."""
+def winner_tree(keys: FloatArray) -> IntArray:
+    """Tree for `update`, with the ranks as leaves in its second half."""
     leaves = 1
     while leaves < len(keys):
         leaves *= 2
@@ -46,7 +46,7 @@ def _winner_tree(keys: FloatArray) -> IntArray:
     for place in range(2 * leaves - 1, 0, -1):
         tree[place] = place - leaves if place >= leaves else tree[2 * place]
     for rank in range(len(keys)):
-        _update(tree, keys, rank, keys[rank])
+        update(tree, keys, rank, keys[rank])
     return tree
 
 
@@ -144,7 +144,7 @@ def _apply(
 
 
 @njit((INTS, int64), cache=True, nogil=True, error_model="numpy")
-def _lists(owner: IntArray, num_ranks: int) -> tuple[IntArray, IntArray, IntArray]:
+def lists_of(owner: IntArray, num_ranks: int) -> tuple[IntArray, IntArray, IntArray]:
     """Samples by rank in one array with spare places, where each rank starts, and their counts."""
     counts = np.zeros(num_ranks, np.int64)
     for sample in range(len(owner)):
@@ -171,22 +171,22 @@ def exchange(
     enough: float,
     max_exchanges: int,
     owner: IntArray,
-) -> int:
-    """Move or swap samples until no rank finishes after `enough`; the number of exchanges made."""
+) -> bool:
+    """Move or swap samples until no rank finishes after `enough`; whether that was reached."""
     num_ranks = len(speeds)
     loads, used = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
     for sample in range(len(costs)):
         loads[owner[sample]] += costs[sample]
         used[owner[sample]] += tokens[sample]
-    lists, starts, counts = _lists(owner, num_ranks)
+    lists, starts, counts = lists_of(owner, num_ranks)
     times = loads / speeds
     open_times, lateness = times.copy(), -times
-    latest, earliest = _winner_tree(lateness), _winner_tree(open_times)
+    latest, earliest = winner_tree(lateness), winner_tree(open_times)
     tried = np.empty(PARTNERS, np.int64)
-    for made in range(max_exchanges):
+    for _ in range(max_exchanges):
         giver, taker, give, take, num_tried = latest[1], -1, -1, -1, 0
         if times[giver] <= enough:
-            return made
+            return True
         given = lists[starts[giver] : starts[giver] + counts[giver]]
         while give < 0 and num_tried < PARTNERS and open_times[earliest[1]] < times[giver]:
             taker = earliest[1]
@@ -198,11 +198,11 @@ def exchange(
             if give < 0:
                 tried[num_tried] = taker
                 num_tried += 1
-                _update(earliest, open_times, taker, np.inf)
+                update(earliest, open_times, taker, np.inf)
         for number in range(num_tried):
-            _update(earliest, open_times, tried[number], times[tried[number]])
+            update(earliest, open_times, tried[number], times[tried[number]])
         if give < 0:
-            return made
+            return False
         out, back = _apply(lists, starts, counts, owner, giver, taker, give, take)
         gain = costs[out] - (costs[back] if back >= 0 else 0)
         growth = tokens[out] - (tokens[back] if back >= 0 else 0)
@@ -210,6 +210,6 @@ def exchange(
         used[giver], used[taker] = used[giver] - growth, used[taker] + growth
         for rank in (giver, taker):
             times[rank] = loads[rank] / speeds[rank]
-            _update(latest, lateness, rank, -times[rank])
-            _update(earliest, open_times, rank, times[rank])
-    return max_exchanges
+            update(latest, lateness, rank, -times[rank])
+            update(earliest, open_times, rank, times[rank])
+    return False

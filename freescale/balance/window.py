@@ -29,9 +29,9 @@ def deal_by_count(
 ) -> list[IntArray]:
     """The same samples in as many steps, cut from the longest to the shortest where ranks wait least.
 
-    Finds the cuts of the sorted samples that minimise the sum over steps of max(fair share, longest sample)
-    for `num_ranks` ranks, preferring equal counts. Steps then come in a random order, samples in their old
-    one.
+    Finds the cuts of the sorted samples that minimise the sum over steps of what `num_ranks` ranks need at
+    least (fair share, longest sample, too many long ones), preferring equal counts. Steps then come in a
+    random order, samples in their old one.
     """
     rows = np.concatenate(steps)
     if len(steps) == 1 or len(rows) < 2 * len(steps):
@@ -76,16 +76,20 @@ def _grid(num_samples: int, num_steps: int) -> IntArray:
 
 def _prices(sizes: IntArray, places: IntArray, *, num_steps: int, num_ranks: int) -> FloatArray:
     """[start, stop] time of a step cut at these places, in ideal times of a mean step, plus its swing."""
-    costs = sizes * SQUARE_LENGTH + sizes * sizes
-    work = np.concatenate(([0], np.cumsum(costs)))[places].astype(np.float64)
+    work = np.concatenate(([0], np.cumsum(sizes * SQUARE_LENGTH + sizes * sizes)))
     tokens = np.concatenate(([0], np.cumsum(sizes)))[places]
     longest = np.append(sizes, 0)[places]
-    alone = np.append(costs, 0)[places].astype(np.float64)
-    time = np.maximum((work[None, :] - work[:, None]) / num_ranks, alone[:, None])
+    time = (work[places][None, :] - work[places][:, None]) / num_ranks
+    for crowd in range(4):
+        # Of crowd * ranks + 1 samples some rank gets crowd + 1, at least the smallest of them.
+        full = places + crowd * num_ranks
+        ends = np.minimum(full + 1, len(sizes))
+        together = (work[ends] - work[np.minimum(full - crowd, ends)]).astype(np.float64)
+        time = np.maximum(time, np.where(places[None, :] > full[:, None], together[:, None], 0.0))
     share = (places[None, :] - places[:, None]) / (len(sizes) / num_steps)
     most_tokens = MOST_SWING * np.maximum(tokens[-1] / num_steps, longest * num_ranks)
     crowded = (share > MOST_SWING) | (tokens[None, :] - tokens[:, None] > most_tokens[:, None])
-    ideal = max(float(work[-1]) / num_ranks / num_steps, 1.0)
+    ideal = max(int(work[-1]) / num_ranks / num_steps, 1.0)
     price = time / ideal + SWING_PRICE * (share - 1.0) ** 2 + np.where(crowded, 10.0 * num_steps, 0.0)
     return np.where(places[None, :] > places[:, None], price, np.inf)
 

@@ -1061,9 +1061,11 @@ class _DatasetWriter:
 
     def abort(self) -> None:
         """Let go of a shard that an error left open; it will be deleted."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError, pa.ArrowException):
+        with contextlib.suppress(OSError, pa.ArrowException):
+            if self._writer is not None:
                 self._close_shard()
+            elif self._sink is not None:
+                self._sink.close()
 
     def finish(self, name: str, source_format: str) -> dict[str, Any]:
         """Write the rest, the indexes and, last, the manifest, which is returned."""

@@ -219,7 +219,8 @@ def _eval_parts(event: Event) -> list[str]:
     baseline = ""
     if shown and units.number(event.get(POPULARITY + shown[0])) is not None:
         baseline = f"(popularity {shown[0]} {_metric(event[POPULARITY + shown[0]])})  "
-    return [f"eval  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
+    label = "test" if event.get("split") == "test" else "eval"
+    return [f"{label}  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
 
 
 def _metric(value: object) -> str:

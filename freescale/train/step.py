@@ -1,7 +1,6 @@
 """One training step: forward and backward in micro-batches, dense update, rows sent home."""
 
-from __future__ import annotations
-
+# No postponed annotations here: DDP looks at the types of its communication hook.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -117,13 +116,13 @@ class TrainStep:
 
 def _reduced_in_backward(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
     """DDP whose buckets are summed, not averaged: the loss is already divided by the global count."""
-    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
 
     def add_up(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         assert work is not None
         return work.get_future().then(lambda done: done.value()[0])
 
+    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, add_up)
     return wrapped
 

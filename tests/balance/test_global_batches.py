@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,7 +88,7 @@ def test_a_token_budget_holds_as_many_samples_as_fit(lengths, budget, window):
     for step in steps:
         assert sizes[step].sum() <= budget or len(step) == 1
     if window == 1:
-        for step, following in zip(steps[:-1], steps[1:]):
+        for step, following in itertools.pairwise(steps):
             assert sizes[step].sum() + sizes[following[0]] > budget
 
 

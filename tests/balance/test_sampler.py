@@ -74,7 +74,7 @@ def test_resume_continues_the_same_sequence_on_any_number_of_ranks(case, num_ran
     for other in others:
         other.load_state_dict(state)
         assert other.state_dict()["step"] == stop_after
-    together = sorted(sum((next(iter(other)) for other in others), []))
+    together = sorted(row for other in others for row in next(iter(other)))
     assert together == sorted(whole.batches.batch(stop_after).tolist())
 
 

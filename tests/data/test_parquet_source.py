@@ -145,6 +145,7 @@ def test_pickling_carries_no_data(dataset: Path) -> None:
 
 def read_elsewhere(source: ParquetSource, rows: list[int], answers: Any) -> None:
     read = source.read(rows)
+    assert source._pid == os.getpid(), "files are opened by the process that reads"
     answers.put((os.getpid(), read.users.tolist(), read.columns["item"].tolist()))
 
 

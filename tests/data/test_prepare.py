@@ -263,6 +263,7 @@ BAD_TEXT = {
     "undecidable": ("x.txt", "1 2 3 4\n5 6 7 8\n", r"Cannot tell.*movielens, inter, pairs, sequences, csv"),
     "prose": ("x.txt", "Dear all\nhello\n", r"Cannot tell the format.*'Dear all'"),
     "latin-1": ("r.dat", "1::Mis\udce9rables::Drama\n", r"line 1: wrong number of fields"),
+    "after quoted lines": ("x.csv", HEADER + '1,2,"3"\n1,"\n\n2",3\n1,x,3\n', r"line 6: the item.*'x'"),
     "open quote": ("x.csv", HEADER + '1,"2,3\n1,2,3\n', r"line 2"),
 }
 
@@ -375,7 +376,9 @@ def test_what_stands_in_the_output_folder_is_safe(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.txt", "mine", "out", "x.txt"]
 
 
-@pytest.mark.parametrize("step", ["_write_run", "pq.ParquetWriter", "np.save"])
+@pytest.mark.parametrize(
+    "step", ["_write_run", "pq.ParquetWriter", "pq.ParquetWriter.write_table", "np.save"]
+)
 def test_a_full_disk_is_said_and_cleaned_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -384,9 +387,13 @@ def test_a_full_disk_is_said_and_cleaned_up(
 
     monkeypatch.setattr(f"freescale.data.prepare.{step}", full)
     source = write(tmp_path / "x.txt", lines("{user} {item}"))
-    with pytest.raises(DataError, match="No space left on the disk"):
+    with pytest.raises(DataError, match="No space left on the disk") as raised:
         prepare(source, tmp_path / "out", memory_mb=0.0001)
     assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+    if Path("/proc/self/fd").exists():
+        still_open = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert not [name for name in still_open if str(tmp_path) in name]
+    assert raised.value.next_step
 
 
 FULL_DISK_PROBE = """
