@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,36 +14,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.manifest import (
+    DATASET_FILE,
+    FEATURE_DTYPES,
+    ITEMS_FILE,
+    LENGTHS_FILE,
+    damaged,
+    is_dataset,
+    load_manifest,
+)
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.errors import DataError
 
-DATASET_FILE = "dataset.json"
-LENGTHS_FILE = "lengths.npy"
-ITEMS_FILE = "items.parquet"
-DATASET_FORMAT = "freescale-dataset"
-DATASET_VERSION = 1
-FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
-    "item": np.dtype(np.int64),
-    "time": np.dtype(np.int64),
-    "action": np.dtype(np.float32),
-}
+__all__ = ["ParquetSource", "RowRangeError", "is_dataset"]
 
-_PREPARE_AGAIN = "run `freescale prepare INPUT OUT_DIR` again, or copy the data set again"
 # Every open shard costs a file descriptor in every worker; opening one again costs about a millisecond.
 _MAX_OPEN_SHARDS = 32
 
 
 class RowRangeError(DataError, IndexError):
     """A row was asked for that the data set does not have."""
-
-
-def is_dataset(path: str | Path) -> bool:
-    """Whether this folder holds a data set written by `freescale prepare`, of whatever version."""
-    try:
-        manifest = json.loads((Path(path) / DATASET_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("format") == DATASET_FORMAT
 
 
 @dataclass(frozen=True)
@@ -63,21 +52,21 @@ class _Shard:
                 file.seek(max(0, num_bytes - 4))
                 complete = file.read(4) == b"PAR1"
         except OSError as error:
-            raise _damaged(self.path, f"it cannot be opened ({error.strerror})") from error
+            raise damaged(self.path, f"it cannot be opened ({error.strerror})") from error
         if self.num_bytes is not None and num_bytes != self.num_bytes:
-            raise _damaged(self.path, f"it has {num_bytes} bytes, {DATASET_FILE} says {self.num_bytes}")
+            raise damaged(self.path, f"it has {num_bytes} bytes, {DATASET_FILE} says {self.num_bytes}")
         if not complete:
-            raise _damaged(self.path, "it does not end like a Parquet file: it was cut off")
+            raise damaged(self.path, "it does not end like a Parquet file: it was cut off")
 
     def open(self) -> Any:
         """The open Parquet file, its footer compared with the manifest."""
         try:
             file = pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)
         except (OSError, pa.ArrowException) as error:
-            raise _damaged(self.path, str(error)) from error
+            raise damaged(self.path, str(error)) from error
         rows = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
         if rows != self.row_groups:
-            raise _damaged(self.path, f"its row groups are not those of {DATASET_FILE}")
+            raise damaged(self.path, f"its row groups are not those of {DATASET_FILE}")
         return file
 
 
@@ -109,7 +98,7 @@ class ParquetSource:
     def __init__(self, path: str | Path, *, cache_mb: float = 256) -> None:
         self.path = Path(path)
         self.cache_mb = cache_mb
-        manifest = _load_manifest(self.path)
+        manifest = load_manifest(self.path)
         self.name: str = manifest["name"]
         self.features: tuple[str, ...] = tuple(manifest["features"])
         self._shards = [_shard_of(self.path, entry) for entry in manifest["shards"]]
@@ -121,7 +110,7 @@ class ParquetSource:
         self._group_shards = np.repeat(np.arange(len(self._shards)), group_counts)
         self._num_rows = int(manifest["num_users"])
         if int(self._groups.sum()) != self._num_rows:
-            raise _damaged(self.path / DATASET_FILE, "its row groups do not add up to its number of users")
+            raise damaged(self.path / DATASET_FILE, "its row groups do not add up to its number of users")
         self._start_process()
         self._lengths: IntArray | None = _load_lengths(self.path, self._num_rows)
 
@@ -166,7 +155,7 @@ class ParquetSource:
                 table = pq.read_table(path, use_threads=False, partitioning=None)
                 columns = [table[name].to_numpy() for name in ("item", "count", "train_count")]
             except (OSError, KeyError, pa.ArrowException) as error:
-                raise _damaged(path, str(error)) from error
+                raise damaged(path, str(error)) from error
             self._items = ItemCatalog(*columns)
         return self._items
 
@@ -241,12 +230,12 @@ class ParquetSource:
                 },
             )
         except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
-            raise _damaged(path, f"row group {local} cannot be read: {error}") from error
+            raise damaged(path, f"row group {local} cannot be read: {error}") from error
         start = self._group_starts[number]
         expected = self.lengths[start : start + self._groups[number]]
         sizes = {len(column) for column in group.columns.values()}
         if not np.array_equal(np.diff(group.offsets), expected) or sizes != {int(expected.sum())}:
-            raise _damaged(path, f"row group {local} does not have the lengths that {LENGTHS_FILE} gives")
+            raise damaged(path, f"row group {local} does not have the lengths that {LENGTHS_FILE} gives")
         return group
 
     def _file(self, shard_number: int) -> Any:
@@ -268,47 +257,13 @@ def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=_PREPARE_AGAIN)
-
-
-def _load_manifest(path: Path) -> dict[str, Any]:
-    file = path / DATASET_FILE
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"{path} is not a FreeScale data set: it has no readable {DATASET_FILE}",
-            got=error.strerror,
-            next_step=f"run `freescale prepare INPUT {path}` on your interactions first",
-        ) from error
-    except ValueError as error:
-        raise _damaged(file, str(error)) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != DATASET_FORMAT:
-        raise _damaged(file, f"it does not say that it is a {DATASET_FORMAT}")
-    if manifest.get("version") != DATASET_VERSION:
-        raise DataError(
-            f"The data set {path} was written by another version of FreeScale",
-            got=f"version {manifest.get('version')}",
-            allowed=f"version {DATASET_VERSION}",
-            next_step="run `freescale prepare` again with this version",
-        )
-    for key, kind in (("name", str), ("num_users", int), ("features", list), ("shards", list)):
-        if not isinstance(manifest.get(key), kind):
-            raise _damaged(file, f"{key!r} is {manifest.get(key)!r}")
-    known = all(name in list(FEATURE_DTYPES) for name in manifest["features"])
-    if not known or "item" not in manifest["features"]:
-        raise _damaged(file, f"'features' is {manifest['features']!r}")
-    return manifest
-
-
 def _shard_of(folder: Path, entry: Any) -> _Shard:
     try:
         # Only the name counts: a manifest must not lead out of its folder.
         path = folder / Path(entry["file"]).name
         return _Shard(path, tuple(int(n) for n in entry["row_groups"]), entry.get("bytes"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(folder / DATASET_FILE, f"shard entry {entry!r}") from error
+        raise damaged(folder / DATASET_FILE, f"shard entry {entry!r}") from error
 
 
 def _load_lengths(folder: Path, num_rows: int) -> IntArray:
@@ -316,7 +271,7 @@ def _load_lengths(folder: Path, num_rows: int) -> IntArray:
     try:
         lengths = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if lengths.shape != (num_rows,) or lengths.dtype != np.int64:
-        raise _damaged(path, f"{lengths.dtype} of shape {lengths.shape} for {num_rows} users")
+        raise damaged(path, f"{lengths.dtype} of shape {lengths.shape} for {num_rows} users")
     return lengths

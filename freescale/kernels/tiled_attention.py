@@ -51,6 +51,7 @@ class TileLayout:
         self.block = block or _best_block(lengths, device)
         self.device = device
         self.num_tokens = int(starts[-1])
+        self.longest = int(lengths.max(initial=0))
         order = np.argsort(-lengths, kind="stable")
         tiles_sorted = -(-lengths[order] // self.block)
         num_levels = int(tiles_sorted.max(initial=0))
@@ -126,6 +127,8 @@ def hstu_attention(
         layout: the batch's tile layout, to share it between layers.
     """
     layout = layout or TileLayout(offsets.cpu(), device=q_THD.device)
+    if position_bias is not None and len(position_bias) < layout.longest:
+        raise ValueError(f"position_bias has {len(position_bias)} weights for sequences of up to {layout.longest} tokens")
     buckets: tuple[Tensor, ...] = ()
     if time_bias is not None:
         if query_time is None or key_time is None:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data import prepare as prepare_module
-from freescale.data.parquet_source import ParquetSource, RowRangeError, is_dataset
+from freescale.data import dataset_writer
+from freescale.data.parquet_source import ParquetSource, RowRangeError
 from freescale.data.prepare import prepare
 from freescale.data.source import Histories, SequenceSource
 from freescale.errors import DataError
@@ -40,8 +40,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = pa.table(dict(zip(("user", "item", "time", "action"), (range(NUM_USERS), *columns))))
     pq.write_table(table, root / "raw.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare_module, "_ROW_GROUP_USERS", 16)
-        patch.setattr(prepare_module, "_SHARD_BYTES", 8000)
+        patch.setattr(dataset_writer, "_ROW_GROUP_USERS", 16)
+        patch.setattr(dataset_writer, "_SHARD_BYTES", 8000)
         prepare(root / "raw.parquet", root / "data", name="known")
     return root / "data"
 
@@ -255,16 +255,3 @@ def test_files_of_two_data_sets_do_not_mix(copy: Path) -> None:
     edit(lambda m: m["shards"][0]["row_groups"].__setitem__(slice(0, 2), [8, 24]))(copy)
     with pytest.raises(DataError, match="row groups are not those"):
         ParquetSource(copy).read([0])
-
-
-def test_is_dataset(copy: Path, tmp_path: Path) -> None:
-    assert is_dataset(copy)
-    assert is_dataset(str(copy))
-    edit(lambda m: m.update(version=99))(copy)
-    assert is_dataset(copy), "of another version, yet a data set"
-    edit(lambda m: m.update(format="something"))(copy)
-    assert not is_dataset(copy)
-    (copy / "dataset.json").write_bytes(b"\xff\xfe")
-    assert not is_dataset(copy)
-    assert not is_dataset(tmp_path)
-    assert not is_dataset(tmp_path / "nowhere")

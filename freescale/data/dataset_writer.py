@@ -1,0 +1,191 @@
+"""Writes a data set: histories in Parquet shards, their lengths, the items and, last, the manifest."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freescale.data.event_columns import Events, concat_events
+from freescale.data.manifest import FEATURE_DTYPES, ITEMS_FILE, LENGTHS_FILE, save_manifest
+from freescale.data.source import IntArray
+from freescale.errors import DataError
+
+_ROW_GROUP_USERS = 1024
+_ROW_GROUP_EVENTS = 1 << 20
+_SHARD_BYTES = 64 << 20
+
+
+class DatasetWriter:
+    """Writes histories, in the order they come, as the files of a data set.
+
+    Args:
+        folder: an empty folder.
+        features: columns to store besides the user.
+        min_events: users with fewer events are dropped.
+    """
+
+    def __init__(self, folder: Path, features: tuple[str, ...], min_events: int) -> None:
+        self._folder = folder
+        self._features = features
+        self._min_events = min_events
+        self._dropped_users = 0
+        self._lengths: list[IntArray] = []
+        self._items = _ItemCounts()
+        self._rest: Events = {}
+        self._rest_lengths = np.zeros(0, dtype=np.int64)
+        self._shards: list[dict[str, Any]] = []
+        self._sink: Any = None
+        self._writer: Any = None
+        lists = [(name, pa.list_(pa.from_numpy_dtype(FEATURE_DTYPES[name]))) for name in features]
+        self._schema = pa.schema([("user", pa.int64()), *lists])
+
+    def add(self, events: Events) -> None:
+        """Take the sorted events of whole users."""
+        starts = np.flatnonzero(np.diff(events["user"], prepend=-1))
+        lengths = np.diff(starts, append=len(events["user"]))
+        keep = lengths >= self._min_events
+        self._dropped_users += int((~keep).sum())
+        kept = np.repeat(keep, lengths)
+        names = ("user", *self._features)
+        events = {name: events[name] if keep.all() else events[name][kept] for name in names}
+        lengths = lengths[keep]
+        if not len(lengths):
+            return
+        self._lengths.append(lengths)
+        self._items.add(events["item"], lengths)
+        # What is left of the last block comes first, so that row groups do not depend on the blocks.
+        self._rest = concat_events([self._rest, events]) if self._rest else events
+        self._rest_lengths = np.concatenate([self._rest_lengths, lengths])
+        self._write_groups(final=False)
+
+    def finish(self, name: str, source_format: str) -> dict[str, Any]:
+        """Write the rest, the indexes and, last, the manifest, whose fields are returned."""
+        if not self._lengths:
+            raise DataError(
+                f"No user has {self._min_events} events or more",
+                got=f"{self._dropped_users} users with fewer",
+                next_step="give more data, or lower min_events",
+            )
+        self._write_groups(final=True)
+        if self._writer is not None:
+            self._close_shard()
+        lengths = np.concatenate(self._lengths)
+        np.save(self._folder / LENGTHS_FILE, lengths, allow_pickle=False)
+        ids, counts, train_counts = self._items.merged()
+        catalog = pa.table({"item": ids, "count": counts, "train_count": train_counts})
+        pq.write_table(catalog, self._folder / ITEMS_FILE, compression="zstd")
+        manifest = {
+            "name": name,
+            "source_format": source_format,
+            "num_users": len(lengths),
+            "num_events": int(lengths.sum()),
+            "num_items": len(ids),
+            "max_item": int(ids[-1]),
+            "features": list(self._features),
+            "dropped_users": self._dropped_users,
+            "shards": self._shards,
+        }
+        save_manifest(self._folder, manifest)
+        return manifest
+
+    def abort(self) -> None:
+        """Let go of a shard that an error left open; it will be deleted."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            if self._writer is not None:
+                self._close_shard()
+            elif self._sink is not None:
+                self._sink.close()
+
+    def _write_groups(self, *, final: bool) -> None:
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self._rest_lengths)])
+        num_users, start = len(self._rest_lengths), 0
+        while start < num_users:
+            fits = int(np.searchsorted(offsets, offsets[start] + _ROW_GROUP_EVENTS, side="right")) - 1
+            stop = max(start + 1, min(start + _ROW_GROUP_USERS, fits))
+            if stop == num_users and stop - start < _ROW_GROUP_USERS and not final:
+                break
+            self._write_group(offsets[start : stop + 1])
+            start = stop
+        # Copies, so that the block they are cut from can go.
+        self._rest = {name: column[offsets[start] :].copy() for name, column in self._rest.items()}
+        self._rest_lengths = self._rest_lengths[start:].copy()
+
+    def _write_group(self, offsets: IntArray) -> None:
+        if self._writer is None:
+            self._open_shard()
+        first, last = offsets[0], offsets[-1]
+        local = pa.array((offsets - first).astype(np.int32))
+        lists = [pa.ListArray.from_arrays(local, self._rest[name][first:last]) for name in self._features]
+        table = pa.table([pa.array(self._rest["user"][offsets[:-1]]), *lists], schema=self._schema)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._shards[-1]["row_groups"].append(table.num_rows)
+        if self._sink.tell() >= _SHARD_BYTES:
+            self._close_shard()
+
+    def _open_shard(self) -> None:
+        name = f"shard-{len(self._shards):05d}.parquet"
+        self._shards.append({"file": name, "bytes": 0, "row_groups": []})
+        self._sink = pa.OSFile(str(self._folder / name), "wb")
+        # Times rise within a history: as deltas they are written twice as fast and take a quarter less space.
+        deltas = {"time.list.element": "DELTA_BINARY_PACKED"} if "time" in self._features else None
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            use_dictionary=[f"{name}.list.element" for name in self._features if name != "time"],
+            column_encoding=deltas,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+
+    def _close_shard(self) -> None:
+        writer, self._writer = self._writer, None
+        try:
+            writer.close()
+        finally:
+            self._sink.close()
+        shard = self._shards[-1]
+        shard["bytes"] = (self._folder / shard["file"]).stat().st_size
+
+
+class _ItemCounts:
+    """How often each item occurs, over all events and over those to train on."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[IntArray, IntArray, IntArray]] = []
+        self._num_parts = 0
+        self._num_merged = 0
+
+    def add(self, items: IntArray, lengths: IntArray) -> None:
+        """Count the items of whole histories; the last two events of each are not to train on."""
+        train = np.ones(len(items), dtype=bool)
+        ends = np.cumsum(lengths)
+        train[ends - 1] = False
+        train[ends[lengths >= 2] - 2] = False
+        if items.max() < 8 * len(items):
+            counts = np.bincount(items)
+            ids = np.flatnonzero(counts)
+            counts, train_counts = counts[ids], np.bincount(items[train], minlength=len(counts))[ids]
+        else:
+            ids, inverse, counts = np.unique(items, return_inverse=True, return_counts=True)
+            train_counts = np.bincount(inverse[train], minlength=len(ids))
+        self._parts.append((ids, counts, train_counts))
+        self._num_parts += len(ids)
+        if self._num_parts > 2 * self._num_merged + (1 << 20):
+            self.merged()
+
+    def merged(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Ids ascending, counts, counts to train on."""
+        ids, counts, train_counts = (np.concatenate(arrays) for arrays in zip(*self._parts))
+        unique, inverse = np.unique(ids, return_inverse=True)
+        sums = [np.zeros(len(unique), dtype=np.int64) for _ in range(2)]
+        np.add.at(sums[0], inverse, counts)
+        np.add.at(sums[1], inverse, train_counts)
+        self._parts = [(unique, sums[0], sums[1])]
+        self._num_parts = self._num_merged = len(unique)
+        return self._parts[0]

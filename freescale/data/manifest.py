@@ -1,0 +1,83 @@
+"""What a data set folder holds: names of files and the manifest, shared by its writer and its reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from freescale.errors import DataError
+
+DATASET_FILE = "dataset.json"
+LENGTHS_FILE = "lengths.npy"
+ITEMS_FILE = "items.parquet"
+DATASET_FORMAT = "freescale-dataset"
+DATASET_VERSION = 1
+FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
+    "item": np.dtype(np.int64),
+    "time": np.dtype(np.int64),
+    "action": np.dtype(np.float32),
+}
+
+_PREPARE_AGAIN = "run `freescale prepare INPUT OUT_DIR` again, or copy the data set again"
+_FIELDS = (("name", str), ("num_users", int), ("features", list), ("shards", list))
+
+
+def is_dataset(path: str | Path) -> bool:
+    """Whether this folder holds a data set written by `freescale prepare`, of whatever version."""
+    try:
+        return _says_dataset(_load(Path(path) / DATASET_FILE))
+    except (OSError, ValueError):
+        return False
+
+
+def save_manifest(folder: Path, fields: dict[str, Any]) -> None:
+    """Write the manifest, which makes a data set of the files that are there."""
+    manifest = {"format": DATASET_FORMAT, "version": DATASET_VERSION, **fields}
+    (folder / DATASET_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a data set of this version, what the reader needs of it checked."""
+    file = folder / DATASET_FILE
+    try:
+        manifest = _load(file)
+    except OSError as error:
+        raise DataError(
+            f"{folder} is not a FreeScale data set: it has no readable {DATASET_FILE}",
+            got=error.strerror,
+            next_step=f"run `freescale prepare INPUT {folder}` on your interactions first",
+        ) from error
+    except ValueError as error:
+        raise damaged(file, str(error)) from error
+    if not _says_dataset(manifest):
+        raise damaged(file, f"it does not say that it is a {DATASET_FORMAT}")
+    if manifest.get("version") != DATASET_VERSION:
+        raise DataError(
+            f"The data set {folder} was written by another version of FreeScale",
+            got=f"version {manifest.get('version')}",
+            allowed=f"version {DATASET_VERSION}",
+            next_step="run `freescale prepare` again with this version",
+        )
+    for key, kind in _FIELDS:
+        if not isinstance(manifest.get(key), kind):
+            raise damaged(file, f"{key!r} is {manifest.get(key)!r}")
+    known = all(name in list(FEATURE_DTYPES) for name in manifest["features"])
+    if not known or "item" not in manifest["features"]:
+        raise damaged(file, f"'features' is {manifest['features']!r}")
+    return manifest
+
+
+def damaged(path: Path, why: str) -> DataError:
+    """The error of a data set file that cannot be trusted."""
+    return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=_PREPARE_AGAIN)
+
+
+def _load(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _says_dataset(manifest: Any) -> bool:
+    return isinstance(manifest, dict) and manifest.get("format") == DATASET_FORMAT
