@@ -52,7 +52,11 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
         )
     path = Path(config.data.path)
     if not path.exists():
-        raise DataError("data.path does not exist", got=path, next_step="`freescale prepare INPUT OUT_DIR` makes a data set")
+        raise DataError(
+            "data.path does not exist",
+            got=path,
+            next_step="`freescale prepare INPUT OUT_DIR` makes a data set",
+        )
     if not is_dataset(path):
         assert cache is not None
         if not is_dataset(cache):
@@ -128,7 +132,9 @@ def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbed
         name=TABLE,
         num_rows=id_map.num_rows,
         dim=config.model.dim,
-        optimizer=make_optimizer(options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps),
+        optimizer=make_optimizer(
+            options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
+        ),
         dtype=torch.float64 if config.model.dtype == "float64" else _DTYPES[options.dtype],
         seed=config.run.seed,
     )
@@ -223,7 +229,9 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         metric=config.eval.metric,
         patience=config.run.patience,
         max_eval_users=config.eval.max_users,
-        protocol=f"full ranking, seen filtered, {len(source.items.ids):,} items" if retrieval else "next event's label",
+        protocol=f"full ranking, seen filtered, {len(source.items.ids):,} items"
+        if retrieval
+        else "next event's label",
         popularity={
             "valid": popularity_quality(valid, max_users=config.eval.max_users),
             "test": popularity_quality(test),
@@ -258,7 +266,9 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
     dense = sum(param.numel() for param in run.model.parameters())
     plans = list(run.embedding.plans.values())
-    distinct = config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
+    distinct = (
+        config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
+    )
     facts: dict[str, dict[str, object]] = {
         "data": {
             "name": source.name,

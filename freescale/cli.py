@@ -62,9 +62,13 @@ def train(
 
 @app.command()
 def prepare(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Raw file, or a folder of CSV/Parquet files.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="Raw file, or a folder of CSV/Parquet files.")
+    ],
     out_dir: Annotated[Path, typer.Argument(help="New folder for the data set.")],
-    format: Annotated[str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv or parquet.")] = "auto",
+    format: Annotated[
+        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv or parquet.")
+    ] = "auto",
     user: Annotated[str | None, typer.Option(help="Name of the user column (csv, parquet).")] = None,
     item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
     time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
@@ -82,7 +86,12 @@ def prepare(
 
     names = {k: v for k, v in {"user": user, "item": item, "time": time, "action": action}.items() if v}
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=1.0)
         summary = prepare_data(
@@ -96,12 +105,18 @@ def prepare(
             overwrite=overwrite,
             progress=lambda done, message: bar.update(task, completed=done, description=message),
         )
-    _print(f"{out_dir}: {summary.num_users:,} users, {summary.num_items:,} items, {summary.num_events:,} events")
-    _print(f"read as {summary.decided}; left out {summary.dropped_users:,} users with fewer than {min_events} events")
+    _print(
+        f"{out_dir}: {summary.num_users:,} users, {summary.num_items:,} items, {summary.num_events:,} events"
+    )
+    _print(
+        f"read as {summary.decided}; left out {summary.dropped_users:,} users with fewer than {min_events} events"
+    )
 
 
 @app.command()
-def evaluate(run_dir: RunDir, json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def evaluate(
+    run_dir: RunDir, json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Evaluate the best checkpoint of a run on its test targets."""
     import json
 
@@ -111,7 +126,9 @@ def evaluate(run_dir: RunDir, json_output: Annotated[bool, typer.Option("--json"
     if json_output:
         _print(json.dumps(result))
         return
-    table = Table("metric", "model", "popularity", title=escape(f"{result['checkpoint']}: {result['protocol']}"))
+    table = Table(
+        "metric", "model", "popularity", title=escape(f"{result['checkpoint']}: {result['protocol']}")
+    )
     for name, value in result["metrics"].items():
         baseline = result["popularity"].get(name)
         table.add_row(name, _number(value), _number(baseline))
@@ -171,7 +188,9 @@ def main() -> None:
         if os.environ.get("FREESCALE_DEBUG"):
             raise
         if not note_failure(error):
-            Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            Console(stderr=True).print(
+                f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+            )
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

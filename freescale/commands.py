@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 from freescale.assembly import build_run, build_source, describe, encoder_shape
 from freescale.comm.ranks import Ranks, join_ranks
 from freescale.config import Config, load_config
@@ -22,10 +21,19 @@ from freescale.train.loop import Run, run_tensors, train
 
 # Keys that may change between two parts of one run without leaving the curve.
 _FREE_KEYS = {
-    *(f"run.{key}" for key in ("out", "steps", "epochs", "log_every", "eval_every", "checkpoint_every", "keep")),
+    *(
+        f"run.{key}"
+        for key in ("out", "steps", "epochs", "log_every", "eval_every", "checkpoint_every", "keep")
+    ),
     *(f"run.{key}" for key in ("patience", "device", "tensorboard")),
     *("data.path", "data.workers", "eval.batch", "eval.item_chunk", "eval.max_users", "optim.accumulate"),
-    *("balance.enabled", "balance.max_tokens_ratio", "pipeline.prioritized", "comm.transport", "comm.timeout_s"),
+    *(
+        "balance.enabled",
+        "balance.max_tokens_ratio",
+        "pipeline.prioritized",
+        "comm.transport",
+        "comm.timeout_s",
+    ),
     "embedding.replicate_below_mb",
 }
 
@@ -100,15 +108,18 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
     recipe = run_dir / "config.yaml"
     if not recipe.exists():
         raise CheckpointError(
-            "this is not a run folder: it has no config.yaml", got=run_dir, next_step=f"freescale train run.out={run_dir}"
+            "this is not a run folder: it has no config.yaml",
+            got=run_dir,
+            next_step=f"freescale train run.out={run_dir}",
         )
-    config = load_config(recipe)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, out=str(run_dir), device=device))
+    config = load_config(recipe, [f"run.out={run_dir}", f"run.device={device}"])
     with join_ranks(device=device) as ranks:
         run = build_run(config, build_source_together(config, ranks), ranks, Progress())
         path = run.checkpoints.best()
         if path is None:
-            raise CheckpointError("the run has no checkpoint yet", got=run_dir, next_step=f"freescale train {recipe}")
+            raise CheckpointError(
+                "the run has no checkpoint yet", got=run_dir, next_step=f"freescale train {recipe}"
+            )
         read_meta(path)
         load_tensors(path, run_tensors(run), ranks=ranks)
     return config, run, path
@@ -135,7 +146,9 @@ def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
     found = sorted(p for p in (path / "checkpoints").glob("step-*") if p.suffix != ".tmp")
     if not found:
         raise CheckpointError(
-            "there is no checkpoint to resume from", got=path, allowed="auto, never, RUN_DIR or RUN_DIR/checkpoints/step-N"
+            "there is no checkpoint to resume from",
+            got=path,
+            allowed="auto, never, RUN_DIR or RUN_DIR/checkpoints/step-N",
         )
     return found[-1]
 

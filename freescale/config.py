@@ -27,11 +27,13 @@ class RunSection:
 
     out: str = _key("runs/latest", "folder for config, metrics, checkpoints and the report")
     steps: int | None = _key(None, "length of the run in steps; null: run.epochs decides", at_least=1)
-    epochs: float = _key(20.0, "passes over the data when run.steps is null", at_least=0.001)
+    epochs: float = _key(10.0, "passes over the data when run.steps is null", at_least=0.001)
     seed: int = _key(1, "seed of batches, negatives, initial weights and dropout", at_least=0)
     log_every: int = _key(20, "steps between two log lines", at_least=1)
     eval_every: int | None = _key(None, "steps between evaluations; null: once an epoch", at_least=1)
-    checkpoint_every: int | None = _key(None, "steps between checkpoints; null: at every evaluation", at_least=1)
+    checkpoint_every: int | None = _key(
+        None, "steps between checkpoints; null: at every evaluation", at_least=1
+    )
     keep: int = _key(2, "number of latest checkpoints to keep, besides the best", at_least=1)
     patience: int | None = _key(None, "stop after this many evaluations without a better one", at_least=1)
     device: Literal["auto", "cpu", "cuda"] = _key("auto", "where to compute")
@@ -44,9 +46,13 @@ class DataSection:
 
     path: str = _key("synthetic", "'synthetic', a prepared folder, or a raw file to prepare on the way")
     global_batch: int = _key(128, "samples a step, over all ranks", at_least=1)
-    global_tokens: int | None = _key(None, "tokens a step over all ranks, instead of global_batch", at_least=1)
+    global_tokens: int | None = _key(
+        None, "tokens a step over all ranks, instead of global_batch", at_least=1
+    )
     max_length: int = _key(200, "keep this many latest events of a history", at_least=1)
-    shuffle_rows: int = _key(100_000, "histories shuffled together; bounds the memory of the reader", at_least=1)
+    shuffle_rows: int = _key(
+        100_000, "histories shuffled together; bounds the memory of the reader", at_least=1
+    )
     workers: int = _key(0, "loader processes a rank; 0 loads in the training process", at_least=0)
     use_time: bool = _key(True, "use time stamps where the data has them")
 
@@ -61,7 +67,9 @@ class SyntheticSection:
     sigma: float = _key(1.0, "spread of the log-normal lengths", at_least=0, at_most=3)
     max_length: int = _key(400, "longest history", at_least=3)
     zipf: float = _key(1.0, "exponent of the item popularity", at_least=0)
-    preference: float = _key(0.8, "share of events that follow the user's planted taste", at_least=0, at_most=1)
+    preference: float = _key(
+        0.8, "share of events that follow the user's planted taste", at_least=0, at_most=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,9 @@ class ModelSection:
 class HeadSection:
     """What the model is trained to predict."""
 
-    kind: Literal["retrieval", "ranking"] = _key("retrieval", "next item by sampled softmax, or actions as labels")
+    kind: Literal["retrieval", "ranking"] = _key(
+        "retrieval", "next item by sampled softmax, or actions as labels"
+    )
     num_negatives: int = _key(128, "negatives drawn for each sample", at_least=1)
     temperature: float = _key(0.05, "divides the logits of the sampled softmax", at_least=1e-4)
     normalize: bool = _key(True, "l2-normalise user and item vectors")
@@ -101,7 +111,9 @@ class EmbeddingSection:
     rows: int | None = _key(None, "table rows; null: largest id + 1 (required for id_map=hash)", at_least=1)
     optimizer: Literal["sgd", "rowwise_adagrad", "adam"] = _key("adam", "sparse optimizer of the table")
     lr: float = _key(1e-3, "learning rate of the table, follows optim.schedule", at_least=0)
-    dtype: Literal["float32", "bfloat16"] = _key("float32", "storage type of the table (float64 with model.dtype)")
+    dtype: Literal["float32", "bfloat16"] = _key(
+        "float32", "storage type of the table (float64 with model.dtype)"
+    )
     beta2: float = _key(0.98, "adam: decay of the second moment", at_least=0, at_most=1)
     eps: float = _key(1e-8, "adam, adagrad: added to the denominator", at_least=0)
     replicate_below_mb: float = _key(0.0, "replicate tables smaller than this on every rank", at_least=0)
@@ -194,19 +206,20 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
     """
     values = _read_yaml(Path(recipe)) if recipe is not None else {}
     problems: list[str] = []
-    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+    sections: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     flat = dict(_flatten(values, sections, problems))
     flat.update(_parse_overrides(overrides, problems))
     chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for path, value in flat.items():
         _place(path, value, sections, chosen, problems)
     if not problems:
-        config = Config(**{name: make(**chosen[name]) for name, make in sections.items()})  # type: ignore[misc]
+        config = Config(**{name: make(**chosen[name]) for name, make in sections.items()})
         problems = _cross_checks(config)
     if problems:
         where = f"in {recipe}" if recipe else "in the overrides"
         raise ConfigError(
-            f"{len(problems)} problem{'s' if len(problems) > 1 else ''} {where}:\n  - " + "\n  - ".join(problems),
+            f"{len(problems)} problem{'s' if len(problems) > 1 else ''} {where}:\n  - "
+            + "\n  - ".join(problems),
             next_step="`freescale keys` lists every recipe key with its default",
         )
     return config
@@ -226,7 +239,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError("the recipe does not exist", got=path, next_step="`ls recipes/` lists those that ship") from None
+        raise ConfigError(
+            "the recipe does not exist", got=path, next_step="`ls recipes/` lists those that ship"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the recipe cannot be read", got=f"{path}: {error}") from None
     try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from freescale.kernels import hstu_attention, reference
+
+_SMALL_RUN = ("run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class Finding:
 def examine() -> list[Finding]:
     """Versions, devices, and a self-test of each part."""
     packages = ("freescale", "torch", "numpy", "numba", "pyarrow", "safetensors", "triton", "tensorboard")
-    findings = [Finding("python", f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")]
+    findings = [
+        Finding("python", f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
+    ]
     findings += [Finding(name, _version(name)) for name in packages]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -58,12 +63,16 @@ def _check_attention(device: str) -> str:
     """Jagged attention against the plain reference, forward and backward."""
     torch.manual_seed(0)
     offsets = torch.tensor([0, 70, 70, 103])
-    q, k, v = (torch.randn(103, 2, 8, dtype=torch.float64, device=device, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(103, 2, 8, dtype=torch.float64, device=device, requires_grad=True) for _ in range(3)
+    )
     outputs = [
         function(q, k, v, offsets, scale=0.01) for function in (hstu_attention, reference.hstu_attention)
     ]
     grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outputs]
-    error = max(float((a - b).abs().max()) for a, b in zip((outputs[0], *grads[0]), (outputs[1], *grads[1])))
+    error = max(
+        float((a - b).detach().abs().max()) for a, b in zip((outputs[0], *grads[0]), (outputs[1], *grads[1]))
+    )
     if error > 1e-9:
         raise ArithmeticError(f"differs from the reference by {error:.1e}")
     return f"equals the reference to {error:.0e}"
@@ -76,13 +85,9 @@ def _check_training(device: str) -> str:
     from freescale.config import load_config
     from freescale.train.events import Progress
 
-    config = load_config(None, ["run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16", "run.out="])
     ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
-    import tempfile
-    from dataclasses import replace
-
     with tempfile.TemporaryDirectory() as folder:
-        config = replace(config, run=replace(config.run, out=folder))
+        config = load_config(None, [*_SMALL_RUN, f"run.out={folder}"])
         run = build_run(config, build_source(config), ranks, Progress())
         schedule = run.open_schedule(0)
         losses = [run.train_step.run(ready, schedule).loss for ready in schedule]

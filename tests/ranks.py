@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # DTensor imports it on first use: 2 s in every forked rank, or once here
 import torch.distributed as dist
 
 
@@ -21,7 +22,7 @@ def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: fl
         pipes, processes = [], []
         for rank in range(num_ranks):
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(fn, rank, num_ranks, folder, send, args), daemon=True)
+            process = context.Process(target=_rank_main, args=(fn, rank, num_ranks, folder, send, args))
             process.start()
             send.close()
             pipes.append(receive)
@@ -60,7 +61,9 @@ def _collect(pipes: list[Any], processes: list[Any], timeout: float) -> list[Any
 
 def _rank_main(fn: Callable[..., Any], rank: int, num_ranks: int, folder: str, send: Any, args: Any) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo"
+    )
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
         result = fn(rank, *args)

@@ -24,8 +24,8 @@ _NOTES = "FREESCALE_FAILURE_NOTES"
 _GRACE_S = 2.0
 
 
-def launch(command: Sequence[str], *, num_ranks: int) -> int:
-    """Run `python -m freescale COMMAND` on this many ranks; returns 0, or raises TrainingError for the first failure."""
+def launch(command: Sequence[str], *, num_ranks: int) -> None:
+    """Run `python -m freescale COMMAND` on this many ranks; raises TrainingError for the first failure."""
     with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
         environment = _environment(num_ranks, notes)
         processes = [
@@ -40,7 +40,6 @@ def launch(command: Sequence[str], *, num_ranks: int) -> int:
             failed = {rank: p.returncode for rank, p in enumerate(processes) if p.returncode}
             if failed:
                 raise _failure(failed, Path(notes))
-            return 0
         finally:
             _end(processes)
 
@@ -90,7 +89,9 @@ def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
     if killed:
         rank = killed[0]
         other = next((s for s in stories.values() if s), None)
-        where = f", while another rank was in stage '{other['stage']}' of step {other['step']}" if other else ""
+        where = (
+            f", while another rank was in stage '{other['stage']}' of step {other['step']}" if other else ""
+        )
         name = signal.Signals(-failed[rank]).name
         return TrainingError(
             f"rank {rank} was killed by {name}{where}",

@@ -25,8 +25,9 @@ class Ranks:
         num_ranks: all processes.
         device: where this rank computes.
         group: carries rows and gradients; None when there is one rank only.
-        control: CPU group for small agreements and checkpoints, apart from `group` so that background work never
-            gets between two training collectives.
+        control: CPU group for small agreements and sums.
+        background: CPU group for work in other threads (checkpoints). Collectives of one group must start in the
+            same order everywhere, so threads never share one.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Ranks:
     device: torch.device
     group: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
+    background: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -113,13 +115,14 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timeout)
     try:
-        control = dist.new_group(backend="gloo", timeout=timeout)
+        control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
         yield Ranks(
             rank=dist.get_rank(),
             num_ranks=dist.get_world_size(),
             device=chosen,
             group=dist.group.WORLD,
             control=control,
+            background=background,
         )
     finally:
         dist.destroy_process_group()

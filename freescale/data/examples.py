@@ -85,7 +85,9 @@ class Examples:
             wanted |= {"time": ("time", index), "target_time": ("time", index + 1)}
         if "action" in columns:
             wanted |= {"action": ("action", index), "target_action": ("action", index + 1)}
-        return {name: torch.from_numpy(columns[column][where].copy()) for name, (column, where) in wanted.items()}
+        return {
+            name: torch.from_numpy(columns[column][where].copy()) for name, (column, where) in wanted.items()
+        }
 
     def _negatives(self, rows: IntArray, step: int) -> IntArray:
         ids = self.source.items.ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +28,12 @@ class SequenceBatch:
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets.is_cuda:
             raise ValueError("offsets must be a CPU tensor [B + 1]")
-        for kind, features, size in (("token", self.tokens, self.num_tokens), ("sample", self.samples, len(self))):
+        if int(self.offsets[0]) != 0 or bool((self.offsets.diff() < 0).any()):
+            raise ValueError("offsets must start at 0 and never fall")
+        for kind, features, size in (
+            ("token", self.tokens, self.num_tokens),
+            ("sample", self.samples, len(self)),
+        ):
             for name, values in features.items():
                 if len(values) != size:
                     raise ValueError(f"{kind} feature {name!r} has {len(values)} values, expected {size}")
@@ -59,6 +65,10 @@ class SequenceBatch:
             return cls(offsets=torch.zeros(1, dtype=torch.int64))
         names = sequences[0].keys()
         lengths = torch.tensor([len(next(iter(s.values()))) for s in sequences])
+        for sequence, length in zip(sequences, lengths.tolist()):
+            for name, values in sequence.items():
+                if len(values) != length:
+                    raise ValueError(f"token feature {name!r} has {len(values)} values in a sequence of {length}")
         return cls(offsets=_offsets(lengths), tokens={n: torch.cat([s[n] for s in sequences]) for n in names})
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> SequenceBatch:
@@ -94,7 +104,7 @@ class SequenceBatch:
         """Contiguous parts of about equal token counts, as views; a part may be empty."""
         targets = torch.arange(1, num_parts) * (self.num_tokens / num_parts)
         cuts = [0, *torch.searchsorted(self.offsets.double(), targets.double()).tolist(), len(self)]
-        return [self._slice(first, last) for first, last in zip(cuts[:-1], cuts[1:])]
+        return [self._slice(first, last) for first, last in itertools.pairwise(cuts)]
 
     @staticmethod
     def concat(batches: Sequence[SequenceBatch]) -> SequenceBatch:
@@ -102,6 +112,9 @@ class SequenceBatch:
         if not batches:
             raise ValueError("concat needs at least one batch")
         first = batches[0]
+        for batch in batches:
+            if different := (first.tokens.keys() ^ batch.tokens.keys()) | (first.samples.keys() ^ batch.samples.keys()):
+                raise ValueError(f"only some of the batches have {', '.join(sorted(different))}")
         return SequenceBatch(
             offsets=_offsets(torch.cat([batch.lengths for batch in batches])),
             tokens={n: torch.cat([batch.tokens[n] for batch in batches]) for n in first.tokens},

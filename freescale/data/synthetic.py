@@ -35,7 +35,7 @@ class SyntheticSource:
     """
 
     name = "synthetic"
-    features = ("item", "time")
+    features: tuple[str, ...] = ("item", "time")
 
     def __init__(
         self,
@@ -119,7 +119,9 @@ def _plant(
     return events
 
 
-def _successors(rng: np.random.Generator, genre_of: IntArray, by_genre: IntArray, first: IntArray) -> IntArray:
+def _successors(
+    rng: np.random.Generator, genre_of: IntArray, by_genre: IntArray, first: IntArray
+) -> IntArray:
     """[items, 3] the items that like to come next, all of the same genre."""
     size = first[genre_of + 1] - first[genre_of]
     draw = rng.random((len(genre_of), _NUM_SUCCESSORS))

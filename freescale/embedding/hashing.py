@@ -22,19 +22,23 @@ def mix64(x: Tensor) -> Tensor:
 
 def keyed(seed: int, key: Tensor) -> Tensor:
     """A random int64 for every key, another one for every seed."""
-    return mix64(key * _GOLDEN + mix64(torch.tensor(seed, dtype=torch.int64, device=key.device) * _GOLDEN + 1))
+    return mix64(
+        key.long() * _GOLDEN + mix64(torch.tensor(seed, dtype=torch.int64, device=key.device) * _GOLDEN + 1)
+    )
 
 
 def keyed_normal(seed: int, rows: Tensor, dim: int) -> Tensor:
     """[len(rows), dim] float64 standard normals; row r depends on (seed, r) alone."""
     half = (dim + 1) // 2
     columns = torch.arange(half, device=rows.device)
-    bits = keyed(seed, mix64(rows)[:, None] + columns)
+    bits = keyed(seed, mix64(rows.long())[:, None] + columns)
     # Two 31-bit uniforms from one hash, then Box-Muller.
     u1 = ((bits & 0x7FFFFFFF).double() + 0.5) / 2.0**31
     u2 = (_shift_right(bits, 33).double() + 0.5) / 2.0**31
     radius = torch.sqrt(-2 * torch.log(u1))
-    normals = torch.stack([radius * torch.cos(2 * math.pi * u2), radius * torch.sin(2 * math.pi * u2)], dim=-1)
+    normals = torch.stack(
+        [radius * torch.cos(2 * math.pi * u2), radius * torch.sin(2 * math.pi * u2)], dim=-1
+    )
     return normals.flatten(1)[:, :dim]
 
 

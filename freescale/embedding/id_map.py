@@ -40,11 +40,13 @@ class DirectMap:
             )
         self.num_rows = num_rows
         self._factor = next(
-            f for f in range(max(1, int(num_rows * 0.6180339887)), 2 * num_rows + 2) if math.gcd(f, num_rows) == 1
+            f
+            for f in range(max(1, int(num_rows * 0.6180339887)), 2 * num_rows + 2)
+            if math.gcd(f, num_rows) == 1
         )
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Row of every id; ids outside the table are refused by the embedding, which sees them anyway."""
+        """Row of every id; an id outside the table is refused here, where it still has its raw name."""
         inside = (ids >= 0) & (ids < self.num_rows)
         if not bool(inside.all()):
             bad = int(ids[~inside].flatten()[0])
@@ -54,7 +56,7 @@ class DirectMap:
                 allowed=f"0 to {self.num_rows - 1}",
                 next_step="set embedding.rows to the largest id + 1, or use embedding.id_map=hash",
             )
-        return (ids * self._factor) % self.num_rows
+        return (ids.long() * self._factor) % self.num_rows
 
 
 class HashMap:

@@ -18,7 +18,9 @@ from freescale.errors import ConfigError
 class SparseOptimizer(Protocol):
     """One update rule."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name in recipes."""
 
     def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the state tensors, by name."""
@@ -80,7 +82,9 @@ class Adam:
         return torch.addcdiv(rows, state["moment1"], denominator, value=-lr / (1 - self.beta1**step))
 
 
-def make_optimizer(name: str, *, beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-8) -> SparseOptimizer:
+def make_optimizer(
+    name: str, *, beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-8
+) -> SparseOptimizer:
     """The sparse optimizer of that name."""
     if name == "sgd":
         return SGD()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from freescale.embedding.optimizer import SparseOptimizer
+from freescale.errors import PlanError
 
 _MIB = 1 << 20
 
@@ -79,19 +80,28 @@ class TablePlan:
     def traffic_mib(self, distinct_ids: int) -> float:
         """Bytes one rank sends and receives a step when it asks for this many distinct ids.
 
-        Ids (8 bytes) and rows travel for the share of ids that other ranks own; gradients travel back in float32.
+        Ids (8 bytes) and rows travel for the share of ids that other ranks own; gradients travel back in float32,
+        or in float64 where the table is stored so.
         """
         if self.num_ranks == 1:
             return 0.0
+        wide = max(4, self.spec.dtype.itemsize)
         if self.replicated:
-            return 2 * self.spec.num_rows * (self.spec.dim + 1) * 4 / _MIB
+            return 2 * self.spec.num_rows * (self.spec.dim + 1) * wide / _MIB
         away = distinct_ids * (self.num_ranks - 1) / self.num_ranks
-        per_id = 8 + self.spec.dim * (self.spec.dtype.itemsize + max(4, self.spec.dtype.itemsize))
+        per_id = 8 + self.spec.dim * (self.spec.dtype.itemsize + wide)
         return 2 * away * per_id / _MIB
 
 
-def plan_tables(specs: Sequence[TableSpec], *, num_ranks: int, replicate_below_mb: float = 0.0) -> list[TablePlan]:
+def plan_tables(
+    specs: Sequence[TableSpec], *, num_ranks: int, replicate_below_mb: float = 0.0
+) -> list[TablePlan]:
     """Replicate tables under the limit, shard the others by rows."""
+    for n, spec in enumerate(specs):
+        if spec.num_rows < 1 or spec.dim < 1:
+            raise PlanError(f"table {spec.name!r} has no rows or no width", got=f"{spec.num_rows} x {spec.dim}")
+        if spec.name in {other.name for other in specs[:n]}:
+            raise PlanError("two tables have the same name", got=spec.name)
     return [
         TablePlan(
             spec=spec,

@@ -97,22 +97,29 @@ class ShardedEmbedding:
         self._num_steps = 0
 
     def __call__(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Vectors of the rows of each table; remembers what `step` must send home."""
+        """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
         lookups = [self.lookup(name, asked) for name, asked in rows.items()]
-        self._pending += lookups
+        if torch.is_grad_enabled():
+            self._pending += lookups
         return {lookup.table: lookup.vectors() for lookup in lookups}
 
     def step(self, *, lr: float) -> None:
-        """Send the gradients of all calls since the last step home and update; every rank must call it."""
+        """Send the gradients of all calls since the last step home and update; every rank must call it.
+
+        A row that several calls looked up is updated once, with the sum of its gradients.
+        """
         self._num_steps += 1
+        home: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for lookup in self._pending:
-            self.update(lookup, lr=lr, step=self._num_steps)
+            home.setdefault(lookup.table, []).append(self._send_home(lookup))
+        for name, parts in home.items():
+            self.tables[name].apply(*_add_up(parts), lr=lr, step=self._num_steps)
         self._pending = []
 
     def lookup(self, name: str, asked: Tensor) -> Lookup:
         """Fetch the distinct rows of one batch from their owners."""
         plan, table = self.plans[name], self.tables[name]
-        distinct, slots = torch.unique(asked, return_inverse=True)
+        distinct, slots = torch.unique(asked.long(), return_inverse=True)
         self._check_range(plan.spec, distinct)
         if plan.replicated:
             return Lookup(name, _leaf(table.gather(distinct)), slots, distinct)
@@ -127,16 +134,8 @@ class ShardedEmbedding:
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
-        grad = lookup.rows.grad if lookup.rows.grad is not None else torch.zeros_like(lookup.rows)
-        table = self.tables[lookup.table]
-        if self.plans[lookup.table].replicated:
-            rows, summed = self._sum_replicated(lookup, grad)
-        else:
-            assert lookup.owned is not None
-            assert lookup.owned_slot is not None
-            home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
-            rows, summed = lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
-        table.apply(rows, summed, lr=lr, step=step)
+        rows, summed = self._send_home(lookup)
+        self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
@@ -172,6 +171,16 @@ class ShardedEmbedding:
                 f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
             )
 
+    def _send_home(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
+        """The local rows that any rank looked up, and the sums of their gradients in rank order."""
+        grad = lookup.rows.grad if lookup.rows.grad is not None else torch.zeros_like(lookup.rows)
+        if self.plans[lookup.table].replicated:
+            return self._sum_replicated(lookup, grad)
+        assert lookup.owned is not None
+        assert lookup.owned_slot is not None
+        home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
+        return lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
+
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
         if self.num_ranks == 1:
@@ -188,11 +197,25 @@ class ShardedEmbedding:
         if plan.replicated:
             return values
         if self._mesh is None:
+            assert self._group is not None
             self._mesh = DeviceMesh.from_group(self._group, self.device.type)
         width = values.shape[1]
         return DTensor.from_local(
-            values, self._mesh, [Shard(0)], run_check=False, shape=torch.Size((plan.spec.num_rows, width)), stride=(width, 1)
+            values,
+            self._mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size((plan.spec.num_rows, width)),
+            stride=(width, 1),
         )
+
+
+def _add_up(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Distinct rows of several (rows, gradients), and the sums of their gradients in the order given."""
+    if len(parts) == 1:
+        return parts[0]
+    rows, slots = torch.unique(torch.cat([rows for rows, _ in parts]), return_inverse=True)
+    return rows, sum_by_row(slots, torch.cat([grad for _, grad in parts]), len(rows))
 
 
 def _leaf(rows: Tensor) -> Tensor:

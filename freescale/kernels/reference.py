@@ -5,6 +5,8 @@ Shapes: T tokens in all, H heads, D and V widths of a head, B sequences; `offset
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -82,4 +84,4 @@ def softmax_attention(
 
 def _spans(offsets: Tensor) -> list[tuple[int, int]]:
     edges = offsets.tolist()
-    return list(zip(edges[:-1], edges[1:]))
+    return list(itertools.pairwise(edges))

@@ -44,7 +44,9 @@ class TileLayout:
         device: where the tensors to be laid out live.
     """
 
-    def __init__(self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         starts = offsets.numpy()
         lengths = np.diff(starts)
         device = torch.device(device)
@@ -128,7 +130,9 @@ def hstu_attention(
     """
     layout = layout or TileLayout(offsets.cpu(), device=q_THD.device)
     if position_bias is not None and len(position_bias) < layout.longest:
-        raise ValueError(f"position_bias has {len(position_bias)} weights for sequences of up to {layout.longest} tokens")
+        raise ValueError(
+            f"position_bias has {len(position_bias)} weights for sequences of up to {layout.longest} tokens"
+        )
     buckets: tuple[Tensor, ...] = ()
     if time_bias is not None:
         if query_time is None or key_time is None:
@@ -168,8 +172,16 @@ class _SiluAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: TileLayout, heads: int, scale: float,
-        position_bias: Tensor | None, time_bias: Tensor | None, buckets: tuple[Tensor, ...],
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: TileLayout,
+        heads: int,
+        scale: float,
+        position_bias: Tensor | None,
+        time_bias: Tensor | None,
+        buckets: tuple[Tensor, ...],
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, position_bias, time_bias)
         ctx.layout, ctx.heads, ctx.scale, ctx.buckets = layout, heads, scale, buckets
@@ -184,11 +196,11 @@ class _SiluAttention(torch.autograd.Function):
             weights = torch.nn.functional.silu(scores, inplace=True)
             if pair.query_level == pair.key_level:
                 weights.mul_(mask)
-            out[qi].baddbmm_(weights, v[kj], alpha=scale)
+            out[qi].add_(torch.bmm(weights, v[kj]), alpha=scale)
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, position_bias, time_bias = ctx.saved_tensors
         layout, heads, scale, buckets = ctx.layout, ctx.heads, ctx.scale, ctx.buckets
@@ -211,9 +223,9 @@ class _SiluAttention(torch.autograd.Function):
             if pair.query_level == pair.key_level:
                 weights.mul_(mask)
                 d_scores.mul_(mask)
-            dv[kj].baddbmm_(weights.transpose(1, 2), grad[qi])
-            dq[qi].baddbmm_(d_scores, k[kj])
-            dk[kj].baddbmm_(d_scores.transpose(1, 2), q[qi])
+            dv[kj].add_(torch.bmm(weights.transpose(1, 2), grad[qi]))
+            dq[qi].add_(torch.bmm(d_scores, k[kj]))
+            dk[kj].add_(torch.bmm(d_scores.transpose(1, 2), q[qi]))
             if d_strips is not None:
                 d_strips[pair.query_level - pair.key_level] += d_scores.sum(0)
             if d_time is not None:
@@ -246,7 +258,7 @@ class _SoftmaxAttention(torch.autograd.Function):
             shrink = torch.exp(peak[qi] - new_peak)
             weights = scores.sub_(new_peak).exp_()
             total[qi] = total[qi] * shrink + weights.sum(-1, keepdim=True)
-            out[qi] = torch.baddbmm(out[qi] * shrink, weights, v[kj])
+            out[qi].mul_(shrink).add_(torch.bmm(weights, v[kj]))
             peak[qi] = new_peak
         out /= total
         ctx.save_for_backward(q, k, v, out, peak + total.log())
@@ -254,7 +266,7 @@ class _SoftmaxAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_total = ctx.saved_tensors
         layout, heads, scale = ctx.layout, ctx.heads, ctx.scale
@@ -267,10 +279,10 @@ class _SoftmaxAttention(torch.autograd.Function):
             weights = torch.bmm(q[qi], k_T[kj]).mul_(scale).sub_(log_total[qi]).exp_()
             if pair.query_level == pair.key_level:
                 weights.mul_(mask)
-            dv[kj].baddbmm_(weights.transpose(1, 2), grad[qi])
+            dv[kj].add_(torch.bmm(weights.transpose(1, 2), grad[qi]))
             d_scores = torch.bmm(grad[qi], v_T[kj]).sub_(drift[qi]).mul_(weights)
-            dq[qi].baddbmm_(d_scores, k[kj], alpha=scale)
-            dk[kj].baddbmm_(d_scores.transpose(1, 2), q[qi], alpha=scale)
+            dq[qi].add_(torch.bmm(d_scores, k[kj]), alpha=scale)
+            dk[kj].add_(torch.bmm(d_scores.transpose(1, 2), q[qi]), alpha=scale)
         return dq, dk, dv, None, None, None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class RelativeBias(nn.Module):
         self.position = nn.Parameter(torch.empty(max_length).normal_(std=0.02)) if position else None
         self.time = nn.Parameter(torch.empty(NUM_TIME_BUCKETS).normal_(std=0.02)) if time else None
 
-    def arguments(self, batch: SequenceBatch) -> dict[str, Tensor | None]:
+    def arguments(self, batch: SequenceBatch) -> dict[str, Any]:
         """Keyword arguments for `kernels.hstu_attention`."""
         if self.time is None:
             return {"position_bias": self.position}

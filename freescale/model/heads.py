@@ -17,7 +17,7 @@ _NEVER = -5e4
 
 
 def unit(x: Tensor) -> Tensor:
-    """x divided by its l2 norm, in float32 or better."""
+    """X divided by its l2 norm, in float32 or better."""
     wide = x if x.dtype == torch.float64 else x.float()
     return wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)
 
@@ -72,7 +72,7 @@ class RankingHead(nn.Module):
     def __init__(self, *, dim: int, thresholds: tuple[float, ...]) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, len(thresholds)))
-        self.register_buffer("thresholds", torch.tensor(thresholds), persistent=False)
+        self.thresholds = thresholds
 
     def logits(self, states_TD: Tensor, items_TD: Tensor) -> Tensor:
         """[T, tasks] log-odds that the user acts on the item."""
@@ -81,11 +81,14 @@ class RankingHead(nn.Module):
     def labels(self, batch: SequenceBatch) -> Tensor:
         """[T, tasks] 1.0 where the action on the next item exceeds the threshold."""
         action = batch.tokens["target_action"]
-        return (action[:, None] > self.thresholds.to(action)).to(self.mlp[0].weight.dtype)
+        return (action[:, None] > torch.tensor(self.thresholds, device=action.device)).float()
 
     def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
         """Sum over tokens of the tasks' mean binary cross-entropy."""
         items = F.embedding(batch.tokens["target_slot"], rows_UD)
         logits = self.logits(states_TD, items.to(states_TD.dtype))
         labels = self.labels(batch)
-        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum") / labels.shape[1]
+        return (
+            F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
+            / labels.shape[1]
+        )

@@ -37,8 +37,11 @@ class HSTULayer(nn.Module):
     def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
         """States after this layer, [T, D]."""
         u, v, q, k = nn.functional.silu(plain_norm(x_TD) @ self.uvqk).chunk(4, dim=-1)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
         attended = hstu_attention(
-            *(x.unflatten(-1, (self.heads, -1)) for x in (q, k, v)),
+            q,
+            k,
+            v,
             batch.offsets,
             scale=self.scale,
             layout=layout,

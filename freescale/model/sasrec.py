@@ -56,7 +56,9 @@ class SASRec(nn.Module):
         dropout: on the input and inside layers.
     """
 
-    def __init__(self, *, dim: int, layers: int, heads: int = 1, max_length: int = 200, dropout: float = 0.0) -> None:
+    def __init__(
+        self, *, dim: int, layers: int, heads: int = 1, max_length: int = 200, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
         self.layers = nn.ModuleList(SASRecLayer(dim=dim, heads=heads, dropout=dropout) for _ in range(layers))

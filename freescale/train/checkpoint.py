@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import threading
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from freescale import __version__
 from freescale.comm.ranks import Ranks
 from freescale.errors import CheckpointError
 
 FORMAT = 1
+# A run of one rank has no process group on purpose.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
 _META = "meta.json"
 _BEST = "best.json"
 
@@ -59,7 +65,9 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)
         ranks.barrier()
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, best: bool = False) -> None:
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, best: bool = False
+    ) -> None:
         """Begin to write a checkpoint; returns once the tensors are copied aside, so training may change them."""
         self.wait()
         final = self.folder / f"step-{step:08d}"
@@ -69,8 +77,8 @@ class Checkpoints:
             return
         staged = final.with_suffix(".tmp")
         try:
-            writer = dcp.HuggingFaceStorageWriter(str(staged), save_distributed=True)
-            pending = dcp.async_save(dict(tensors), storage_writer=writer, process_group=self._ranks.control)
+            writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
+            pending = async_save(dict(tensors), storage_writer=writer, process_group=self._ranks.background)
         except Exception as error:
             self._raise(error, staged)
         facts = {**meta, "format": FORMAT, "freescale": __version__, "torch": torch.__version__, "step": step}
@@ -85,6 +93,11 @@ class Checkpoints:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def settle(self) -> None:
+        """The same on every rank: afterwards all of them see the same finished checkpoints."""
+        self.wait()
+        self._ranks.barrier()
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint, or None."""
@@ -168,11 +181,11 @@ def read_meta(path: Path) -> dict[str, Any]:
 def load_tensors(path: Path, tensors: Mapping[str, Tensor], *, ranks: Ranks) -> None:
     """Fill these tensors (plain or sharded) in place from a checkpoint."""
     try:
-        dcp.load(
+        load(
             dict(tensors),
-            storage_reader=dcp.HuggingFaceStorageReader(str(path)),
-            process_group=ranks.control,
-            no_dist=ranks.control is None,
+            storage_reader=HuggingFaceStorageReader(str(path)),
+            process_group=ranks.background,
+            no_dist=ranks.background is None,
         )
     except Exception as error:
         raise CheckpointError(
@@ -209,7 +222,9 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     others = sorted(p for p in path.parent.glob("step-*") if p.suffix != ".tmp" and p.name < path.name)
     return CheckpointError(
         f"the checkpoint {path} is damaged: {why}",
-        next_step=f"resume from the one before it: --resume {others[-1]}" if others else "start again: --resume never",
+        next_step=f"resume from the one before it: --resume {others[-1]}"
+        if others
+        else "start again: --resume never",
     )
 
 

@@ -62,7 +62,9 @@ class Evaluator:
         finally:
             self.model.train(training)
 
-    def _run_retrieval(self, head: RetrievalHead, examples: Examples, max_users: int | None) -> dict[str, float | None]:
+    def _run_retrieval(
+        self, head: RetrievalHead, examples: Examples, max_users: int | None
+    ) -> dict[str, float | None]:
         catalog = examples.source.items.ids
         sharded = not self.embedding.plans["item"].replicated
         blocks = self._item_blocks(head, catalog)
@@ -77,10 +79,12 @@ class Evaluator:
         self.ranks.sum_on_cpu(quality.sums)
         return dict(quality.values())
 
-    def _run_ranking(self, head: RankingHead, examples: Examples, max_users: int | None) -> dict[str, float | None]:
-        tasks = [BinaryQuality() for _ in range(head.mlp[-1].out_features)]
+    def _run_ranking(
+        self, head: RankingHead, examples: Examples, max_users: int | None
+    ) -> dict[str, float | None]:
+        tasks = [BinaryQuality() for _ in head.thresholds]
         for _, batch in self._batches(examples, max_users):
-            last = last_tokens(batch)
+            last = last_tokens(batch).to(self.ranks.device)
             lookup, slotted = self._look_up(batch)
             layout = TileLayout(slotted.offsets, device=self.ranks.device)
             states = self.model.states(lookup, slotted, layout).index_select(0, last)
@@ -115,7 +119,7 @@ class Evaluator:
         """The items whose rows this rank holds, in chunks."""
         assert isinstance(head, RetrievalHead)
         table = self.embedding.tables["item"]
-        rows = self.id_map.rows(torch.from_numpy(catalog)).to(self.ranks.device) - table.first_row
+        rows = self.id_map.rows(torch.tensor(catalog)).to(self.ranks.device) - table.first_row
         numbers = torch.arange(len(catalog), device=rows.device)
         mine = (rows >= 0) & (rows < table.num_rows)
         return [
@@ -124,7 +128,9 @@ class Evaluator:
         ]
 
 
-def popularity_quality(examples: Examples, *, batch: int = 1024, max_users: int | None = None) -> dict[str, float]:
+def popularity_quality(
+    examples: Examples, *, batch: int = 1024, max_users: int | None = None
+) -> dict[str, float]:
     """Metrics of recommending the most frequent unseen items of the training part to everybody."""
     catalog = examples.source.items
     counts = torch.from_numpy(catalog.train_counts.astype(np.float64))[:, None]

@@ -68,7 +68,7 @@ class Progress:
     def evaluation(
         self,
         step: int,
-        metrics: Mapping[str, float],
+        metrics: Mapping[str, float | None],
         *,
         popularity: Mapping[str, float] | None = None,
         protocol: str = "",

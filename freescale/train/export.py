@@ -79,7 +79,7 @@ def _write_items(path: Path, embedding: ShardedEmbedding, id_map: IdMap, catalog
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(catalog), _CHUNK_ITEMS):
             ids = catalog[start : start + _CHUNK_ITEMS]
-            rows = id_map.rows(torch.from_numpy(ids)).to(table.weight.device)
+            rows = id_map.rows(torch.tensor(ids)).to(table.weight.device)
             flat = table.gather(rows).float().cpu().numpy().ravel()
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), table.dim)
             writer.write_table(pa.table([pa.array(ids), vectors], schema=schema))
@@ -130,7 +130,9 @@ class ExportedModel:
         if not include_seen:
             scores[slots] = float("-inf")
         best = scores.topk(min(k, len(scores) - (0 if include_seen else len(slots.unique()))))
-        return [(int(self.items[slot]), value) for value, slot in zip(best.values.tolist(), best.indices.tolist())]
+        return [
+            (int(self.items[slot]), value) for value, slot in zip(best.values.tolist(), best.indices.tolist())
+        ]
 
     def _slots(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
         asked = np.asarray(history, dtype=np.int64)
@@ -139,7 +141,11 @@ class ExportedModel:
         return known, torch.from_numpy(place[known])
 
     def _batch(
-        self, slots: Tensor, known: np.ndarray[Any, np.dtype[np.bool_]], times: Sequence[int] | None, request_time: int | None
+        self,
+        slots: Tensor,
+        known: np.ndarray[Any, np.dtype[np.bool_]],
+        times: Sequence[int] | None,
+        request_time: int | None,
     ) -> SequenceBatch:
         tokens = {"item_slot": slots}
         if self.manifest["encoder"]["time_bias"]:
@@ -167,7 +173,9 @@ def load_export(path: str | Path) -> ExportedModel:
         table = pq.read_table(folder / "items.parquet")
     except Exception as error:
         raise CheckpointError(
-            "this is not a readable FreeScale export", got=f"{folder}: {error}", next_step="`freescale export RUN_DIR OUT_DIR`"
+            "this is not a readable FreeScale export",
+            got=f"{folder}: {error}",
+            next_step="`freescale export RUN_DIR OUT_DIR`",
         ) from None
     encoder = make_encoder(**manifest["encoder"], dropout=0.0)
     model = Recommender(encoder=encoder, head=RetrievalHead(normalize=manifest["normalize"]))

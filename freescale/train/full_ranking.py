@@ -43,14 +43,20 @@ class Asked:
 
     @staticmethod
     def of(
-        examples: Examples, rows: IntArray, batch: SequenceBatch, catalog: IntArray, vectors: Tensor, device: torch.device
+        examples: Examples,
+        rows: IntArray,
+        batch: SequenceBatch,
+        catalog: IntArray,
+        vectors: Tensor,
+        device: torch.device,
     ) -> Asked:
         """The question for one batch of users."""
         offsets, seen = examples.seen(rows)
         target = batch.tokens["target"].cpu().index_select(0, last_tokens(batch)).numpy()
         user = np.repeat(np.arange(len(rows)), np.diff(offsets))
-        numbers = [np.searchsorted(catalog, target), user, np.searchsorted(catalog, seen)]
-        return Asked(vectors, *(torch.from_numpy(x).to(device) for x in numbers))
+        places = [np.searchsorted(catalog, target), user, np.searchsorted(catalog, seen)]
+        target_number, seen_user, seen_number = (torch.from_numpy(x).to(device) for x in places)
+        return Asked(vectors, target_number, seen_user, seen_number)
 
     def gather(self, ranks: Ranks) -> Asked:
         """Everybody's users on every rank."""
@@ -76,6 +82,8 @@ def rank_of_targets(asked: Asked, blocks: list[ItemBlock], ranks: Ranks | None =
         ranks: given when other ranks hold other candidates.
     """
     device = asked.vectors.device
+    # A rank whose rows are no items of the catalogue holds none.
+    blocks = [block for block in blocks if len(block.numbers)]
     users = torch.arange(len(asked.target), device=device)
     target_score = torch.zeros(len(users), dtype=asked.vectors.dtype, device=device)
     # The target's score must come from the same product as the others', or rounding would break ties at random.
@@ -95,7 +103,9 @@ def rank_of_targets(asked: Asked, blocks: list[ItemBlock], ranks: Ranks | None =
     return counts
 
 
-def _count_ahead(scores: Tensor, target_score: Tensor, block: ItemBlock, asked: Asked, users: Tensor) -> Tensor:
+def _count_ahead(
+    scores: Tensor, target_score: Tensor, block: ItemBlock, asked: Asked, users: Tensor
+) -> Tensor:
     bar = target_score[:, None]
     # "not below" instead of "above", so that a NaN counts against the model and never for it.
     ahead = ~(scores < bar)
@@ -125,8 +135,6 @@ def _scores(asked: Asked, block: ItemBlock) -> Tensor:
 
 def _find(numbers: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Column of each wanted number in ascending `numbers`, and whether it is there."""
-    if len(numbers) == 0:
-        return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
     column = torch.searchsorted(numbers, wanted).clamp(max=len(numbers) - 1)
     return column, numbers[column] == wanted
 

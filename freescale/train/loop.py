@@ -88,7 +88,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
             tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
             if evaluate_and_save(run, step, schedule) and out_of_patience(run):
                 break
-    run.checkpoints.wait()
+    run.checkpoints.settle()
     seconds = time.monotonic() - started
     return finish(run, step, seconds=seconds, tokens_per_s=tokens / seconds, samples_per_s=samples / seconds)
 

@@ -42,14 +42,16 @@ class BinaryQuality:
         self.sums = torch.zeros(2 * _NUM_BINS + 4, dtype=torch.float64)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add predictions."""
+        """Add predictions; a NaN counts as the wrong answer."""
         logits, labels = logits.detach().cpu().double().flatten(), labels.detach().cpu().double().flatten()
-        probability = torch.sigmoid(logits)
+        probability = torch.where(logits.isnan(), 1 - labels, torch.sigmoid(logits))
         bins = (probability * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
         self.sums[:_NUM_BINS].index_add_(0, bins, labels)
         self.sums[_NUM_BINS : 2 * _NUM_BINS].index_add_(0, bins, 1 - labels)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        self.sums[2 * _NUM_BINS :] += torch.stack([loss, labels.sum(), probability.sum(), torch.tensor(float(len(labels)))])
+        self.sums[2 * _NUM_BINS :] += torch.stack(
+            [loss, labels.sum(), probability.sum(), torch.tensor(float(len(labels)))]
+        )
 
     def values(self) -> dict[str, float | None]:
         """AUC (None with one class only), normalised entropy, calibration, log loss."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from freescale.comm.ranks import Ranks
@@ -117,7 +118,7 @@ class TrainStep:
 def _reduced_in_backward(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
     """DDP whose buckets are summed, not averaged: the loss is already divided by the global count."""
 
-    def add_up(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         assert work is not None
         return work.get_future().then(lambda done: done.value()[0])
@@ -128,7 +129,8 @@ def _reduced_in_backward(model: nn.Module, group: dist.ProcessGroup) -> Distribu
 
 
 def _mix(seed: int, step: int, rank: int) -> int:
-    return (seed * 1_000_003 + step) * 1_000_003 + rank
+    """A seed for torch, which takes 63 bits."""
+    return ((seed * 1_000_003 + step) * 1_000_003 + rank) % 2**63
 
 
 def _some(rows: Tensor) -> str:

@@ -58,13 +58,19 @@ def assert_same_as_reference(case, block, *, rtol=1e-10, atol=1e-11):
     layout = TileLayout(case[0], block=block)
     pairs = [
         (silu(hstu_attention, case, layout=layout), silu(reference.hstu_attention, case), INPUTS),
-        (softmax(softmax_attention, case, layout=layout), softmax(reference.softmax_attention, case), INPUTS[:3]),
+        (
+            softmax(softmax_attention, case, layout=layout),
+            softmax(reference.softmax_attention, case),
+            INPUTS[:3],
+        ),
     ]
     for ours, truth, names in pairs:
         torch.testing.assert_close(ours, truth, rtol=rtol, atol=atol)
         got, wanted = gradients(ours, case[1], names), gradients(truth, case[1], names)
         for name in names:
-            torch.testing.assert_close(got[name], wanted[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"d{n}: {m}")
+            torch.testing.assert_close(
+                got[name], wanted[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"d{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
@@ -133,7 +139,10 @@ def test_float32_is_as_close_as_float32_can_be():
 def test_bfloat16_inputs_come_back_as_bfloat16_and_are_computed_wide():
     offsets, x, _ = make_case([70, 3])
     low = {name: x[name].detach().bfloat16() for name in "qkv"}
-    for ours, truth in ((hstu_attention, reference.hstu_attention), (softmax_attention, reference.softmax_attention)):
+    for ours, truth in (
+        (hstu_attention, reference.hstu_attention),
+        (softmax_attention, reference.softmax_attention),
+    ):
         got = ours(low["q"], low["k"], low["v"], offsets, scale=0.1)
         wanted = truth(*(low[name].double() for name in "qkv"), offsets, scale=0.1)
         assert got.dtype == torch.bfloat16
@@ -226,7 +235,9 @@ def test_tiles_hold_every_token_once_and_zeros_elsewhere(lengths, block):
     x = torch.arange(1, sum(lengths) + 1)[:, None].expand(-1, 2)
     tiles = layout.to_tiles(x)
     assert torch.equal(layout.to_tokens(tiles), x)
-    assert sorted(tiles[..., 0].flatten().tolist()) == [0] * (tiles[..., 0].numel() - len(x)) + x[:, 0].tolist()
+    assert (
+        sorted(tiles[..., 0].flatten().tolist()) == [0] * (tiles[..., 0].numel() - len(x)) + x[:, 0].tolist()
+    )
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
     real = tiles[..., 0] > 0
     of_tile = layout.tile_sequence[:, None].expand(-1, layout.block)

@@ -1,0 +1,167 @@
+"""SequenceBatch against plain Python lists of lists."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale.data.sequence_batch import SequenceBatch
+
+SEQUENCES = st.lists(st.lists(st.integers(-5, 5), max_size=6), max_size=8)
+
+
+def make_batch(sequences: list[list[int]]) -> SequenceBatch:
+    """Token feature "item" = the numbers, "pair" = [n, -n]; sample feature "row" = the place of the sequence."""
+    flat = torch.tensor([n for sequence in sequences for n in sequence], dtype=torch.int64)
+    offsets = torch.tensor([0, *(len(s) for s in sequences)]).cumsum(0)
+    return SequenceBatch(
+        offsets=offsets,
+        tokens={"item": flat, "pair": torch.stack([flat, -flat], dim=-1)},
+        samples={"row": torch.arange(len(sequences))},
+    )
+
+
+def as_lists(batch: SequenceBatch) -> list[list[int]]:
+    edges = batch.offsets.tolist()
+    assert edges[0] == 0
+    assert torch.equal(
+        batch.tokens["pair"], torch.stack([batch.tokens["item"], -batch.tokens["item"]], dim=-1)
+    )
+    return [batch.tokens["item"][a:b].tolist() for a, b in itertools.pairwise(edges)]
+
+
+@settings(deadline=None)
+@given(SEQUENCES)
+def test_sizes_are_those_of_the_lists(sequences):
+    batch = make_batch(sequences)
+    assert len(batch) == len(sequences)
+    assert batch.lengths.tolist() == [len(s) for s in sequences]
+    assert batch.num_tokens == sum(len(s) for s in sequences)
+    assert as_lists(batch) == sequences
+
+
+@settings(deadline=None)
+@given(SEQUENCES.filter(len), st.data())
+def test_select_takes_sequences_in_the_order_asked_for(sequences, data):
+    index = data.draw(st.lists(st.integers(0, len(sequences) - 1), max_size=10))
+    chosen = make_batch(sequences).select(index)
+    assert as_lists(chosen) == [sequences[i] for i in index]
+    assert chosen.samples["row"].tolist() == index
+
+
+@settings(deadline=None)
+@given(SEQUENCES, st.integers(1, 6))
+def test_split_and_concat_are_inverse(sequences, num_parts):
+    parts = make_batch(sequences).split(num_parts)
+    assert len(parts) == num_parts
+    assert [s for part in parts for s in as_lists(part)] == sequences
+    again = SequenceBatch.concat(parts)
+    assert as_lists(again) == sequences
+    assert again.samples["row"].tolist() == list(range(len(sequences)))
+
+
+@settings(deadline=None)
+@given(SEQUENCES, st.integers(1, 6))
+def test_split_parts_differ_from_the_even_share_by_less_than_one_sequence(sequences, num_parts):
+    longest = max((len(s) for s in sequences), default=0)
+    share = sum(len(s) for s in sequences) / num_parts
+    for part in make_batch(sequences).split(num_parts):
+        assert abs(part.num_tokens - share) <= longest
+
+
+def test_split_gives_views():
+    batch = make_batch([[1, 2], [3]])
+    for part in batch.split(2):
+        part.tokens["item"].zero_()
+    assert batch.tokens["item"].tolist() == [0, 0, 0]
+
+
+@settings(deadline=None)
+@given(st.lists(SEQUENCES, min_size=1, max_size=4))
+def test_concat_appends_all_sequences(several):
+    batch = SequenceBatch.concat([make_batch(sequences) for sequences in several])
+    assert as_lists(batch) == [s for sequences in several for s in sequences]
+    assert batch.samples["row"].tolist() == [n for sequences in several for n in range(len(sequences))]
+
+
+@settings(deadline=None)
+@given(SEQUENCES)
+def test_from_sequences_keeps_every_feature_of_every_sequence(sequences):
+    batch = SequenceBatch.from_sequences(
+        [{"a": torch.tensor(s, dtype=torch.int64), "b": torch.tensor(s) * 0.5} for s in sequences]
+    )
+    assert batch.lengths.tolist() == [len(s) for s in sequences]
+    if sequences:
+        flat = [n for s in sequences for n in s]
+        assert batch.tokens["a"].tolist() == flat
+        assert batch.tokens["b"].tolist() == [n * 0.5 for n in flat]
+
+
+def test_with_tokens_and_samples_add_and_replace_without_touching_the_original():
+    batch = make_batch([[1], [2, 3]])
+    more = batch.with_tokens(extra=torch.ones(3), item=torch.zeros(3)).with_samples(row=torch.tensor([7, 8]))
+    assert set(more.tokens) == {"item", "pair", "extra"}
+    assert more.tokens["item"].tolist() == [0, 0, 0]
+    assert more.samples["row"].tolist() == [7, 8]
+    assert batch.tokens["item"].tolist() == [1, 2, 3]
+    assert "extra" not in batch.tokens
+
+
+def test_to_moves_features_and_leaves_offsets_on_the_cpu():
+    moved = make_batch([[1, 2], []]).to("meta")
+    assert moved.device.type == "meta"
+    assert {v.device.type for v in (*moved.tokens.values(), *moved.samples.values())} == {"meta"}
+    assert moved.offsets.device.type == "cpu"
+
+
+def test_a_batch_can_be_pickled_for_loader_processes():
+    batch = pickle.loads(pickle.dumps(make_batch([[1, 2], [3]])))
+    assert as_lists(batch) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        torch.zeros(0, dtype=torch.int64),
+        torch.zeros(1, 2, dtype=torch.int64),
+        torch.tensor([1, 3]),
+        torch.tensor([0, 3, 2, 3]),
+    ],
+    ids=["empty", "two dimensions", "does not start at 0", "falls"],
+)
+def test_bad_offsets_are_refused(offsets):
+    with pytest.raises(ValueError, match="offsets"):
+        SequenceBatch(offsets=offsets)
+
+
+def test_features_of_a_wrong_size_are_refused_by_name():
+    offsets = torch.tensor([0, 2, 3])
+    with pytest.raises(ValueError, match="token feature 'item' has 2 values, expected 3"):
+        SequenceBatch(offsets=offsets, tokens={"item": torch.zeros(2)})
+    with pytest.raises(ValueError, match="sample feature 'row' has 3 values, expected 2"):
+        SequenceBatch(offsets=offsets, samples={"row": torch.zeros(3)})
+
+
+def test_sequences_whose_features_disagree_in_length_are_refused():
+    crossed = [{"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(3), "b": torch.zeros(2)}]
+    with pytest.raises(ValueError, match="'b'"):
+        SequenceBatch.from_sequences(crossed)
+
+
+def test_batches_with_different_features_are_not_concatenated():
+    one, two = make_batch([[1]]), make_batch([[2]]).with_tokens(extra=torch.ones(1))
+    for pair in ([one, two], [two, one]):
+        with pytest.raises(ValueError, match="extra"):
+            SequenceBatch.concat(pair)
+
+
+def test_concat_of_nothing_and_a_number_outside_the_batch_are_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        SequenceBatch.concat([])
+    with pytest.raises(IndexError):
+        make_batch([[1], [2]]).select([2])

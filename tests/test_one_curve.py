@@ -1,0 +1,102 @@
+"""The promise: however many ranks, however balanced, killed or not, it is one curve."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ranks import run_on_ranks
+from tests.small_run import train_small
+
+FLOAT64 = ("model.dtype=float64", "run.steps=200", "run.eval_every=100")
+
+
+def on_ranks(
+    num_ranks: int, recipe: tuple[str, ...], folder: str | None = None, resume_from: Path | None = None
+) -> dict[str, Any]:
+    """Rank 0's results; all ranks must have the same tensors."""
+    if num_ranks == 1:
+        return train_small(recipe, folder, resume_from=resume_from)
+    folder = folder or tempfile.mkdtemp()
+    results = run_on_ranks(_train, num_ranks, recipe, folder, resume_from, timeout=110)
+    for other in results[1:]:
+        for name, value in results[0]["tensors"].items():
+            np.testing.assert_array_equal(value, other["tensors"][name])
+    return results[0]
+
+
+def _train(rank: int, recipe: tuple[str, ...], folder: str, resume_from: Path | None) -> Any:
+    return train_small(recipe, folder, resume_from=resume_from)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return on_ranks(1, FLOAT64)
+
+
+def assert_same_curve(ours: dict[str, Any], reference: dict[str, Any], first_step: int = 0) -> None:
+    np.testing.assert_allclose(ours["losses"], reference["losses"][first_step:], rtol=1e-9)
+    for name, value in reference["tensors"].items():
+        np.testing.assert_allclose(ours["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+    for a, b in zip(ours["evals"][::-1], reference["evals"][::-1]):
+        assert {k: v for k, v in a.items() if "@" in k} == pytest.approx(
+            {k: v for k, v in b.items() if "@" in k}
+        )
+
+
+def test_the_curve_goes_down(alone: dict[str, Any]) -> None:
+    assert np.mean(alone["losses"][-10:]) < 0.7 * np.mean(alone["losses"][:10])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_do_not_change_the_curve(num_ranks: int, alone: dict[str, Any]) -> None:
+    assert_same_curve(on_ranks(num_ranks, FLOAT64), alone)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["balance.enabled=false", "embedding.replicate_below_mb=100", "optim.accumulate=3", "data.workers=1"],
+)
+def test_speed_features_do_not_change_the_curve(change: str, alone: dict[str, Any]) -> None:
+    assert_same_curve(on_ranks(2, (*FLOAT64, change)), alone)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_every_table_optimizer_keeps_the_curve(optimizer: str) -> None:
+    recipe = ("model.dtype=float64", "run.steps=40", f"embedding.optimizer={optimizer}", "embedding.lr=0.05")
+    assert_same_curve(on_ranks(3, recipe), on_ranks(1, recipe))
+
+
+def test_clipping_schedules_and_sasrec_keep_the_curve() -> None:
+    recipe = ("model.dtype=float64", "run.steps=40", "optim.clip_norm=0.1", "optim.schedule=cosine")
+    recipe += ("optim.warmup_steps=10", "model.kind=sasrec")
+    assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
+
+
+def test_float32_stays_close_for_fifty_steps() -> None:
+    recipe = ("run.steps=50",)
+    reference = on_ranks(1, recipe)["losses"]
+    for num_ranks in (2, 4):
+        np.testing.assert_allclose(on_ranks(num_ranks, recipe)["losses"], reference, rtol=1e-4)
+
+
+def test_more_ranks_than_samples() -> None:
+    recipe = ("model.dtype=float64", "run.steps=20", "data.global_batch=2")
+    assert_same_curve(on_ranks(4, recipe), on_ranks(1, recipe))
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    first = (*FLOAT64[:1], "run.steps=50", "run.eval_every=50", "run.keep=10")
+    on_ranks(4, first, str(tmp_path))
+    for step, num_ranks, steps in ((50, 2, 100), (100, 3, 150), (150, 1, 200)):
+        recipe = (*FLOAT64[:1], f"run.steps={steps}", "run.eval_every=50", "run.keep=10")
+        path = tmp_path / "checkpoints" / f"step-{step:08d}"
+        result = on_ranks(num_ranks, recipe, str(tmp_path), path)
+        np.testing.assert_allclose(result["losses"], alone["losses"][step:steps], rtol=1e-9)
+    for name, value in alone["tensors"].items():
+        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
