@@ -1,3 +1,35 @@
-"""FreeScale: sequence recommendation models on many GPUs with almost no wasted GPU time."""
+"""FreeScale: sequence recommendation models on many GPUs with almost no wasted GPU time.
+
+Public names are loaded when they are first used: `import freescale` alone imports neither torch nor numba.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from freescale.balance.sampler import BalancedSampler
+    from freescale.data.sequence_batch import SequenceBatch
+    from freescale.embedding.plan import TableSpec
+    from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.train.export import load_export
+
+_HOME = {
+    "BalancedSampler": "freescale.balance.sampler",
+    "SequenceBatch": "freescale.data.sequence_batch",
+    "ShardedEmbedding": "freescale.embedding.sharded",
+    "TableSpec": "freescale.embedding.plan",
+    "load_export": "freescale.train.export",
+}
+
+__all__ = ["BalancedSampler", "SequenceBatch", "ShardedEmbedding", "TableSpec", "__version__", "load_export"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'freescale' has no attribute {name!r}")

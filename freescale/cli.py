@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -184,13 +185,13 @@ def main() -> None:
 
     try:
         app()
-    except FreeScaleError as error:
+    except (FreeScaleError, OSError) as error:
         if os.environ.get("FREESCALE_DEBUG"):
             raise
-        if not note_failure(error):
-            Console(stderr=True).print(
-                f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-            )
+        problem = _as_problem(error)
+        if not note_failure(problem):
+            text = f"[red]error:[/] {escape(str(problem))}"
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -198,6 +199,19 @@ def main() -> None:
         if not note_failure(error):
             raise
         sys.exit(1)
+
+
+def _as_problem(error: FreeScaleError | OSError) -> FreeScaleError:
+    """A full or read-only disk, a missing permission: the machine's refusal is the user's to mend."""
+    if isinstance(error, FreeScaleError):
+        return error
+    where = f"{error.filename}: " if error.filename else ""
+    return FreeScaleError(
+        f"the system refused a file operation: {where}{error.strerror or error}",
+        next_step="free disk space or choose another folder; a run resumes from its last checkpoint"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else "set FREESCALE_DEBUG=1 to see where it happened",
+    )
 
 
 def _split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -47,7 +48,7 @@ def _collect(pipes: list[Any], processes: list[Any], timeout: float) -> list[Any
             raise AssertionError(f"ranks {sorted(waiting)} did not finish within {timeout} s")
         for rank in [r for r, pipe in waiting.items() if pipe in ready]:
             try:
-                ok, value = waiting.pop(rank).recv()
+                ok, value = pickle.loads(waiting.pop(rank).recv_bytes())
             except EOFError:
                 ok, value = False, f"rank {rank} died with exit code {processes[rank].exitcode}"
             if ok:
@@ -67,11 +68,12 @@ def _rank_main(fn: Callable[..., Any], rank: int, num_ranks: int, folder: str, s
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
         result = fn(rank, *args)
-        send.send((True, result))
+        # By value: a pipe's own pickling shares the memory of tensors, which is gone when the rank has ended.
+        send.send_bytes(pickle.dumps((True, result)))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        send.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
+        send.send_bytes(pickle.dumps((False, f"rank {rank}:\n{traceback.format_exc()}")))
         os._exit(1)
     send.close()
     os._exit(0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 

@@ -68,7 +68,9 @@ class SequenceBatch:
         for sequence, length in zip(sequences, lengths.tolist()):
             for name, values in sequence.items():
                 if len(values) != length:
-                    raise ValueError(f"token feature {name!r} has {len(values)} values in a sequence of {length}")
+                    raise ValueError(
+                        f"token feature {name!r} has {len(values)} values in a sequence of {length}"
+                    )
         return cls(offsets=_offsets(lengths), tokens={n: torch.cat([s[n] for s in sequences]) for n in names})
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> SequenceBatch:
@@ -113,7 +115,9 @@ class SequenceBatch:
             raise ValueError("concat needs at least one batch")
         first = batches[0]
         for batch in batches:
-            if different := (first.tokens.keys() ^ batch.tokens.keys()) | (first.samples.keys() ^ batch.samples.keys()):
+            if different := (first.tokens.keys() ^ batch.tokens.keys()) | (
+                first.samples.keys() ^ batch.samples.keys()
+            ):
                 raise ValueError(f"only some of the batches have {', '.join(sorted(different))}")
         return SequenceBatch(
             offsets=_offsets(torch.cat([batch.lengths for batch in batches])),

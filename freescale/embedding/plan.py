@@ -99,7 +99,9 @@ def plan_tables(
     """Replicate tables under the limit, shard the others by rows."""
     for n, spec in enumerate(specs):
         if spec.num_rows < 1 or spec.dim < 1:
-            raise PlanError(f"table {spec.name!r} has no rows or no width", got=f"{spec.num_rows} x {spec.dim}")
+            raise PlanError(
+                f"table {spec.name!r} has no rows or no width", got=f"{spec.num_rows} x {spec.dim}"
+            )
         if spec.name in {other.name for other in specs[:n]}:
             raise PlanError("two tables have the same name", got=spec.name)
     return [

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
+from freescale.errors import ConfigError
 from freescale.kernels import TileLayout
 from freescale.model.hstu import HSTU
 from freescale.model.sasrec import SASRec
@@ -45,4 +46,6 @@ def make_encoder(kind: str, *, position_bias: bool, time_bias: bool, **shape: An
     """The encoder a recipe or an exported manifest names; SASRec has no relative bias."""
     if kind == "hstu":
         return HSTU(**shape, position_bias=position_bias, time_bias=time_bias)
-    return SASRec(**shape)
+    if kind == "sasrec":
+        return SASRec(**shape)
+    raise ConfigError("unknown encoder", got=kind, allowed="hstu, sasrec")

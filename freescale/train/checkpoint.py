@@ -14,12 +14,12 @@ import threading
 import warnings
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -34,14 +34,8 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 _META = "meta.json"
 _BEST = "best.json"
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What a checkpoint says besides its tensors."""
-
-    step: int
-    meta: dict[str, Any]
+# What can go wrong while torch reads or writes; its own exception is no Exception.
+_FAILURES = (Exception, CheckpointException)
 
 
 class Checkpoints:
@@ -58,6 +52,7 @@ class Checkpoints:
         self.keep = keep
         self._ranks = ranks
         self._writing: threading.Thread | None = None
+        self._target: Path | None = None
         self._failure: Exception | None = None
         if ranks.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +66,7 @@ class Checkpoints:
         """Begin to write a checkpoint; returns once the tensors are copied aside, so training may change them."""
         self.wait()
         final = self.folder / f"step-{step:08d}"
-        if final.exists():
+        if self._is_there(final):
             if best:
                 self._mark_best(step, meta)
             return
@@ -79,25 +74,35 @@ class Checkpoints:
         try:
             writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
             pending = async_save(dict(tensors), storage_writer=writer, process_group=self._ranks.background)
-        except Exception as error:
+        except _FAILURES as error:
             self._raise(error, staged)
         facts = {**meta, "format": FORMAT, "freescale": __version__, "torch": torch.__version__, "step": step}
         self._writing = threading.Thread(target=self._finish, args=(pending, staged, final, facts, best))
+        self._target = final
         self._writing.start()
 
-    def wait(self) -> None:
+    def finished(self) -> Path | None:
+        """A checkpoint that has reached the disk since the last call; raises if it could not be written."""
+        if self._writing is None or self._writing.is_alive():
+            return None
+        return self.wait()
+
+    def wait(self) -> Path | None:
         """Until the checkpoint on its way is on disk; raises if it could not be written."""
-        if self._writing is not None:
-            self._writing.join()
-            self._writing = None
+        if self._writing is None:
+            return None
+        self._writing.join()
+        self._writing = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        return self._target
 
-    def settle(self) -> None:
+    def settle(self) -> Path | None:
         """The same on every rank: afterwards all of them see the same finished checkpoints."""
-        self.wait()
+        path = self.wait()
         self._ranks.barrier()
+        return path
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint, or None."""
@@ -107,7 +112,7 @@ class Checkpoints:
         """The checkpoint with the best evaluation, or the newest one when none was evaluated."""
         try:
             step = int(json.loads((self.folder / _BEST).read_text())["step"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return self.latest()
         path = self.folder / f"step-{step:08d}"
         return path if path.exists() else self.latest()
@@ -115,6 +120,17 @@ class Checkpoints:
     def complete(self) -> list[Path]:
         """All complete checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step-*") if path.suffix != ".tmp")
+
+    def _is_there(self, final: Path) -> bool:
+        """Whether a run that came this far before has left this checkpoint, whole; rank 0 looks, for all to agree."""
+        found = torch.zeros(1)
+        if self._ranks.is_first and final.exists():
+            try:
+                read_meta(final)
+                found += 1
+            except CheckpointError:
+                shutil.rmtree(final, ignore_errors=True)
+        return bool(self._ranks.sum_on_cpu(found))
 
     def _finish(self, pending: Any, staged: Path, final: Path, facts: dict[str, Any], best: bool) -> None:
         """In the background: wait for the shards, seal the folder, rename it, prune old ones."""
@@ -126,13 +142,13 @@ class Checkpoints:
                 if best:
                     self._mark_best(facts["step"], facts)
                 self._prune()
-        except Exception as error:
+        except _FAILURES as error:
             try:
                 self._raise(error, staged)
             except CheckpointError as failure:
                 self._failure = failure
 
-    def _raise(self, error: Exception, staged: Path) -> None:
+    def _raise(self, error: BaseException, staged: Path) -> None:
         shutil.rmtree(staged, ignore_errors=True)
         kept = self.complete()
         raise CheckpointError(
@@ -160,15 +176,15 @@ def read_meta(path: Path) -> dict[str, Any]:
     """The facts of a checkpoint, after checking that every shard is there and undamaged."""
     try:
         meta = json.loads((path / _META).read_text())
+        if meta["format"] != FORMAT:
+            raise CheckpointError(
+                "the checkpoint was written in another format",
+                got=f"{path.name}: format {meta['format']}, written by freescale {meta.get('freescale')}",
+                allowed=f"format {FORMAT} (freescale {__version__})",
+            )
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"{_META} cannot be read ({type(error).__name__})") from None
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(
-            "the checkpoint was written in another format",
-            got=f"{path.name}: format {meta.get('format')}, written by freescale {meta.get('freescale')}",
-            allowed=f"format {FORMAT} (freescale {__version__})",
-        )
     for name, (size, crc) in files.items():
         shard = path / name
         if not shard.exists():
@@ -187,7 +203,7 @@ def load_tensors(path: Path, tensors: Mapping[str, Tensor], *, ranks: Ranks) -> 
             process_group=ranks.background,
             no_dist=ranks.background is None,
         )
-    except Exception as error:
+    except _FAILURES as error:
         raise CheckpointError(
             "the checkpoint does not fit this model",
             got=f"{path}: {_root_cause(error)}",

@@ -42,8 +42,10 @@ def write_export(
     """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing."""
     from safetensors.torch import save_file
 
-    if out.exists() and any(out.iterdir()):
-        raise DataError("the export folder is not empty", got=out, next_step="choose another folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(
+            "the export folder is not empty or no folder", got=out, next_step="choose another folder"
+        )
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
     try:
@@ -151,6 +153,10 @@ class ExportedModel:
         if self.manifest["encoder"]["time_bias"]:
             if times is None:
                 raise DataError("this model was trained with time stamps", next_step="pass times=[...]")
+            if len(times) != len(known):
+                raise DataError(
+                    "every event needs its time stamp", got=f"{len(known)} events, {len(times)} times"
+                )
             stamps = torch.from_numpy(np.asarray(times, dtype=np.int64)[known])
             asked_at = int(stamps[-1]) if request_time is None else request_time
             tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
@@ -161,22 +167,26 @@ class ExportedModel:
 
 def load_export(path: str | Path) -> ExportedModel:
     """Read an exported folder; runs no code from it."""
+    try:
+        return _read_export(Path(path))
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(
+            "this is not a readable FreeScale export",
+            got=f"{path}: {why}",
+            next_step="`freescale export RUN_DIR OUT_DIR`",
+        ) from error
+
+
+def _read_export(folder: Path) -> ExportedModel:
     import pyarrow.parquet as pq
     from safetensors.torch import load_file
 
-    folder = Path(path)
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if manifest.get("format") != _FORMAT or manifest.get("version") != 1:
-            raise ValueError("not an export of this version")
-        dense = load_file(folder / "model.safetensors")
-        table = pq.read_table(folder / "items.parquet")
-    except Exception as error:
-        raise CheckpointError(
-            "this is not a readable FreeScale export",
-            got=f"{folder}: {error}",
-            next_step="`freescale export RUN_DIR OUT_DIR`",
-        ) from None
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if manifest["format"] != _FORMAT or manifest["version"] != 1:
+        raise ValueError("not an export of this version")
+    dense = load_file(folder / "model.safetensors")
+    table = pq.read_table(folder / "items.parquet")
     encoder = make_encoder(**manifest["encoder"], dropout=0.0)
     model = Recommender(encoder=encoder, head=RetrievalHead(normalize=manifest["normalize"]))
     dtype = next(iter(dense.values())).dtype

@@ -86,9 +86,10 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
             step = ready.plan.step + 1
             report_step(run, ready, result.loss, result.grad_norm, clock())
             tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
+            report_checkpoint(run, run.checkpoints.finished())
             if evaluate_and_save(run, step, schedule) and out_of_patience(run):
                 break
-    run.checkpoints.settle()
+    report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
     return finish(run, step, seconds=seconds, tokens_per_s=tokens / seconds, samples_per_s=samples / seconds)
 
@@ -167,8 +168,14 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "evaluations_since_best": run.evaluations_since_best,
         "num_ranks": run.ranks.num_ranks,
     }
+    report_checkpoint(run, run.checkpoints.wait())
     run.checkpoints.save(step, run_tensors(run), meta, best=best)
-    run.progress.checkpoint(step, run.checkpoints.folder / f"step-{step:08d}")
+
+
+def report_checkpoint(run: Run, path: Path | None) -> None:
+    """Tell of a checkpoint once it is on disk."""
+    if path is not None:
+        run.progress.checkpoint(int(path.name.removeprefix("step-")), path)
 
 
 def restore(run: Run, path: Path) -> int:

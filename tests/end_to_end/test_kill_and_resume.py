@@ -1,0 +1,102 @@
+"""A run killed at any step and started again goes on bit for bit, as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.small_run import SMALL
+
+# Dropout is on: its masks must be the same after a resume, too.
+RECIPE = [*SMALL, "model.dropout=0.2", "run.steps=60", "run.eval_every=20", "run.checkpoint_every=7"]
+
+
+def command(out: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "freescale", "train", *RECIPE, f"run.out={out}", *options]
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [e for e in map(json.loads, (line for line in lines if line.endswith("\n"))) if e["event"] == kind]
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (out / "metrics.jsonl").exists() and any(e["step"] >= step for e in events(out, "step")):
+            return
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def kill_at(out: Path, step: int, *options: str) -> None:
+    process = subprocess.Popen(command(out, *options), stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for_step(out, step, process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    subprocess.run(command(out), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    return out
+
+
+def assert_same_run(out: Path, reference: Path) -> None:
+    steps, expected = events(out, "step"), events(reference, "step")
+    assert [e["step"] for e in steps] == list(range(1, 61))
+    assert [e["loss"] for e in steps] == [e["loss"] for e in expected]
+    quality = [{k: v for k, v in e.items() if k != "time"} for e in events(out, "eval")]
+    assert quality == [{k: v for k, v in e.items() if k != "time"} for e in events(reference, "eval")]
+
+
+def test_sigkill_twice_then_finish_is_bit_identical(tmp_path: Path, uninterrupted: Path) -> None:
+    first, second = sorted(random.sample(range(8, 55), 2))
+    kill_at(tmp_path, first)
+    kill_at(tmp_path, second)
+    subprocess.run(command(tmp_path), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    assert_same_run(tmp_path, uninterrupted)
+
+
+def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:
+    before = events(uninterrupted, "step")
+    result = subprocess.run(command(uninterrupted), capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert events(uninterrupted, "step") == before
+
+
+def test_another_recipe_in_the_same_folder_is_refused(uninterrupted: Path) -> None:
+    result = subprocess.run(command(uninterrupted, "model.dim=24"), capture_output=True, text=True, timeout=100)
+    assert result.returncode == 1
+    assert "model.dim: 12 there, 24 now" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "--nproc", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_step(tmp_path, 10, process)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    start = time.monotonic()
+    _, stderr = process.communicate(timeout=30)
+    assert time.monotonic() - start < 15
+    assert process.returncode == 1
+    assert "rank 1 was killed by SIGKILL" in stderr
+    assert stderr.count("error:") == 1
+    subprocess.run(command(tmp_path, "--nproc", "2"), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, 61))
