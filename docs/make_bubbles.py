@@ -32,8 +32,8 @@ def panel(plan: Partition, costs: np.ndarray, *, left: float, scale: float, titl
     latest = float(plan.times.max())
     parts = [
         f'<text x="{left}" y="24" font-size="15" font-weight="600" fill="{INK}">{title}</text>',
-        f'<text x="{left}" y="42" font-size="12.5" fill="{SOFT}">{100 * plan.bubble:.2f} % of the ranks\' planned time idle'
-        "</text>",
+        f'<text x="{left}" y="42" font-size="12.5" fill="{SOFT}">'
+        f"{100 * plan.bubble:.2f} % of the ranks' planned time idle</text>",
     ]
     for rank, samples in enumerate(plan.ranks):
         top = TOP + rank * (BAR + GAP)

@@ -72,6 +72,7 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, NUM_CLASSES))
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
+        """Log-odds of the classes of every text."""
         return self.head(self.words(words, starts))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from freescale.balance.cost_model import CostModel
+from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.comm.ranks import Ranks
 from freescale.config import Config
@@ -31,6 +33,7 @@ from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
 from freescale.train.learning_rate import lr_factor
 from freescale.train.loop import Run
+from freescale.train.rebalance import Rebalancer
 from freescale.train.step import TrainStep
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -143,7 +146,9 @@ def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbed
     )
 
 
-def build_sampler(config: Config, train: Examples, ranks: Ranks) -> BalancedSampler:
+def build_sampler(
+    config: Config, train: Examples, ranks: Ranks, decisions: Decisions | None = None
+) -> BalancedSampler:
     """Which samples make a step, and who computes them."""
     tokens = config.data.global_tokens
     return BalancedSampler(
@@ -158,6 +163,7 @@ def build_sampler(config: Config, train: Examples, ranks: Ranks) -> BalancedSamp
         window=config.balance.window,
         groups=train.source.groups,
         shuffle_rows=config.data.shuffle_rows,
+        decisions=decisions,
     )
 
 
@@ -167,7 +173,8 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     model = build_model(config, source).to(ranks.device)
     id_map = build_id_map(config, source)
     embedding = build_embedding(config, id_map, ranks)
-    sampler = build_sampler(config, train, ranks)
+    decisions = Decisions(CostModel.default(), num_ranks=ranks.num_ranks)
+    sampler = build_sampler(config, train, ranks, decisions)
     steps_per_epoch = sampler.batches.steps_in_epoch(0)
     total_steps = config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
     ranks.agree(agreement(config, embedding, source), subject="the run")
@@ -209,6 +216,13 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             accumulate=optim.accumulate,
             autocast=config.model.dtype == "bfloat16",
             seed=config.run.seed,
+        ),
+        rebalancer=Rebalancer(
+            decisions=decisions,
+            ranks=ranks,
+            every=config.balance.refit_every if config.balance.enabled else None,
+            # The loader has at most two batches a process under way, and the next one.
+            lookahead=2 * config.data.workers + 2,
         ),
         open_schedule=open_schedule,
         evaluator=Evaluator(

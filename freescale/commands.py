@@ -29,6 +29,7 @@ _FREE_KEYS = {
     *("data.path", "data.workers", "eval.batch", "eval.item_chunk", "eval.max_users", "optim.accumulate"),
     *(
         "balance.enabled",
+        "balance.refit_every",
         "balance.max_tokens_ratio",
         "pipeline.prioritized",
         "comm.transport",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 import types
 import typing
@@ -28,7 +29,9 @@ class RunSection:
     out: str = _key("runs/latest", "folder for config, metrics, checkpoints and the report")
     steps: int | None = _key(None, "length of the run in steps; null: run.epochs decides", at_least=1)
     epochs: float = _key(10.0, "passes over the data when run.steps is null", at_least=0.001)
-    seed: int = _key(1, "seed of batches, negatives, initial weights and dropout", at_least=0)
+    seed: int = _key(
+        1, "seed of batches, negatives, initial weights and dropout", at_least=0, at_most=2**63 - 1
+    )
     log_every: int = _key(20, "steps between two log lines", at_least=1)
     eval_every: int | None = _key(None, "steps between evaluations; null: once an epoch", at_least=1)
     checkpoint_every: int | None = _key(
@@ -65,7 +68,7 @@ class SyntheticSection:
     items: int = _key(1500, "number of items", at_least=10)
     mean_length: float = _key(30.0, "mean events a history", at_least=3)
     sigma: float = _key(1.0, "spread of the log-normal lengths", at_least=0, at_most=3)
-    max_length: int = _key(400, "longest history", at_least=3)
+    max_length: int = _key(400, "longest history", at_least=4)
     zipf: float = _key(1.0, "exponent of the item popularity", at_least=0)
     preference: float = _key(
         0.8, "share of events that follow the user's planted taste", at_least=0, at_most=1
@@ -114,8 +117,8 @@ class EmbeddingSection:
     dtype: Literal["float32", "bfloat16"] = _key(
         "float32", "storage type of the table (float64 with model.dtype)"
     )
-    beta2: float = _key(0.98, "adam: decay of the second moment", at_least=0, at_most=1)
-    eps: float = _key(1e-8, "adam, adagrad: added to the denominator", at_least=0)
+    beta2: float = _key(0.98, "adam: decay of the second moment", at_least=0, at_most=0.999999)
+    eps: float = _key(1e-8, "adam, adagrad: added to the denominator", at_least=1e-30)
     replicate_below_mb: float = _key(0.0, "replicate tables smaller than this on every rank", at_least=0)
 
 
@@ -125,8 +128,8 @@ class OptimSection:
 
     lr: float = _key(1e-3, "learning rate", at_least=0)
     weight_decay: float = _key(0.0, "AdamW weight decay", at_least=0)
-    beta1: float = _key(0.9, "decay of the first moment", at_least=0, at_most=1)
-    beta2: float = _key(0.98, "decay of the second moment", at_least=0, at_most=1)
+    beta1: float = _key(0.9, "decay of the first moment", at_least=0, at_most=0.999999)
+    beta2: float = _key(0.98, "decay of the second moment", at_least=0, at_most=0.999999)
     schedule: Literal["constant", "cosine"] = _key("constant", "shape of the learning rate after warm-up")
     warmup_steps: int = _key(0, "steps of linear warm-up", at_least=0)
     clip_norm: float | None = _key(None, "clip the global norm of the dense gradients", at_least=0)
@@ -152,6 +155,9 @@ class BalanceSection:
     enabled: bool = _key(True, "balance predicted cost over the ranks")
     max_tokens_ratio: float = _key(1.10, "cap on a rank's tokens, times the mean", at_least=1)
     window: int = _key(1, "steps planned together", at_least=1)
+    refit_every: int | None = _key(
+        50, "steps between agreements on measured costs and rank speeds; null: keep the defaults", at_least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +241,28 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
             yield f"{section.name}.{item.name}", _type_name(hints[item.name]), default, item.metadata["help"]
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice: one of the two would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        seen: list[Any] = []
+        for name in names:
+            key = self.construct_object(name, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=name.start_mark)
+            seen.append(key)
+        return super().construct_mapping(node, deep)
+
+
+@dataclass(frozen=True)
+class _Override:
+    """A value from the command line, as it was typed and as YAML reads it."""
+
+    text: str
+    value: Any
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -245,8 +273,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the recipe cannot be read", got=f"{path}: {error}") from None
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError("the recipe is not valid YAML", got=f"{path}: {error}") from None
     if values is None:
         return {}
@@ -261,9 +289,9 @@ def _flatten(
     for name, body in values.items():
         if name not in sections:
             problems.append(_unknown(str(name), sections, kind="section"))
-        elif not isinstance(body, dict):
+        elif not isinstance(body, dict | None):
             problems.append(f"{name}: a section is a mapping of keys, got {body!r}")
-        else:
+        elif body is not None:
             for key, value in body.items():
                 yield f"{name}.{key}", value
 
@@ -275,8 +303,8 @@ def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Iterator[
             problems.append(f"{text!r}: an override looks like section.key=value, e.g. run.steps=200")
             continue
         try:
-            yield path.strip(), yaml.safe_load(raw) if raw.strip() else ""
-        except yaml.YAMLError:
+            yield path.strip(), _Override(raw.strip(), yaml.safe_load(raw) if raw.strip() else "")
+        except (yaml.YAMLError, ValueError):
             problems.append(f"{path}: cannot read the value {raw!r}")
 
 
@@ -293,6 +321,10 @@ def _place(
         problems.append(_unknown(key, fields, kind="key", prefix=f"{section}."))
         return
     hint = typing.get_type_hints(sections[section])[key]
+    if isinstance(value, _Override):
+        # A folder called 2024-05-06 or 007 keeps its name.
+        is_number = isinstance(value.value, int | float | datetime.date) and not isinstance(value.value, bool)
+        value = value.text if hint is str and is_number else value.value
     try:
         checked = _convert(value, hint)
         _check_range(checked, fields[key].metadata)
@@ -366,6 +398,8 @@ def _cross_checks(config: Config) -> list[str]:
         problems.append("embedding.rows: required when embedding.id_map=hash")
     if config.head.kind == "retrieval" and config.eval.metric == "auc":
         problems.append("eval.metric: auc belongs to head.kind=ranking")
+    if config.head.kind == "ranking" and config.eval.metric != "auc":
+        problems.append(f"eval.metric: head.kind=ranking is judged by auc, got {config.eval.metric}")
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
     return problems

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from freescale.balance.arrays import FloatArray
 from freescale.balance.cost_model import CostModel
+from freescale.balance.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.limits import checked_speeds
 from freescale.balance.step_plan import Cost, StepPlan, assign, plan_hash
@@ -50,6 +51,7 @@ class BalancedSampler:
         start_step: the step to begin with.
         num_steps: steps of the whole run; None for epoch after epoch.
         speeds: [ranks] relative speed of every rank, the same list on all of them.
+        decisions: cost model and speeds by step, as a trainer agrees on them; takes the place of both.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class BalancedSampler:
         start_step: int = 0,
         num_steps: int | None = None,
         speeds: Sequence[float] | FloatArray | None = None,
+        decisions: Decisions | None = None,
     ) -> None:
         _check_ranks(num_ranks=num_ranks, rank=rank, max_tokens_ratio=max_tokens_ratio)
         if start_step < 0 or (num_steps is not None and num_steps < 0):
@@ -95,6 +98,7 @@ class BalancedSampler:
         self.max_tokens_ratio = max_tokens_ratio
         self.cost_model: Cost = CostModel.default() if cost_model is None else cost_model
         self.speeds = None if speeds is None else checked_speeds(speeds, num_ranks)
+        self.decisions = decisions
         self._end_step = None if num_steps is None else start_step + num_steps
         self._first_step = start_step
         self._next_step = start_step
@@ -104,13 +108,14 @@ class BalancedSampler:
         epoch, _ = self.batches.locate(step)
         rows = self.batches.batch(step)
         lengths = self.batches.lengths[rows]
+        cost_model, speeds = self.decisions.at(step) if self.decisions else (self.cost_model, self.speeds)
         assignment = assign(
             lengths,
             num_ranks=self.num_ranks,
-            cost_model=self.cost_model,
+            cost_model=cost_model,
             balanced=self.balanced,
             max_tokens_ratio=self.max_tokens_ratio,
-            speeds=self.speeds,
+            speeds=speeds,
         )
         return StepPlan(
             step=step,

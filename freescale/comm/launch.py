@@ -6,6 +6,7 @@ that fails leaves a note (rank, step, stage, message) in a folder the launcher r
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -16,26 +17,30 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import current_stage
 
 _NOTES = "FREESCALE_FAILURE_NOTES"
 _GRACE_S = 2.0
+_PR_SET_PDEATHSIG = 1
 
 
 def launch(command: Sequence[str], *, num_ranks: int) -> None:
     """Run `python -m freescale COMMAND` on this many ranks; raises TrainingError for the first failure."""
     with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
         environment = _environment(num_ranks, notes)
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "freescale", *command],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(num_ranks)
-        ]
+        processes: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(num_ranks):
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "freescale", *command],
+                        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
+                    )
+                )
             _wait(processes)
             failed = {rank: p.returncode for rank, p in enumerate(processes) if p.returncode}
             if failed:
@@ -57,6 +62,11 @@ def note_failure(error: BaseException) -> bool:
     return True
 
 
+def _end_with_launcher() -> None:
+    """In a new rank: the kernel kills it when the launcher dies, or it would train on beside the next run."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _environment(num_ranks: int, notes: str) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     return {
@@ -73,25 +83,23 @@ def _environment(num_ranks: int, notes: str) -> dict[str, str]:
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
     """Until all are done, or one has failed and the others had a moment to say why they did."""
     deadline = float("inf")
-    while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
-        if deadline == float("inf") and any(p.returncode for p in processes):
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if None not in codes:
+            return
+        if deadline == float("inf") and any(codes):
             deadline = time.monotonic() + _GRACE_S
         time.sleep(0.05)
 
 
 def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
     """The failure that came first: a killed rank or a known error explains the others' broken connections."""
-    stories = {}
-    for rank in failed:
-        path = notes / f"rank-{rank}.json"
-        stories[rank] = json.loads(path.read_text()) if path.exists() else None
+    stories = {rank: _read_note(notes / f"rank-{rank}.json") for rank in failed}
     killed = [rank for rank, story in stories.items() if story is None and failed[rank] < 0]
     if killed:
         rank = killed[0]
         other = next((s for s in stories.values() if s), None)
-        where = (
-            f", while another rank was in stage '{other['stage']}' of step {other['step']}" if other else ""
-        )
+        where = f", while another rank was in stage '{other['stage']}'{_at(other)}" if other else ""
         name = signal.Signals(-failed[rank]).name
         return TrainingError(
             f"rank {rank} was killed by {name}{where}",
@@ -102,8 +110,19 @@ def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
         return TrainingError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
     rank = min(told, key=lambda r: (not told[r]["known"], told[r]["time"]))
     story = told[rank]
-    at = "" if story["step"] is None else f" at step {story['step']}"
-    return TrainingError(f"rank {rank} failed in stage '{story['stage']}'{at}: {story['message']}")
+    return TrainingError(f"rank {rank} failed in stage '{story['stage']}'{_at(story)}: {story['message']}")
+
+
+def _read_note(path: Path) -> dict[str, Any] | None:
+    """What a rank said about its failure; None if it could not, or only half."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _at(story: dict[str, Any]) -> str:
+    return "" if story["step"] is None else f" at step {story['step']}"
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

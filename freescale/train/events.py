@@ -78,6 +78,10 @@ class Progress:
         baseline = {POPULARITY + name: value for name, value in (popularity or {}).items()}
         self._write({"event": "eval", "step": step, **metrics, **baseline, "protocol": protocol, **others})
 
+    def balance(self, step: int, decided: Mapping[str, object]) -> None:
+        """What the ranks agreed on: cost model, its error, rank speeds, and from which step on."""
+        self._write({"event": "balance", "step": step, **decided})
+
     def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint that is complete on disk."""
         self._write({"event": "checkpoint", "step": step, "path": os.fspath(path)})

@@ -20,6 +20,7 @@ from freescale.trace.spans import stage
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress
+from freescale.train.rebalance import Rebalancer
 from freescale.train.step import TrainStep
 
 
@@ -33,6 +34,7 @@ class Run:
         optimizer: of the dense part.
         embedding: the tables.
         train_step: learns from one batch.
+        rebalancer: agrees on costs and speeds measured in the run.
         open_schedule: (first step) -> batches with their rows, from there to the end.
         evaluator: ranks items for users.
         valid: validation examples.
@@ -54,6 +56,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     embedding: ShardedEmbedding
     train_step: TrainStep
+    rebalancer: Rebalancer
     open_schedule: Callable[[int], PlainSchedule]
     evaluator: Evaluator
     valid: Examples
@@ -85,6 +88,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
                 result = run.train_step.run(ready, schedule)
             step = ready.plan.step + 1
             report_step(run, ready, result.loss, result.grad_norm, clock())
+            rebalance(run, step)
             tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
             report_checkpoint(run, run.checkpoints.finished())
             if evaluate_and_save(run, step, schedule) and out_of_patience(run):
@@ -129,6 +133,14 @@ def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | Non
     )
 
 
+def rebalance(run: Run, step: int) -> None:
+    """Where it is due, agree on what was measured; later steps are planned with it."""
+    run.rebalancer.observe(run.train_step.timer.take())
+    decided = run.rebalancer.agree(step)
+    if decided is not None:
+        run.progress.balance(step, decided)
+
+
 def evaluate_and_save(run: Run, step: int, schedule: PlainSchedule) -> bool:
     """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
     last = step == run.total_steps
@@ -167,6 +179,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "best": run.best,
         "evaluations_since_best": run.evaluations_since_best,
         "num_ranks": run.ranks.num_ranks,
+        "balance_decisions": run.rebalancer.decisions.state(),
     }
     report_checkpoint(run, run.checkpoints.wait())
     run.checkpoints.save(step, run_tensors(run), meta, best=best)
@@ -184,6 +197,7 @@ def restore(run: Run, path: Path) -> int:
     load_tensors(path, run_tensors(run), ranks=run.ranks)
     run.best = dict(meta["best"])
     run.evaluations_since_best = int(meta["evaluations_since_best"])
+    run.rebalancer.decisions.load_state(meta["balance_decisions"])
     return int(meta["step"])
 
 

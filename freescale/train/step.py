@@ -16,6 +16,7 @@ from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.train.timer import StepTimer
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class TrainStep:
         autocast: bool = False,
         seed: int = 0,
     ) -> None:
+        self.timer = StepTimer(ranks.device)
         self._model: nn.Module = model if ranks.group is None else _reduced_in_backward(model, ranks.group)
         self._optimizer = optimizer
         self._ranks = ranks
@@ -73,7 +75,9 @@ class TrainStep:
         step = ready.plan.step
         torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
         self._optimizer.zero_grad(set_to_none=True)
+        self.timer.start(ready.lookup.rows)
         loss = self._forward_backward(ready)
+        self.timer.finish(ready.batch)
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss} at step {step + 1}",

@@ -53,6 +53,7 @@ def run(tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     seen.mkdir()
     monkeypatch.setattr(launch_module.sys, "executable", str(script))
+    monkeypatch.setattr(launch_module, "_GRACE_S", 1.0)
     monkeypatch.setenv("SEEN", str(seen))
 
     def run(program: str, num_ranks: int) -> Path:
@@ -108,7 +109,8 @@ def test_a_known_error_ends_all_and_names_rank_stage_and_step(run):
 def test_a_known_error_explains_the_connections_it_broke(run):
     message = assert_fails_fast(
         run,
-        FAIL + "if rank == 2: time.sleep(0.3); fail(DataError('no such file'))\nfail(RuntimeError('connection closed'))",
+        FAIL
+        + "if rank == 2: time.sleep(0.3); fail(DataError('no such file'))\nfail(RuntimeError('connection closed'))",
     )
     assert "rank 2" in message
     assert "no such file" in message
@@ -129,7 +131,7 @@ def test_a_killed_rank_is_named_with_the_signal(run, name):
     )
     message = assert_fails_fast(run, program)
     assert f"rank 1 was killed by {name}" in message
-    assert "stage 'train' of step 7" in message
+    assert "stage 'train' at step 7" in message
     assert "connection closed" not in message
     assert "run the same command again" in message
 
@@ -149,7 +151,11 @@ def test_a_half_written_note_is_as_good_as_none(run):
 
 
 def test_ranks_that_do_not_listen_are_killed(run):
-    program = "if rank == 0: time.sleep(0.3); sys.exit(1)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
+    program = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if rank == 0: time.sleep(0.3); sys.exit(1)\n"
+        "time.sleep(60)"
+    )
     assert_fails_fast(run, program)
 
 

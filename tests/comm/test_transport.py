@@ -14,7 +14,9 @@ from tests.ranks import run_on_ranks
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
-def rows_for(source: int, target: int, count: int, width: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def rows_for(
+    source: int, target: int, count: int, width: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     """What `source` sends to `target`: numbers that name both."""
     size = count * (torch.Size(width).numel())
     return (torch.arange(size) % 7 + 20 * source + 100 * target % 97).view(count, *width).to(dtype)

@@ -30,7 +30,9 @@ def start(dim=DIM):
 def run_ours(optimizer, touched_by_step, dim=DIM):
     weight = start(dim)
     state = {n: torch.zeros(s, dtype=torch.float64) for n, s in optimizer.state_shapes(NUM_ROWS, dim).items()}
-    for step, (touched, grad) in enumerate(zip(touched_by_step, make_gradients(touched_by_step, dim)), start=1):
+    for step, (touched, grad) in enumerate(
+        zip(touched_by_step, make_gradients(touched_by_step, dim)), start=1
+    ):
         part = {name: values[touched] for name, values in state.items()}
         weight[touched] = optimizer.update(weight[touched], part, grad[touched], lr=LRS[step - 1], step=step)
         for name, values in part.items():
@@ -95,7 +97,9 @@ def test_adam_is_torch_adam_where_every_row_is_touched():
 def test_adam_is_torch_sparse_adam_where_some_rows_are_touched(touched):
     # SparseAdam adds eps before the bias correction, Adam after it: with an eps of nothing they agree.
     weight, _ = run_ours(Adam(beta1=0.8, beta2=0.95, eps=1e-300), touched)
-    wanted = run_torch(lambda p: torch.optim.SparseAdam(p, betas=(0.8, 0.95), eps=1e-300), touched, sparse=True)
+    wanted = run_torch(
+        lambda p: torch.optim.SparseAdam(p, betas=(0.8, 0.95), eps=1e-300), touched, sparse=True
+    )
     torch.testing.assert_close(weight, wanted)
 
 

@@ -197,7 +197,9 @@ def compare_many(rank: int, num_ranks: int, seeds: range) -> int:
             for ours, everybody, by_rank in zip(got, wanted, calls, strict=True):
                 start = sum(len(ids) for ids in by_rank[:rank])
                 part = everybody[start : start + len(by_rank[rank])]
-                torch.testing.assert_close(ours, part, rtol=0, atol=1e-12, msg=lambda m, s=seed: f"case {s}: {m}")
+                torch.testing.assert_close(
+                    ours, part, rtol=0, atol=1e-12, msg=lambda m, s=seed: f"case {s}: {m}"
+                )
         everything = alone.state_dict()
         for name, (ours, here) in held_here(sharded).items():
             where = f"case {seed}, {name}"
@@ -221,7 +223,9 @@ def check_state(rank: int, num_ranks: int) -> None:
         replicate_below_mb=200 / 2**20,
     )
     state = embedding.state_dict()
-    assert sorted(state) == sorted(f"{t}.{p}" for t in ("large", "small") for p in ("weight", "moment1", "moment2"))
+    assert sorted(state) == sorted(
+        f"{t}.{p}" for t in ("large", "small") for p in ("weight", "moment1", "moment2")
+    )
     assert not isinstance(state["small.weight"], DTensor)
     assert state["large.weight"].shape == (11, 3)
     first, count = embedding.plans["large"].block(rank)

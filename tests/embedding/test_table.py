@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,12 +20,13 @@ def make_table(num_rows=20, dim=4, **options):
 
 @settings(max_examples=50, deadline=None)
 @given(
-    cuts=st.lists(st.integers(0, 50), max_size=5), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
+    cuts=st.lists(st.integers(0, 50), max_size=5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 def test_initial_values_do_not_depend_on_the_blocks(cuts, dtype):
     whole = make_table(50, dtype=dtype).weight
     edges = [0, *sorted(cuts), 50]
-    blocks = [make_table(b - a, first_row=a, dtype=dtype).weight for a, b in zip(edges, edges[1:])]
+    blocks = [make_table(b - a, first_row=a, dtype=dtype).weight for a, b in itertools.pairwise(edges)]
     assert torch.equal(torch.cat(blocks), whole)
 
 

@@ -1,4 +1,4 @@
-"""Tiled attention against the plain reference: values, every gradient, odd shapes, what may be seen and what may not."""
+"""Tiled attention against the plain reference: values, every gradient, odd shapes, and what may be seen."""
 
 from __future__ import annotations
 

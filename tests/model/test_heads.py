@@ -77,7 +77,9 @@ def test_sampled_softmax_and_its_gradients_token_by_token(lengths, normalize, te
 
 def test_a_negative_that_is_the_target_does_not_count_against_it():
     states, items, batch = make_batch([3])
-    all_hits = batch.with_tokens(target_slot=torch.full((3,), 2)).with_samples(negative_slot=torch.full((1, 5), 2))
+    all_hits = batch.with_tokens(target_slot=torch.full((3,), 2)).with_samples(
+        negative_slot=torch.full((1, 5), 2)
+    )
     assert run(RetrievalHead(), states, items, all_hits).item() == 0.0
 
 

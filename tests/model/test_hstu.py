@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -80,8 +81,10 @@ def test_states_and_gradients_are_those_of_the_formulas(heads, biases):
     edges = batch.offsets.tolist()
     wanted = torch.cat(
         [
-            written_out(model, vectors[a:b], batch.tokens["time"][a:b], batch.tokens["target_time"][a:b], heads=heads)
-            for a, b in zip(edges, edges[1:])
+            written_out(
+                model, vectors[a:b], batch.tokens["time"][a:b], batch.tokens["target_time"][a:b], heads=heads
+            )
+            for a, b in itertools.pairwise(edges)
             if b > a
         ]
     )
@@ -89,7 +92,8 @@ def test_states_and_gradients_are_those_of_the_formulas(heads, biases):
     inputs = [vectors, *model.parameters()]
     weight = torch.linspace(-1, 1, got.numel(), dtype=got.dtype).view_as(got)
     for ours, truth in zip(
-        torch.autograd.grad((got * weight).sum(), inputs), torch.autograd.grad((wanted * weight).sum(), inputs)
+        torch.autograd.grad((got * weight).sum(), inputs),
+        torch.autograd.grad((wanted * weight).sum(), inputs),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-8, atol=1e-9)
 

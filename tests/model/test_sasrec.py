@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -72,7 +73,7 @@ def test_states_and_input_gradients_are_those_of_torch(lengths, heads, seed):
     vectors, batch = make_batch(lengths, seed)
     got = run(model, vectors, batch)
     edges = batch.offsets.tolist()
-    parts = [by_torch(model, vectors[a:b], heads) for a, b in zip(edges, edges[1:]) if b > a]
+    parts = [by_torch(model, vectors[a:b], heads) for a, b in itertools.pairwise(edges) if b > a]
     wanted = torch.cat(parts) if parts else vectors * 0
     torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-9)
     (ours,), (truth,) = (torch.autograd.grad(x.square().sum(), vectors) for x in (got, wanted))

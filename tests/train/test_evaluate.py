@@ -30,10 +30,14 @@ CPU = torch.device("cpu")
 
 def make_source(num_users=23, num_items=60):
     rng = random.Random(4)
-    return ListSource([[rng.randint(1, num_items) for _ in range(rng.randint(1, 14))] for _ in range(num_users)])
+    return ListSource(
+        [[rng.randint(1, num_items) for _ in range(rng.randint(1, 14))] for _ in range(num_users)]
+    )
 
 
-def make_evaluator(source, *, head=None, ranks=None, id_map=None, replicate_below_mb=0.0, batch=5, item_chunk=17):
+def make_evaluator(
+    source, *, head=None, ranks=None, id_map=None, replicate_below_mb=0.0, batch=5, item_chunk=17
+):
     torch.manual_seed(3)
     head = head or RetrievalHead()
     encoder = HSTU(dim=DIM, layers=1, max_length=6, time_bias=True)
@@ -57,7 +61,9 @@ def last_state(evaluator, examples, row):
     batch = examples.batch([row])
     table = evaluator.embedding.tables["item"].weight
     slotted = batch.with_tokens(item_slot=evaluator.id_map.rows(batch.tokens["item"]))
-    return evaluator.model.states(table, slotted, TileLayout(batch.offsets))[-1], int(batch.tokens["target"][-1])
+    return evaluator.model.states(table, slotted, TileLayout(batch.offsets))[-1], int(
+        batch.tokens["target"][-1]
+    )
 
 
 def ranks_one_by_one(evaluator, examples, known):
@@ -140,7 +146,10 @@ def run_alone() -> list[dict[str, float]]:
     source = make_source()
     examples = Examples(source=source, split="test", max_length=6)
     results = [make_evaluator(source).run(examples, max_users=m) for m in (None, 1, None, 1)]
-    return [*results, make_evaluator(source, head=RankingHead(dim=DIM, thresholds=(10.0, 20.0))).run(examples)]
+    return [
+        *results,
+        make_evaluator(source, head=RankingHead(dim=DIM, thresholds=(10.0, 20.0))).run(examples),
+    ]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -161,7 +170,9 @@ def test_ranking_metrics_are_those_of_the_last_event_of_every_user():
         for row, history in enumerate(source.histories):
             if len(history) > 1:
                 state, target = last_state(evaluator, examples, row)
-                item = evaluator.embedding.tables["item"].weight[evaluator.id_map.rows(torch.tensor([target]))]
+                item = evaluator.embedding.tables["item"].weight[
+                    evaluator.id_map.rows(torch.tensor([target]))
+                ]
                 pairs.append((head.logits(state[None], item)[0, 1].item(), target / 2 > 20.0))
     got = evaluator.run(examples)
     losses = [math.log1p(math.exp(-x if y else x)) for x, y in pairs]

@@ -34,7 +34,9 @@ def make_parts(kind="hstu", *, normalize=True, id_map=None, dtype=torch.float32,
     for param in model.parameters():
         param.data.normal_(std=0.4)
     id_map = id_map or DirectMap(501)
-    table = TableSpec(name="item", num_rows=id_map.num_rows, dim=DIM, optimizer=SGD(), dtype=dtype, init_std=1.0)
+    table = TableSpec(
+        name="item", num_rows=id_map.num_rows, dim=DIM, optimizer=SGD(), dtype=dtype, init_std=1.0
+    )
     return {
         "model": model.to(torch.float32 if dtype == torch.bfloat16 else dtype).eval(),
         "embedding": ShardedEmbedding([table]),
@@ -126,7 +128,11 @@ def test_times_are_asked_for_and_must_match_the_history(tmp_path):
 def test_the_folder_holds_weights_items_and_a_manifest_and_no_pickle(tmp_path):
     parts = make_parts()
     folder = export(tmp_path / "a" / "out", parts, trained_steps=12)
-    assert sorted(path.name for path in folder.iterdir()) == ["items.parquet", "manifest.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "items.parquet",
+        "manifest.json",
+        "model.safetensors",
+    ]
     assert [path.name for path in folder.parent.iterdir()] == ["out"]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["num_items"] == len(CATALOG)
@@ -184,7 +190,9 @@ BAD = {
     "unknown encoder": lambda f: rewrite_manifest(
         f, encoder=json.loads((f / "manifest.json").read_text())["encoder"] | {"kind": "gpt"}
     ),
-    "truncated weights": lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
+    "truncated weights": lambda f: (f / "model.safetensors").write_bytes(
+        (f / "model.safetensors").read_bytes()[:-9]
+    ),
     "truncated items": lambda f: (f / "items.parquet").write_bytes((f / "items.parquet").read_bytes()[:-9]),
     "pickled weights": lambda f: torch.save({"a": torch.zeros(1)}, f / "model.safetensors"),
 }

@@ -32,7 +32,9 @@ def make_case(seed: int):
     num_items, num_users = rng.randint(1, 12), rng.randint(0, 6)
 
     def vectors(n):
-        return torch.tensor([[rng.randint(-2, 2) for _ in range(DIM)] for _ in range(n)]).double().view(n, DIM)
+        return (
+            torch.tensor([[rng.randint(-2, 2) for _ in range(DIM)] for _ in range(n)]).double().view(n, DIM)
+        )
 
     items, users = vectors(num_items), vectors(num_users)
     target = [rng.randrange(num_items) for _ in range(num_users)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -43,4 +44,4 @@ def test_the_rate_never_leaves_zero_to_one_and_never_rises_after_warm_up(warmup,
         rates = [schedule(step, warmup=warmup, total=total) for step in range(total + 20)]
         assert all(0 <= rate <= 1 for rate in rates)
         after = rates[warmup:]
-        assert all(x >= y - 1e-12 for x, y in zip(after, after[1:]))
+        assert all(x >= y - 1e-12 for x, y in itertools.pairwise(after))

@@ -48,7 +48,14 @@ def train(ranks: Ranks, *, seed=0, dropout=0.0, steps=NUM_STEPS, poison=None, **
     embedding = ShardedEmbedding([table], group=ranks.group)
     optimizer = torch.optim.AdamW(model.parameters())
     step = TrainStep(
-        model, optimizer, ranks=ranks, lr=0.01, table_lr=0.02, lr_factor=lambda s: 1 / (s + 1), seed=seed, **options
+        model,
+        optimizer,
+        ranks=ranks,
+        lr=0.01,
+        table_lr=0.02,
+        lr_factor=lambda s: 1 / (s + 1),
+        seed=seed,
+        **options,
     )
     planned = []
     for n in range(steps):
@@ -60,7 +67,12 @@ def train(ranks: Ranks, *, seed=0, dropout=0.0, steps=NUM_STEPS, poison=None, **
     results = [step.run(ready, schedule) for ready in schedule]
     parameters = {name: value.detach().clone() for name, value in model.named_parameters()}
     block = embedding.plans["item"].block(ranks.rank)
-    return [r.loss for r in results], [r.grad_norm for r in results], parameters, (block, embedding.tables["item"].weight)
+    return (
+        [r.loss for r in results],
+        [r.grad_norm for r in results],
+        parameters,
+        (block, embedding.tables["item"].weight),
+    )
 
 
 def alone(**options):

@@ -1,0 +1,66 @@
+"""How long this rank computes in a step, waits left out: from the start of the forward to the last gradient.
+
+The gradient of the looked-up rows is the last thing a backward pass produces. What comes after it in a step is waiting
+for other ranks (dense gradients) and the updates. On a GPU the two moments are events, read when they have passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from freescale.balance.cost_fit import MeasuredStep
+from freescale.data.sequence_batch import SequenceBatch
+
+
+class StepTimer:
+    """Measures compute time step by step; never waits for the device.
+
+    Args:
+        device: where the model computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._running: deque[tuple[SequenceBatch, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._done: list[MeasuredStep] = []
+        self._start: float | torch.cuda.Event = 0.0
+        self._end: float | torch.cuda.Event = 0.0
+
+    def start(self, rows: Tensor) -> None:
+        """The forward begins; the gradient of `rows` will end the measurement."""
+        self._start = self._now()
+        self._end = self._start
+        rows.register_post_accumulate_grad_hook(self._stop)
+
+    def finish(self, batch: SequenceBatch) -> None:
+        """The backward is through; `batch` is what was computed."""
+        if isinstance(self._start, float) and isinstance(self._end, float):
+            self._done.append(_measured(batch, 1000 * (self._end - self._start)))
+        elif isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event):
+            self._running.append((batch, self._start, self._end))
+
+    def take(self) -> list[MeasuredStep]:
+        """The steps measured since the last call."""
+        while self._running and self._running[0][2].query():
+            batch, start, end = self._running.popleft()
+            self._done.append(_measured(batch, start.elapsed_time(end)))
+        done, self._done = self._done, []
+        return done
+
+    def _stop(self, _: Tensor) -> None:
+        self._end = self._now()
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _measured(batch: SequenceBatch, ms: float) -> MeasuredStep:
+    return MeasuredStep.of(batch.lengths.numpy(), ms=ms)

@@ -1,0 +1,52 @@
+"""The examples run, alone and on two ranks, and print the same losses either way."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(*command: str | Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    result = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=110, env=environment
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def losses(output: str) -> list[float]:
+    return [float(text) for text in re.findall(r"loss (\d+\.\d+)", output)]
+
+
+@pytest.mark.parametrize("name", ["balanced_dataloader.py", "sharded_embedding.py"])
+def test_one_and_two_ranks_print_the_same_losses(name: str) -> None:
+    alone = losses(run(EXAMPLES / name))
+    together = losses(
+        run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLES / name)
+    )
+    assert len(alone) == 3
+    assert alone[-1] < 0.5 * alone[0]
+    # The last printed digit may differ.
+    assert together == pytest.approx(alone, abs=2e-4)
+
+
+def test_recommend_from_an_export(tmp_path: Path) -> None:
+    output = run(EXAMPLES / "recommend.py", tmp_path)
+    recommended = re.findall(r"item (\d+) \(", output.splitlines()[-1])
+    assert len(set(recommended)) == 5
+    assert not {"31", "7", "12"} & set(recommended)
+    assert (tmp_path / "export" / "items.parquet").exists()
+
+
+def test_every_example_says_how_to_run_it() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        opening = path.read_text(encoding="utf-8").split('"""')[1]
+        assert f"python examples/{path.name}" in opening, path.name
