@@ -173,7 +173,8 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     model = build_model(config, source).to(ranks.device)
     id_map = build_id_map(config, source)
     embedding = build_embedding(config, id_map, ranks)
-    decisions = Decisions(CostModel.default(), num_ranks=ranks.num_ranks)
+    known = config.balance.cost_model
+    decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
     steps_per_epoch = sampler.batches.steps_in_epoch(0)
     total_steps = config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from freescale.assembly import build_run, build_source, describe, encoder_shape
-from freescale.comm.ranks import Ranks, join_ranks
+from freescale.comm.ranks import Ranks, device_name, join_ranks
 from freescale.config import Config, load_config
 from freescale.errors import CheckpointError, ConfigError
 from freescale.trace.report import write_report
@@ -30,6 +30,7 @@ _FREE_KEYS = {
     *(
         "balance.enabled",
         "balance.refit_every",
+        "balance.cost_model",
         "balance.max_tokens_ratio",
         "pipeline.prioritized",
         "comm.transport",
@@ -66,6 +67,7 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
         try:
             summary = train(run, resume_from=resume_from)
             if ranks.is_first:
+                save_cost_model(run, out / "cost_model.json", name=config.model.kind)
                 progress.end({**summary, "report": str(out / "report.html")})
                 write_report(out)
             return summary
@@ -133,6 +135,13 @@ def build_source_together(config: Config, ranks: Ranks) -> Any:
         source = build_source(config, cache=cache)
     ranks.barrier()
     return source if ranks.is_first else build_source(config, cache=cache)
+
+
+def save_cost_model(run: Run, path: Path, *, name: str) -> None:
+    """What the steps of this run cost, for `balance.cost_model` of the next one; nothing if too few were measured."""
+    model = run.rebalancer.fit(hardware=device_name(run.ranks.device), model=name)
+    if model is not None:
+        model.save(path)
 
 
 def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:

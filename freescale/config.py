@@ -155,6 +155,9 @@ class BalanceSection:
     enabled: bool = _key(True, "balance predicted cost over the ranks")
     max_tokens_ratio: float = _key(1.10, "cap on a rank's tokens, times the mean", at_least=1)
     window: int = _key(1, "steps planned together", at_least=1)
+    cost_model: str | None = _key(
+        None, "JSON file of a measured cost model, e.g. RUN_DIR/cost_model.json of an earlier run"
+    )
     refit_every: int | None = _key(
         50, "steps between agreements on measured costs and rank speeds; null: keep the defaults", at_least=1
     )

@@ -77,6 +77,16 @@ def test_clipping_schedules_and_sasrec_keep_the_curve() -> None:
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
 
 
+@pytest.mark.parametrize(
+    "batches", [("balance.window=4",), ("data.global_tokens=500",)], ids=["window", "token budget"]
+)
+def test_other_global_batches_keep_their_own_curve(batches: tuple[str, ...]) -> None:
+    recipe = ("model.dtype=float64", "run.steps=40", "run.eval_every=40", *batches)
+    reference = on_ranks(1, recipe)
+    assert_same_curve(on_ranks(2, recipe), reference)
+    assert_same_curve(on_ranks(2, (*recipe, "balance.enabled=false")), reference)
+
+
 def test_float32_stays_close_for_fifty_steps() -> None:
     recipe = ("run.steps=50",)
     reference = on_ranks(1, recipe)["losses"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,6 +100,13 @@ def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
             next_step="start at most one rank a GPU, or use run.device=cpu",
         )
     return torch.device("cuda", local_rank)
+
+
+def device_name(device: torch.device) -> str:
+    """What measurements on this device are filed under."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
 @contextmanager

@@ -127,6 +127,7 @@ def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | Non
         step_ms=step_ms,
         tokens_per_s=1000 * plan.global_tokens / step_ms,
         imbalance=plan.imbalance,
+        bound=plan.bound,
         epoch=plan.epoch,
         plan=plan.plan_hash,
         **({} if grad_norm is None else {"grad_norm": grad_norm}),

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from freescale.balance.cost_fit import MeasuredStep, OnlineCostModel
+from freescale.balance.cost_fit import MeasuredStep, OnlineCostModel, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS, CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
 from freescale.comm.ranks import Ranks
 from freescale.errors import DataError
 
-_WINDOW = 64
+# Steps a rank remembers for its own fit, and those it brings to an agreement.
+_REMEMBERED, _WINDOW = 512, 64
 
 
 @dataclass(kw_only=True)
@@ -37,7 +38,7 @@ class Rebalancer:
     ranks: Ranks
     every: int | None
     lookahead: int
-    _recent: deque[MeasuredStep] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    _recent: deque[MeasuredStep] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def observe(self, steps: list[MeasuredStep]) -> None:
         """Remember measured steps."""
@@ -64,10 +65,17 @@ class Rebalancer:
             "cost_model": values[: len(COEFFICIENTS)],
         }
 
+    def fit(self, *, hardware: str, model: str) -> CostModel | None:
+        """The cost model of this rank's own steps, to be kept for other runs; None where they do not tell."""
+        try:
+            return fit_cost_model(self._recent, hardware=hardware, model=model).model
+        except DataError:
+            return None
+
     def _pool(self) -> list[list[MeasuredStep]]:
         """The recent steps of every rank, on every rank: [ranks, window, 4] numbers, 0 ms where there is none."""
         mine = torch.zeros(_WINDOW, 4, dtype=torch.float64)
-        for place, step in enumerate(self._recent):
+        for place, step in enumerate(list(self._recent)[-_WINDOW:]):
             mine[place] = torch.tensor(
                 [step.num_samples, step.tokens, step.squares, step.ms], dtype=torch.float64
             )

@@ -79,7 +79,9 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, uninterrup
 
 
 def test_another_recipe_in_the_same_folder_is_refused(uninterrupted: Path) -> None:
-    result = subprocess.run(command(uninterrupted, "model.dim=24"), capture_output=True, text=True, timeout=100)
+    result = subprocess.run(
+        command(uninterrupted, "model.dim=24"), capture_output=True, text=True, timeout=100
+    )
     assert result.returncode == 1
     assert "model.dim: 12 there, 24 now" in result.stderr
     assert "Traceback" not in result.stderr
@@ -90,7 +92,9 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
         command(tmp_path, "--nproc", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     wait_for_step(tmp_path, 10, process)
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
+    )
     os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
     start = time.monotonic()
     _, stderr = process.communicate(timeout=30)

@@ -1,0 +1,135 @@
+"""Whatever is wrong with the input: one clear message, a non-zero exit, no traceback."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freescale.cli import app
+from freescale.errors import FreeScaleError
+from tests.small_run import SMALL
+
+
+def freescale(*arguments: str) -> None:
+    app(list(arguments), standalone_mode=False)
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(FreeScaleError) as caught:
+        freescale(*arguments)
+    return str(caught.value)
+
+
+def test_the_process_prints_one_message_and_fails(tmp_path: Path) -> None:
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text("run: {stepz: 3}\nmodl: {dim: 4}\nmodel: {kind: hstuu}\n")
+    command = [sys.executable, "-m", "freescale", "train", str(recipe), "optim.lr=fast"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("error:") == 1
+    for told in ("run.steps", "did you mean model?", "did you mean hstu?", "optim.lr", "4 problems"):
+        assert told in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("train", "nowhere.yaml"), "the recipe does not exist"),
+        (("train", "data.path=nowhere"), "data.path does not exist"),
+        (("evaluate", "nowhere"), "not a run folder"),
+        (("export", "nowhere", "out"), "not a run folder"),
+        (("report", "nowhere"), "no such run folder"),
+        (("train", "run.device=cuda"), "no usable CUDA device"),
+        (("train", "--resume", "nowhere"), "no checkpoint to resume from"),
+        (("train", "head.kind=ranking", "eval.metric=auc"), "needs actions"),
+        (("train", "balance.cost_model=nowhere.json"), "cannot be read"),
+    ],
+)
+def test_missing_things_are_named(
+    arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    if "run.device=cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.chdir(tmp_path)
+    assert told in refusal(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "empty"),
+        ("1 a\n1 b\n1 c\n", "line 1"),
+        ("1 -5\n1 6\n1 7\n", "-5"),
+        ("1 5\n", "No user has 3 events"),
+    ],
+    ids=["empty", "not a number", "negative", "one event"],
+)
+def test_raw_data_is_refused_where_it_is_wrong(text: str, told: str, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.txt"
+    raw.write_text(text)
+    assert told in refusal("prepare", str(raw), str(tmp_path / "out"), "--format", "pairs")
+    assert (
+        told in refusal("train", f"data.path={raw}", f"run.out={tmp_path / 'run'}")
+        or text == "1 a\n1 b\n1 c\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    raw, data = tmp_path / "raw.txt", tmp_path / "data"
+    raw.write_text("".join(f"{user} {item}\n" for user in range(50) for item in range(user % 7 + 4)))
+    freescale("prepare", str(raw), str(data))
+    shard = data / "shard-00000.parquet"
+    shard.write_bytes(shard.read_bytes()[:-40])
+    assert "shard-00000.parquet is missing or damaged" in refusal(
+        "train", f"data.path={data}", f"run.out={tmp_path / 'run'}"
+    )
+
+
+def test_a_nan_loss_names_step_and_batch(tmp_path: Path) -> None:
+    message = refusal("train", *SMALL, "run.steps=9", "optim.lr=1e30", f"run.out={tmp_path}")
+    assert "the loss is nan at step 2" in message
+    assert "batch" in message
+    assert "histories [" in message
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Path) -> None:
+    recipe = [*SMALL, f"run.out={tmp_path}", "run.checkpoint_every=2", "run.eval_every=4"]
+    freescale("train", *recipe, "run.steps=4")
+    shard = next((tmp_path / "checkpoints" / "step-00000004").glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 0xFF
+    shard.write_bytes(content)
+    message = refusal("train", *recipe, "run.steps=6")
+    assert "is damaged" in message
+    assert "step-00000002" in message
+    freescale("train", *recipe, "run.steps=6", "--resume", str(tmp_path / "checkpoints" / "step-00000002"))
+    assert (tmp_path / "checkpoints" / "step-00000006").exists()
+
+
+def test_ids_outside_the_table_are_refused(tmp_path: Path) -> None:
+    message = refusal("train", *SMALL, "embedding.rows=20", f"run.out={tmp_path}", "run.steps=2")
+    assert "an id lies outside the table" in message
+    assert "embedding.rows" in message
+
+
+def test_hashed_ids_fit_any_table(tmp_path: Path) -> None:
+    freescale(
+        "train", *SMALL, "embedding.id_map=hash", "embedding.rows=20", f"run.out={tmp_path}", "run.steps=2"
+    )
+    assert (tmp_path / "report.html").exists()
+
+
+def test_nothing_in_the_package_unpickles_from_disk() -> None:
+    dangerous = re.compile(
+        r"pickle\.load|torch\.load\(|yaml\.load\(|yaml\.unsafe|allow_pickle=True|(?<!\.)\b(eval|exec)\("
+    )
+    for path in (Path(__file__).parents[2] / "freescale").rglob("*.py"):
+        assert not dangerous.search(path.read_text()), path.name
