@@ -65,7 +65,7 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
         if not is_dataset(cache):
             prepare(path, cache)
         path = cache
-    source = ParquetSource(path)
+    source = ParquetSource(path, cache_mb=config.data.cache_mb)
     check_source(source)
     return source
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from freescale.assembly import build_run, build_source, describe, encoder_shape
 from freescale.comm.ranks import Ranks, device_name, join_ranks
-from freescale.config import Config, load_config
+from freescale.config import Config, free_keys, load_config
 from freescale.errors import CheckpointError, ConfigError
 from freescale.trace.report import write_report
 from freescale.trace.spans import stage
@@ -18,26 +18,6 @@ from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.events import JsonlSink, MetricSink, Progress, TensorBoardSink
 from freescale.train.export import write_export
 from freescale.train.loop import Run, run_tensors, train
-
-# Keys that may change between two parts of one run without leaving the curve.
-_FREE_KEYS = {
-    *(
-        f"run.{key}"
-        for key in ("out", "steps", "epochs", "log_every", "eval_every", "checkpoint_every", "keep")
-    ),
-    *(f"run.{key}" for key in ("patience", "device", "tensorboard")),
-    *("data.path", "data.workers", "eval.batch", "eval.item_chunk", "eval.max_users", "optim.accumulate"),
-    *(
-        "balance.enabled",
-        "balance.refit_every",
-        "balance.cost_model",
-        "balance.max_tokens_ratio",
-        "pipeline.prioritized",
-        "comm.transport",
-        "comm.timeout_s",
-    ),
-    "embedding.replicate_below_mb",
-}
 
 OpenTerminal = Callable[[int], MetricSink]
 
@@ -113,7 +93,7 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
         raise CheckpointError(
             "this is not a run folder: it has no config.yaml",
             got=run_dir,
-            next_step=f"freescale train run.out={run_dir}",
+            next_step="give the folder a run was trained in (its run.out)",
         )
     config = load_config(recipe, [f"run.out={run_dir}", f"run.device={device}"])
     with join_ranks(device=device) as ranks:
@@ -166,11 +146,13 @@ def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
 def _check_same_recipe(path: Path, config: Config) -> None:
     """A run goes on with the recipe it was started with, or it would leave its curve."""
     saved, now = read_meta(path)["recipe"], dataclasses.asdict(config)
+    # The length of the run is part of the curve when the learning rate depends on it.
+    free = free_keys() - ({"run.steps", "run.epochs"} if config.optim.schedule == "cosine" else set())
     different = [
         f"{section}.{key}: {saved.get(section, {}).get(key)!r} there, {value!r} now"
         for section, keys in now.items()
         for key, value in keys.items()
-        if f"{section}.{key}" not in _FREE_KEYS and _plain(value) != saved.get(section, {}).get(key)
+        if f"{section}.{key}" not in free and _plain(value) != saved.get(section, {}).get(key)
     ]
     if different:
         raise ConfigError(

@@ -17,37 +17,57 @@ import yaml
 from freescale.errors import ConfigError, nearest
 
 
-def _key(default: Any, help: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
-    """A recipe key: its default, one line of help and its allowed range."""
-    return field(default=default, metadata={"help": help, "at_least": at_least, "at_most": at_most})
+def _key(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    free: bool = False,
+) -> Any:
+    """A recipe key: its default, one line of help, its range, and whether it may change within one run.
+
+    Free keys move work or files, never the curve; a resumed run may come with others.
+    """
+    return field(
+        default=default, metadata={"help": help, "at_least": at_least, "at_most": at_most, "free": free}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
     """Where the run lives and how long it goes on."""
 
-    out: str = _key("runs/latest", "folder for config, metrics, checkpoints and the report")
-    steps: int | None = _key(None, "length of the run in steps; null: run.epochs decides", at_least=1)
-    epochs: float = _key(10.0, "passes over the data when run.steps is null", at_least=0.001)
+    out: str = _key("runs/latest", "folder for config, metrics, checkpoints and the report", free=True)
+    steps: int | None = _key(
+        None, "length of the run in steps; null: run.epochs decides", at_least=1, free=True
+    )
+    epochs: float = _key(10.0, "passes over the data when run.steps is null", at_least=0.001, free=True)
     seed: int = _key(
         1, "seed of batches, negatives, initial weights and dropout", at_least=0, at_most=2**63 - 1
     )
-    log_every: int = _key(20, "steps between two log lines", at_least=1)
-    eval_every: int | None = _key(None, "steps between evaluations; null: once an epoch", at_least=1)
-    checkpoint_every: int | None = _key(
-        None, "steps between checkpoints; null: at every evaluation", at_least=1
+    log_every: int = _key(20, "steps between two log lines", at_least=1, free=True)
+    eval_every: int | None = _key(
+        None, "steps between evaluations; null: once an epoch", at_least=1, free=True
     )
-    keep: int = _key(2, "number of latest checkpoints to keep, besides the best", at_least=1)
-    patience: int | None = _key(None, "stop after this many evaluations without a better one", at_least=1)
-    device: Literal["auto", "cpu", "cuda"] = _key("auto", "where to compute")
-    tensorboard: bool = _key(False, "also write TensorBoard files to RUN_DIR/tensorboard")
+    checkpoint_every: int | None = _key(
+        None, "steps between checkpoints; null: at every evaluation", at_least=1, free=True
+    )
+    keep: int = _key(2, "number of latest checkpoints to keep, besides the best", at_least=1, free=True)
+    patience: int | None = _key(
+        None, "stop after this many evaluations without a better one", at_least=1, free=True
+    )
+    device: Literal["auto", "cpu", "cuda"] = _key("auto", "where to compute", free=True)
+    tensorboard: bool = _key(False, "also write TensorBoard files to RUN_DIR/tensorboard", free=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
     """The histories and how a global batch is drawn from them."""
 
-    path: str = _key("synthetic", "'synthetic', a prepared folder, or a raw file to prepare on the way")
+    path: str = _key(
+        "synthetic", "'synthetic', a prepared folder, or a raw file to prepare on the way", free=True
+    )
     global_batch: int = _key(128, "samples a step, over all ranks", at_least=1)
     global_tokens: int | None = _key(
         None, "tokens a step over all ranks, instead of global_batch", at_least=1
@@ -56,7 +76,8 @@ class DataSection:
     shuffle_rows: int = _key(
         100_000, "histories shuffled together; bounds the memory of the reader", at_least=1
     )
-    workers: int = _key(0, "loader processes a rank; 0 loads in the training process", at_least=0)
+    cache_mb: int = _key(256, "memory a process keeps recently read row groups in", at_least=1, free=True)
+    workers: int = _key(0, "loader processes a rank; 0 loads in the training process", at_least=0, free=True)
     use_time: bool = _key(True, "use time stamps where the data has them")
 
 
@@ -119,7 +140,9 @@ class EmbeddingSection:
     )
     beta2: float = _key(0.98, "adam: decay of the second moment", at_least=0, at_most=0.999999)
     eps: float = _key(1e-8, "adam, adagrad: added to the denominator", at_least=1e-30)
-    replicate_below_mb: float = _key(0.0, "replicate tables smaller than this on every rank", at_least=0)
+    replicate_below_mb: float = _key(
+        0.0, "replicate tables smaller than this on every rank", at_least=0, free=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +156,9 @@ class OptimSection:
     schedule: Literal["constant", "cosine"] = _key("constant", "shape of the learning rate after warm-up")
     warmup_steps: int = _key(0, "steps of linear warm-up", at_least=0)
     clip_norm: float | None = _key(None, "clip the global norm of the dense gradients", at_least=0)
-    accumulate: int = _key(1, "micro-batches a step (less activation memory, same curve)", at_least=1)
+    accumulate: int = _key(
+        1, "micro-batches a step (less activation memory, same curve)", at_least=1, free=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,23 +168,30 @@ class EvalSection:
     metric: Literal["hr@10", "hr@50", "hr@200", "ndcg@10", "ndcg@50", "ndcg@200", "mrr", "auc"] = _key(
         "ndcg@10", "what decides the best checkpoint and early stopping"
     )
-    batch: int = _key(256, "histories evaluated at once on a rank", at_least=1)
-    max_users: int | None = _key(None, "evaluate during training on the first N users only", at_least=1)
-    item_chunk: int = _key(65_536, "items scored at once; bounds memory for large catalogues", at_least=1)
+    batch: int = _key(256, "histories evaluated at once on a rank", at_least=1, free=True)
+    max_users: int | None = _key(
+        None, "evaluate during training on the first N users only", at_least=1, free=True
+    )
+    item_chunk: int = _key(
+        65_536, "items scored at once; bounds memory for large catalogues", at_least=1, free=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceSection:
     """Which rank computes which sample."""
 
-    enabled: bool = _key(True, "balance predicted cost over the ranks")
-    max_tokens_ratio: float = _key(1.10, "cap on a rank's tokens, times the mean", at_least=1)
+    enabled: bool = _key(True, "balance predicted cost over the ranks", free=True)
+    max_tokens_ratio: float = _key(1.10, "cap on a rank's tokens, times the mean", at_least=1, free=True)
     window: int = _key(1, "steps planned together", at_least=1)
     cost_model: str | None = _key(
-        None, "JSON file of a measured cost model, e.g. RUN_DIR/cost_model.json of an earlier run"
+        None, "JSON file of a measured cost model, e.g. RUN_DIR/cost_model.json of an earlier run", free=True
     )
     refit_every: int | None = _key(
-        50, "steps between agreements on measured costs and rank speeds; null: keep the defaults", at_least=1
+        50,
+        "steps between agreements on measured costs and rank speeds; null: keep the defaults",
+        at_least=1,
+        free=True,
     )
 
 
@@ -167,15 +199,15 @@ class BalanceSection:
 class PipelineSection:
     """How the stages of a batch overlap."""
 
-    prioritized: bool = _key(False, "hide embedding traffic under compute")
+    prioritized: bool = _key(False, "hide embedding traffic under compute", free=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommSection:
     """How ranks talk."""
 
-    transport: Literal["auto", "collective"] = _key("auto", "route of the embedding exchange")
-    timeout_s: float = _key(600.0, "a collective that takes longer ends the run", at_least=1)
+    transport: Literal["auto", "collective"] = _key("auto", "route of the embedding exchange", free=True)
+    timeout_s: float = _key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +229,7 @@ class Config:
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_config` reads back to an equal object."""
         plain = {
-            section: {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(value).items()}
+            section: {key: _plain(entry) for key, entry in dataclasses.asdict(value).items()}
             for section, value in self._sections()
         }
         return yaml.safe_dump(plain, sort_keys=False)
@@ -240,7 +272,7 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
         section_type: Any = section.default_factory
         hints = typing.get_type_hints(section_type)
         for item in dataclasses.fields(section_type):
-            default = "null" if item.default is None else str(item.default)
+            default = yaml.safe_dump(_plain(item.default), default_flow_style=True).splitlines()[0]
             yield f"{section.name}.{item.name}", _type_name(hints[item.name]), default, item.metadata["help"]
 
 
@@ -264,6 +296,21 @@ class _Override:
 
     text: str
     value: Any
+
+
+def free_keys() -> set[str]:
+    """Keys that may differ between two parts of one run."""
+    return {
+        f"{section.name}.{item.name}"
+        for section in dataclasses.fields(Config)
+        for item in dataclasses.fields(section.default_factory)  # type: ignore[arg-type]
+        if item.metadata["free"]
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As YAML knows it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

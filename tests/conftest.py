@@ -1,6 +1,12 @@
 """What every test process needs."""
 
+import os
+
 import torch
+
+# Several test processes share few cores: one thread each, also in the commands they start.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Tests fork ranks, also after they have computed themselves. On Arm, oneDNN's thread pool does not survive a fork
 # (a forked rank would hang in its first float32 product), so tests do without oneDNN.

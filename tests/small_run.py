@@ -75,7 +75,8 @@ def full_tensors(run: Run) -> dict[str, Any]:
     whole = {}
     for name, value in run_tensors(run).items():
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        whole[name] = value.detach().numpy().copy()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+        whole[name] = value.detach().cpu().numpy().copy()
     return whole
 
 

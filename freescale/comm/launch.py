@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import current_stage
 
+RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 _NOTES = "FREESCALE_FAILURE_NOTES"
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -74,8 +74,8 @@ def _environment(num_ranks: int, notes: str) -> dict[str, str]:
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        # A file nobody else knows: ranks of one machine need no port, so none can be taken.
+        RENDEZVOUS: f"file://{notes}/rendezvous",
         _NOTES: notes,
     }
 
@@ -136,9 +136,3 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from freescale.comm.launch import RENDEZVOUS
 from freescale.errors import FreeScaleError, TrainingError
 
 
@@ -121,7 +122,12 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
         return
     timeout = datetime.timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timeout)
+    # torchrun brings its own store (None: read from the environment), our launcher a file.
+    store = os.environ.get(RENDEZVOUS)
+    rank = int(os.environ["RANK"]) if store else -1
+    dist.init_process_group(
+        backend, init_method=store, timeout=timeout, rank=rank, world_size=num_ranks if store else -1
+    )
     try:
         control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
         yield Ranks(

@@ -25,8 +25,11 @@ class SparseOptimizer(Protocol):
     def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the state tensors, by name."""
 
+    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
+        """Direction [U, dim] and scale [U]: a row changes by scale * direction; state changes here; step is from 1."""
+
     def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
-        """New rows from current rows, their state (changed in place) and gradients; step counts from 1."""
+        """New rows from current rows: rows + scale * direction."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,13 @@ class SGD:
         """No state."""
         return {}
 
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
+    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
         """Plain descent."""
-        return torch.add(rows, grad, alpha=-lr)
+        return grad, grad.new_full((len(grad),), -lr)
+
+    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
+        """New rows."""
+        return _moved(rows, *self.move(state, grad, lr=lr, step=step))
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,14 @@ class RowwiseAdagrad:
         """One number a row."""
         return {"square_sum": (num_rows, 1)}
 
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
+    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
         """Descent scaled by the row's gradient history."""
         state["square_sum"] += grad.square().mean(-1, keepdim=True)
-        return torch.addcdiv(rows, grad, state["square_sum"].sqrt() + self.eps, value=-lr)
+        return grad, -lr / (state["square_sum"].flatten().sqrt() + self.eps)
+
+    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
+        """New rows."""
+        return _moved(rows, *self.move(state, grad, lr=lr, step=step))
 
 
 @dataclass(frozen=True)
@@ -74,12 +85,16 @@ class Adam:
         """Two moments of the size of the table."""
         return {"moment1": (num_rows, dim), "moment2": (num_rows, dim)}
 
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
+    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
         """Descent along the bias-corrected moments."""
         state["moment1"].lerp_(grad, 1 - self.beta1)
         state["moment2"].mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
         denominator = (state["moment2"] / (1 - self.beta2**step)).sqrt_().add_(self.eps)
-        return torch.addcdiv(rows, state["moment1"], denominator, value=-lr / (1 - self.beta1**step))
+        return state["moment1"] / denominator, grad.new_full((len(grad),), -lr / (1 - self.beta1**step))
+
+    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
+        """New rows."""
+        return _moved(rows, *self.move(state, grad, lr=lr, step=step))
 
 
 def make_optimizer(
@@ -93,3 +108,7 @@ def make_optimizer(
     if name == "adam":
         return Adam(beta1=beta1, beta2=beta2, eps=eps)
     raise ConfigError("unknown sparse optimizer", got=name, allowed="sgd, rowwise_adagrad, adam")
+
+
+def _moved(rows: Tensor, direction: Tensor, scale: Tensor) -> Tensor:
+    return torch.addcmul(rows, direction, scale[:, None])

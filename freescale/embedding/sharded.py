@@ -21,12 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn import functional as F
 
 from freescale.comm.transport import Transport, make_transport
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
-from freescale.embedding.table import EmbeddingTable, as_compute, sum_by_row
+from freescale.embedding.table import EmbeddingTable, as_compute
 from freescale.errors import DataError
+from freescale.kernels.rows import distinct, sum_by_row, take
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Lookup:
 
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
-        return F.embedding(self.slots, self.rows)
+        return take(self.rows, self.slots)
 
 
 class ShardedEmbedding:
@@ -119,18 +119,17 @@ class ShardedEmbedding:
     def lookup(self, name: str, asked: Tensor) -> Lookup:
         """Fetch the distinct rows of one batch from their owners."""
         plan, table = self.plans[name], self.tables[name]
-        distinct, slots = torch.unique(asked.long(), return_inverse=True)
-        self._check_range(plan.spec, distinct)
+        rows, slots = distinct(asked.long())
+        self._check_range(plan.spec, rows)
         if plan.replicated:
-            return Lookup(name, _leaf(table.gather(distinct)), slots, distinct)
-        cuts = torch.searchsorted(distinct, self._edges[name])
-        send_counts = cuts.diff()
+            return Lookup(name, _leaf(table.gather(rows)), slots, rows)
+        send_counts = torch.searchsorted(rows, self._edges[name]).diff()
         receive_counts = self.transport.exchange_counts(send_counts)
         send, receive = send_counts.tolist(), receive_counts.tolist()
-        wanted = self.transport.start(distinct, send=send, receive=receive).wait()
-        owned, owned_slot = torch.unique(wanted - table.first_row, return_inverse=True)
-        rows = self.transport.start(table.gather(owned)[owned_slot], send=receive, receive=send).wait()
-        return Lookup(name, _leaf(rows), slots, distinct, send, receive, owned, owned_slot)
+        wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
+        arriving = self.transport.start(table.gather(wanted), send=receive, receive=send)
+        owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
+        return Lookup(name, _leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
@@ -163,10 +162,10 @@ class ShardedEmbedding:
             first_row=first,
         )
 
-    def _check_range(self, spec: TableSpec, distinct: Tensor) -> None:
+    def _check_range(self, spec: TableSpec, rows: Tensor) -> None:
         """Distinct rows are sorted, so the first and the last tell."""
-        if len(distinct) and (int(distinct[0]) < 0 or int(distinct[-1]) >= spec.num_rows):
-            bad = int(distinct[0]) if int(distinct[0]) < 0 else int(distinct[-1])
+        if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= spec.num_rows):
+            bad = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
             raise DataError(
                 f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
             )
@@ -214,7 +213,7 @@ def _add_up(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Distinct rows of several (rows, gradients), and the sums of their gradients in the order given."""
     if len(parts) == 1:
         return parts[0]
-    rows, slots = torch.unique(torch.cat([rows for rows, _ in parts]), return_inverse=True)
+    rows, slots = distinct(torch.cat([rows for rows, _ in parts]))
     return rows, sum_by_row(slots, torch.cat([grad for _, grad in parts]), len(rows))
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from freescale.embedding.hashing import keyed, keyed_normal
 from freescale.embedding.optimizer import SparseOptimizer
+from freescale.kernels.rows import add_scaled
 
 _INIT_CHUNK_ROWS = 1 << 16
 
@@ -73,10 +74,15 @@ class EmbeddingTable:
         """Update these distinct local rows with their summed gradients; step counts from 1."""
         wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         state = {name: values.index_select(0, rows) for name, values in self.state.items()}
-        new = self.optimizer.update(self.gather(rows).to(wide), state, grad.to(wide), lr=lr, step=step)
-        if self.weight.dtype == torch.bfloat16:
-            new = self._round_to_bfloat16(new, rows, step)
-        self.weight.index_copy_(0, rows, new.to(self.weight.dtype))
+        if self.weight.dtype == wide:
+            # Rows change where they lie: a copy out and back would cost more than the update.
+            direction, scale = self.optimizer.move(state, grad.to(wide), lr=lr, step=step)
+            add_scaled(self.weight, rows, direction, scale)
+        else:
+            new = self.optimizer.update(self.gather(rows).to(wide), state, grad.to(wide), lr=lr, step=step)
+            if self.weight.dtype == torch.bfloat16:
+                new = self._round_to_bfloat16(new, rows, step)
+            self.weight.index_copy_(0, rows, new.to(self.weight.dtype))
         for name, values in state.items():
             self.state[name].index_copy_(0, rows, values)
 
@@ -91,12 +97,3 @@ class EmbeddingTable:
 def as_compute(rows: Tensor) -> Tensor:
     """Rows in the type they are computed with: float32, or float64 where they are stored so."""
     return rows if rows.dtype == torch.float64 else rows.float()
-
-
-def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
-    """Sum of the values with the same index, added up in the order they stand, on every device."""
-    out = values.new_zeros(num_rows, *values.shape[1:])
-    if not values.is_cuda:
-        return out.index_add_(0, index, values)
-    # CUDA's index_add_ races; index_put_ with accumulate sorts first (stable), so its order is fixed.
-    return out.index_put_((index,), values, accumulate=True)

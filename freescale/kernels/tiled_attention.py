@@ -71,6 +71,8 @@ class TileLayout:
         slot_of_token[tokens.ravel()] = np.arange(tokens.size)
         self.tokens = torch.from_numpy(tokens.ravel()).to(device, non_blocking=True)
         self.slots = torch.from_numpy(slot_of_token[:-1].copy()).to(device, non_blocking=True)
+        places = np.arange(self.num_tokens) - np.repeat(starts[:-1], lengths)
+        self.places = torch.from_numpy(places).to(device, non_blocking=True)
         self.tile_sequence = torch.from_numpy(sequence).to(device, non_blocking=True)
         self._time_buckets: tuple[Tensor, ...] | None = None
 

@@ -40,11 +40,9 @@ class InputLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         nn.init.trunc_normal_(self.position, std=math.sqrt(1 / dim))
 
-    def forward(self, vectors_TD: Tensor, offsets: Tensor) -> Tensor:
+    def forward(self, vectors_TD: Tensor, layout: TileLayout) -> Tensor:
         """Input of the first layer, [T, D]."""
-        starts = torch.repeat_interleave(offsets[:-1], offsets.diff())
-        place = (torch.arange(len(starts)) - starts).to(vectors_TD.device, non_blocking=True)
-        positions = nn.functional.embedding(place, self.position)
+        positions = nn.functional.embedding(layout.places, self.position)
         return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + positions)
 
 

@@ -90,7 +90,7 @@ class HSTU(nn.Module):
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
         """State of every token, [T, D]."""
-        x = self.input(vectors_TD, batch.offsets)
+        x = self.input(vectors_TD, layout)
         for layer in self.layers:
             x = layer(x, batch, layout)
         return x

@@ -66,7 +66,7 @@ class SASRec(nn.Module):
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
         """State of every token, [T, D]."""
-        x = self.input(vectors_TD, batch.offsets)
+        x = self.input(vectors_TD, layout)
         for layer in self.layers:
             x = layer(x, batch, layout)
         return self.final_norm(x)

@@ -81,6 +81,14 @@ class Checkpoints:
         self._target = final
         self._writing.start()
 
+    def forget_after(self, step: int) -> None:
+        """Drop checkpoints later than a step: the run goes on from there and will write them anew."""
+        if self._ranks.is_first:
+            for path in self.complete():
+                if int(path.name.removeprefix("step-")) > step:
+                    shutil.rmtree(path, ignore_errors=True)
+        self._ranks.barrier()
+
     def finished(self) -> Path | None:
         """A checkpoint that has reached the disk since the last call; raises if it could not be written."""
         if self._writing is None or self._writing.is_alive():
@@ -162,7 +170,7 @@ class Checkpoints:
     def _mark_best(self, step: int, meta: Mapping[str, Any]) -> None:
         if self._ranks.is_first:
             temporary = self.folder / (_BEST + ".new")
-            temporary.write_text(json.dumps({"step": step, "metrics": meta.get("metrics")}))
+            temporary.write_text(json.dumps({"step": step, **dict(meta.get("best", {}))}))
             os.replace(temporary, self.folder / _BEST)
 
     def _prune(self) -> None:

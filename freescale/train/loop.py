@@ -79,6 +79,7 @@ class Run:
 def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     """Train to the end, evaluate the best state on the test targets, and return the summary."""
     first_step = restore(run, resume_from) if resume_from else 0
+    run.checkpoints.forget_after(first_step)
     started, tokens, samples = time.monotonic(), 0, 0
     step = first_step
     if not out_of_patience(run):
@@ -95,7 +96,9 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
                 break
     report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
-    return finish(run, step, seconds=seconds, tokens_per_s=tokens / seconds, samples_per_s=samples / seconds)
+    speed = {"tokens_per_s": tokens / seconds, "samples_per_s": samples / seconds} if tokens else {}
+    status = "finished" if tokens else "was already complete"
+    return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
 def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], float]]]:

@@ -79,7 +79,7 @@ def times_of(history):
         {"dtype": torch.float64},
         {"dtype": torch.bfloat16},
     ],
-    ids=str,
+    ids=["hstu", "dot product", "sasrec", "hashed ids", "float64", "bfloat16 table"],
 )
 def test_recommendations_have_the_scores_of_training(tmp_path, options):
     parts = make_parts(**options)

@@ -35,10 +35,18 @@ def rows_of(step: int, rank: int, num_ranks: int) -> list[int]:
     return [everybody[:3], everybody[3:], []][rank]
 
 
-def train(ranks: Ranks, *, seed=0, dropout=0.0, steps=NUM_STEPS, poison=None, **options):
-    """Losses of some steps, and every parameter after them."""
+def make_examples() -> Examples:
     source = SyntheticSource(num_users=40, num_items=30, mean_length=10, max_length=20)
-    examples = Examples(source=source, max_length=12, num_negatives=5)
+    return Examples(source=source, max_length=12, num_negatives=5)
+
+
+def num_tokens(examples: Examples, rows) -> int:
+    return int(examples.lengths()[rows].sum())
+
+
+def train(ranks: Ranks, *, seed=0, dropout=0.0, steps=NUM_STEPS, poison=None, only_row=None, **options):
+    """Losses of some steps, and every parameter after them."""
+    examples = make_examples()
     torch.manual_seed(1)
     encoder = HSTU(dim=DIM, layers=1, max_length=12, dropout=dropout, time_bias=True)
     model = Recommender(encoder=encoder, head=RetrievalHead()).double()
@@ -60,7 +68,10 @@ def train(ranks: Ranks, *, seed=0, dropout=0.0, steps=NUM_STEPS, poison=None, **
     planned = []
     for n in range(steps):
         rows = np.array(rows_of(n, ranks.rank, ranks.num_ranks), dtype=np.int64)
-        tokens = int(examples.lengths()[rows_of(n, 0, 1)].sum())
+        tokens = num_tokens(examples, rows_of(n, 0, 1))
+        if only_row is not None:
+            rows = np.array([only_row])
+            tokens = num_tokens(examples, rows)
         plan = StepPlan(n, 0, rows, ROWS, tokens, 1.0, 1.0, "hash")
         planned.append(PlannedBatch(plan, examples.batch(rows, step=n)))
     schedule = PlainSchedule(iter(planned), embedding=embedding, id_map=DirectMap(31), device=ranks.device)
@@ -109,6 +120,12 @@ def test_micro_batches_take_the_step_of_the_whole_batch(accumulate):
     assert got[0] == pytest.approx(losses, rel=1e-10)
     assert_same(got[2], parameters)
     torch.testing.assert_close(got[3][1], weight, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_is_the_mean_over_the_tokens_of_the_global_batch():
+    examples, rows = make_examples(), rows_of(0, 0, 1)
+    apart = [alone(steps=1, only_row=row)[0][0] * num_tokens(examples, [row]) for row in rows]
+    assert alone(steps=1)[0] == pytest.approx([sum(apart) / num_tokens(examples, rows)])
 
 
 def test_the_loss_falls_and_the_gradient_is_clipped():

@@ -1,0 +1,87 @@
+"""What a table does with the rows of a batch: find the distinct ones, spread them out, add gradients up.
+
+On the CPU the loops of `row_loops` do it, elsewhere torch. Both add in the order the values stand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_COMPILED = (torch.float32, torch.float64)
+
+
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct values of int64 ids, ascending, and the place of every id among them, in the shape of the ids."""
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return torch.unique(ids, return_inverse=True)
+    from freescale.kernels import row_loops
+
+    values, slots = row_loops.distinct(ids.contiguous().view(-1).numpy())
+    return torch.from_numpy(values), torch.from_numpy(slots).view(ids.shape)
+
+
+def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
+    """Sum of the values with the same index, added up in the order they stand, on every device."""
+    shape = (num_rows, *values.shape[1:])
+    if values.is_cuda:
+        # CUDA's index_add_ races; index_put_ with accumulate sorts first (stable), so its order is fixed.
+        return values.new_zeros(shape).index_put_((index,), values, accumulate=True)
+    if values.device.type != "cpu" or values.dtype not in _COMPILED or values.dim() != 2:
+        return values.new_zeros(shape).index_add_(0, index, values)
+    from freescale.kernels import row_loops
+
+    out = values.new_empty(shape)
+    row_loops.sum_by_row(index.contiguous().numpy(), values.detach().contiguous().numpy(), out.numpy())
+    return out
+
+
+def take(rows: Tensor, slots: Tensor) -> Tensor:
+    """[..., dim] rows[slots], differentiable; the gradients of a row add up in the order of its slots."""
+    if rows.device.type != "cpu":
+        return F.embedding(slots, rows)
+    return _Take.apply(rows, slots)  # type: ignore[no-untyped-call]
+
+
+def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
+    """table[rows[n]] += scale[n] * values[n] for distinct rows, in place."""
+    if table.device.type != "cpu" or table.dtype not in _COMPILED:
+        table.index_add_(0, rows, values * scale[:, None])
+        return
+    from freescale.kernels import row_loops
+
+    row_loops.add_scaled(
+        table.numpy(), rows.contiguous().numpy(), values.contiguous().numpy(), scale.contiguous().numpy()
+    )
+
+
+class _Take(torch.autograd.Function):
+    """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.num_rows = len(rows)
+        return F.embedding(slots, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (slots,) = ctx.saved_tensors
+        return _Sum.apply(grads[0], slots, ctx.num_rows), None  # type: ignore[no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    """The backward of `_Take`, as a function that has a gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        return sum_by_row(slots.flatten(), values.reshape(-1, values.shape[-1]), num_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (slots,) = ctx.saved_tensors
+        return _Take.apply(grads[0], slots), None, None  # type: ignore[no-untyped-call]

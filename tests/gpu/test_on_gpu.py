@@ -1,0 +1,125 @@
+"""What must also hold on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freescale.assembly import build_run, build_source
+from freescale.comm.ranks import Ranks
+from freescale.config import load_config
+from freescale.kernels import hstu_attention, reference, softmax_attention
+from freescale.kernels.rows import sum_by_row
+from freescale.train.events import Progress
+from freescale.train.loop import train
+from tests.small_run import SMALL, Recorder, full_tensors
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def train_on(device: str, folder: Path, *overrides: str, resume_from: Path | None = None) -> dict[str, Any]:
+    config = load_config(None, [*SMALL, f"run.device={device}", *overrides, f"run.out={folder}"])
+    recorder = Recorder()
+    ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
+    run = build_run(config, build_source(config), ranks, Progress([recorder]))
+    train(run, resume_from=resume_from)
+    tensors = {name: np.asarray(value) for name, value in full_tensors(run).items()}
+    return {
+        "losses": [e["loss"] for e in recorder.of("step")],
+        "evals": recorder.of("eval"),
+        "tensors": tensors,
+    }
+
+
+@pytest.mark.parametrize("block", [32, 128, None])
+def test_attention_equals_the_reference(block: int | None) -> None:
+    from freescale.kernels import TileLayout
+
+    torch.manual_seed(0)
+    lengths = torch.tensor([0, 1, 17, 300, 64, 129])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    total = int(offsets[-1])
+    q, k, v = (
+        torch.randn(total, 2, 24, dtype=torch.float64, device="cuda", requires_grad=True) for _ in range(3)
+    )
+    position = torch.randn(300, dtype=torch.float64, device="cuda", requires_grad=True)
+    time = torch.randn(129, dtype=torch.float64, device="cuda", requires_grad=True)
+    stamps = torch.randint(0, 10**6, (total,), device="cuda").cumsum(0)
+    options = {"position_bias": position, "time_bias": time, "query_time": stamps + 5, "key_time": stamps}
+    layout = TileLayout(offsets, block=block, device="cuda")
+    ours = hstu_attention(q, k, v, offsets, scale=0.01, layout=layout, **options)
+    truth = reference.hstu_attention(q, k, v, offsets, scale=0.01, **options)
+    leaves = (q, k, v, position, time)
+    for a, b in zip(
+        (ours, *torch.autograd.grad(ours.square().sum(), leaves)),
+        (truth, *torch.autograd.grad(truth.square().sum(), leaves)),
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    soft = softmax_attention(q, k, v, offsets, scale=0.2, layout=layout)
+    torch.testing.assert_close(soft, reference.softmax_attention(q, k, v, offsets, scale=0.2))
+
+
+def test_the_gpu_follows_the_curve_of_the_cpu(tmp_path: Path) -> None:
+    recipe = ("model.dtype=float64", "run.steps=60", "run.eval_every=30")
+    cpu, gpu = (train_on(device, tmp_path / device, *recipe) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(gpu["losses"], cpu["losses"], rtol=1e-9)
+    for name, value in cpu["tensors"].items():
+        np.testing.assert_allclose(gpu["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+    assert [e["hr@10"] for e in gpu["evals"]] == pytest.approx([e["hr@10"] for e in cpu["evals"]])
+
+
+def test_bfloat16_learns_nearly_as_well(tmp_path: Path) -> None:
+    plain = train_on("cuda", tmp_path / "a", "run.steps=150", "run.eval_every=150")
+    narrow = train_on(
+        "cuda",
+        tmp_path / "b",
+        "run.steps=150",
+        "run.eval_every=150",
+        "model.dtype=bfloat16",
+        "embedding.dtype=bfloat16",
+    )
+    assert np.mean(narrow["losses"][-20:]) == pytest.approx(np.mean(plain["losses"][-20:]), rel=0.03)
+
+
+def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
+    recipe = ("model.dtype=float64", "run.eval_every=20")
+    whole = train_on("cpu", tmp_path / "whole", *recipe, "run.steps=40")
+    train_on("cuda", tmp_path / "parts", *recipe, "run.steps=20")
+    path = tmp_path / "parts" / "checkpoints" / "step-00000020"
+    rest = train_on("cpu", tmp_path / "parts", *recipe, "run.steps=40", resume_from=path)
+    np.testing.assert_allclose(rest["losses"], whole["losses"][20:], rtol=1e-9)
+
+
+def test_row_sums_have_one_order() -> None:
+    index = torch.randint(0, 50, (20_000,), device="cuda")
+    values = torch.randn(20_000, 64, device="cuda")
+    first = sum_by_row(index, values, 50)
+    assert all(torch.equal(first, sum_by_row(index, values, 50)) for _ in range(5))
+    exact = torch.zeros(50, 64, dtype=torch.float64).index_add_(0, index.cpu(), values.cpu().double())
+    torch.testing.assert_close(first.cpu().double(), exact, rtol=1e-4, atol=1e-3)
+
+
+def test_torchrun_with_nccl(tmp_path: Path) -> None:
+    options = [*SMALL, "run.device=cuda", "run.steps=20", "model.dtype=bfloat16", f"run.out={tmp_path}"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "1",
+        "--master-port",
+        "29555",
+    ]
+    subprocess.run([*launcher, "-m", "freescale", "train", *options], check=True, timeout=110)
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 21))
