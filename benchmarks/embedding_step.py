@@ -59,6 +59,7 @@ class Side:
 
     @classmethod
     def start(cls, kind: str, python: str, num_ranks: int, folder: Path) -> Side:
+        """Start the ranks and wait until they stand."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -94,6 +95,7 @@ class Side:
         return self._answers()
 
     def end(self) -> None:
+        """No more commands: the ranks leave."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -187,13 +189,16 @@ class Rounds:
 
     @property
     def median(self) -> float:
+        """Events a second."""
         return statistics.median(self.events_per_s)
 
     def text(self) -> str:
+        """Median and range for a table."""
         low, high = min(self.events_per_s), max(self.events_per_s)
         return f"{self.median / 1e3:.0f} [{low / 1e3:.0f}..{high / 1e3:.0f}]"
 
     def numbers(self) -> dict[str, Any]:
+        """Everything, for the last line."""
         return {
             "events_per_s": [round(value) for value in self.events_per_s],
             "median_events_per_s": round(self.median),
@@ -254,7 +259,11 @@ def measure(
 
 def speed_table(results: dict[tuple[str, int, str], Rounds]) -> dict[str, Any]:
     kinds = [k for k in NAMES if any(key[0] == k for key in results)]
-    print(f"\n{'thousand events/s, median [range]':36}" + "".join(f"{NAMES[k]:>24}" for k in kinds) + f"{'ratio':>8}")
+    print(
+        f"\n{'thousand events/s, median [range]':36}"
+        + "".join(f"{NAMES[k]:>24}" for k in kinds)
+        + f"{'ratio':>8}"
+    )
     ratios: dict[str, Any] = {}
     for ids in KINDS:
         for num_ranks in (1, 2):
@@ -284,7 +293,10 @@ def speed_table(results: dict[tuple[str, int, str], Rounds]) -> dict[str, Any]:
         for k in kinds
         if (k, 1, ids) in results
     }
-    print("\nevents/s of 2 ranks over 1 rank: " + ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items()))
+    print(
+        "\nevents/s of 2 ranks over 1 rank: "
+        + ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
+    )
     return {"ratio_to_best_torchrec": ratios, "two_ranks_over_one": gains}
 
 
@@ -333,10 +345,14 @@ def processor() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--torchrec", metavar="PYTHON", help="python of an environment with TorchRec")
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each side")
-    parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a quiet machine, in all")
+    parser.add_argument(
+        "--patience", type=float, default=600, help="seconds to wait for a quiet machine, in all"
+    )
     parser.add_argument("--quick", action="store_true", help="2 short rounds: shows that it works")
     arguments = parser.parse_args()
     steps, repeats = (POOL, 2) if arguments.quick else (2 * POOL, arguments.repeats)
@@ -346,7 +362,7 @@ def main() -> None:
         pythons |= {"torchrec": arguments.torchrec, "torchrec-pipelined": arguments.torchrec}
     else:
         print(f"TorchRec is unavailable: {reason}")
-    started, load = datetime.datetime.now(datetime.timezone.utc), os.getloadavg()
+    started, load = datetime.datetime.now(datetime.UTC), os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="embedding-step-") as name:
         folder = Path(name)
         sides = {

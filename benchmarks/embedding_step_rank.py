@@ -45,6 +45,7 @@ class Batch:
     features: Any = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """Already there."""
         return self
 
     def record_stream(self, stream: object) -> None:
@@ -136,6 +137,7 @@ class FreeScale:
         self.adam = torch.optim.Adam(self.mlp.parameters(), lr=DENSE_LR)
 
     def steps(self, batches: Iterator[Batch], count: int) -> None:
+        """Train."""
         for done, batch in enumerate(batches, start=1):
             self.adam.zero_grad()
             vectors = self.embedding({"item": batch.ids})["item"]
@@ -147,12 +149,15 @@ class FreeScale:
                 return
 
     def local_rows(self) -> Tensor:
+        """Rows of this rank."""
         return self.embedding.tables["item"].weight
 
     def dense(self) -> list[Tensor]:
+        """Of the MLP."""
         return [parameter.detach() for parameter in self.mlp.parameters()]
 
     def table_mib(self) -> float:
+        """Of this rank."""
         table = self.embedding.tables["item"]
         return sum(t.nbytes for t in (table.weight, *table.state.values())) / 2**20
 
@@ -215,6 +220,7 @@ class TorchRec:
         self._ready: Iterator[Batch] = iter(())
 
     def steps(self, batches: Iterator[Batch], count: int) -> None:
+        """Train."""
         if self.pipeline is not None:
             return self._pipelined_steps(batches, count)
         for done, batch in enumerate(batches, start=1):
@@ -238,13 +244,16 @@ class TorchRec:
             done += 1
 
     def local_rows(self) -> Tensor:
+        """Rows of this rank."""
         (table,) = (v for k, v in self.model.state_dict().items() if "embeddings" in k)
         return table.local_shards()[0].tensor
 
     def dense(self) -> list[Tensor]:
+        """Of the MLP."""
         return [parameter.detach() for parameter in self._dense]
 
     def table_mib(self) -> float:
+        """Of this rank."""
         state = self.model.fused_optimizer.state_dict()["state"]
         shards = [t.local_shards()[0].tensor for part in state.values() for t in part.values()]
         return sum(t.nbytes for t in (self.local_rows(), *shards)) / 2**20

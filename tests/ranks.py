@@ -15,6 +15,8 @@ import torch
 import torch._dynamo  # DTensor imports it on first use: 2 s in every forked rank, or once here
 import torch.distributed as dist
 
+import freescale.kernels.row_loops  # noqa: F401  loads numba: half a second in every forked rank, or once here
+
 
 def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:
     """fn(rank, *args) on every rank of a gloo group; the list of results, or AssertionError with a rank's traceback."""

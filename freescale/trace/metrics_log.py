@@ -22,11 +22,15 @@ NOT_A_METRIC = frozenset(
 
 @dataclass(frozen=True)
 class MetricsLog:
-    """One run's events by kind; `problems` says in plain words what could not be read."""
+    """One run's events by kind; `problems` says in plain words what could not be read.
+
+    `evals` are those along the way, on validation targets; `test` is the last one on test targets.
+    """
 
     start: Event = field(default_factory=dict)
     steps: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
+    test: Event | None = None
     end: Event | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -76,11 +80,14 @@ def read_metrics(path: Path) -> MetricsLog:
     with path.open("rb") as lines:
         for event in _whole_events(lines, problems):
             kinds.setdefault(str(event.get("event")), []).append(event)
-    steps, evals = _latest_per_step(kinds["step"]), _latest_per_step(kinds["eval"])
+    tests = [event for event in kinds["eval"] if event.get("split") == "test"]
+    along = [event for event in kinds["eval"] if event.get("split") != "test"]
+    steps, evals = _latest_per_step(kinds["step"]), _latest_per_step(along)
     log = MetricsLog(
         start=kinds["start"][-1] if kinds["start"] else {},
         steps=steps,
         evals=evals,
+        test=tests[-1] if tests else None,
         end=kinds["end"][-1] if kinds["end"] else None,
         problems=problems,
     )

@@ -15,7 +15,15 @@ from pathlib import Path
 from freescale.errors import FreeScaleError
 from freescale.trace import page, units
 from freescale.trace.charts import Chart, Series, draw
-from freescale.trace.metrics_log import MetricsLog, column, numeric_fields, read_metrics, step_of
+from freescale.trace.metrics_log import (
+    POPULARITY,
+    Event,
+    MetricsLog,
+    column,
+    numeric_fields,
+    read_metrics,
+    step_of,
+)
 from freescale.trace.smoothing import is_noisy, moving_average, moving_median
 
 HEADLINE = "hr@10"
@@ -131,12 +139,10 @@ def eval_table(log: MetricsLog) -> str:
     best = log.best(HEADLINE if HEADLINE in metrics else metrics[0])
     rows = []
     for event in log.evals:
-        cells = [
-            "-" if value is None else units.metric(value)
-            for value in (column([event], m)[0] for m in metrics)
-        ]
         is_best = best is not None and step_of(event) == best[1]
-        rows.append(page.Row([f"{step_of(event):,}", *cells], "best" if is_best else ""))
+        rows.append(page.Row([f"{step_of(event):,}", *_cells(event, metrics)], "best" if is_best else ""))
+    if log.test is not None:
+        rows.append(page.Row(["test", *_cells(log.test, metrics)], "best"))
     baseline = [log.popularity(metric) for metric in metrics]
     if any(value is not None for value in baseline):
         cells = ["-" if value is None else units.metric(value) for value in baseline]
@@ -180,9 +186,19 @@ def other_charts(log: MetricsLog) -> list[Chart]:
     return _last_odd_one_wide(charts)
 
 
+def _cells(event: Event, metrics: Sequence[str]) -> list[str]:
+    values = (column([event], metric)[0] for metric in metrics)
+    return ["-" if value is None else units.metric(value) for value in values]
+
+
 def _quality_card(log: MetricsLog) -> page.Card:
     names = log.eval_metrics()
     metric = HEADLINE if HEADLINE in names or not names else names[0]
+    if log.test is not None and (value := column([log.test], metric)[0]) is not None:
+        baseline = column([log.test], POPULARITY + metric)[0]
+        times = units.factor(value, baseline)
+        over = f"{times} popularity ({units.metric(baseline)})" if times and baseline is not None else ""
+        return page.Card(f"Test {_label(metric)}", units.metric(value), over)
     best = log.best(metric)
     if best is None:
         return page.Card(f"Best {_label(metric)}", "-", "not evaluated yet")
