@@ -55,6 +55,7 @@ class Bench:
         self.rank = rank
 
     def sampler(self, **options: object) -> BalancedSampler:
+        """A sampler over the same global batches."""
         return BalancedSampler(
             self.examples.lengths(),
             global_batch=GLOBAL_BATCH,
@@ -200,7 +201,8 @@ def main() -> None:
             subprocess.Popen([sys.executable, __file__], env={**common, "RANK": str(rank)})
             for rank in range(RANKS)
         ]
-        if any([rank.wait() for rank in ranks]):
+        codes = [rank.wait() for rank in ranks]
+        if any(codes):
             sys.exit("a rank failed")
 
 

@@ -96,7 +96,7 @@ def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
     """The failure that came first: a killed rank or a known error explains the others' broken connections."""
     stories = {rank: _read_note(notes / f"rank-{rank}.json") for rank in failed}
     killed = [rank for rank, story in stories.items() if story is None and failed[rank] < 0]
-    if killed:
+    if killed and not any(story and story["known"] for story in stories.values()):
         rank = killed[0]
         other = next((s for s in stories.values() if s), None)
         where = f", while another rank was in stage '{other['stage']}'{_at(other)}" if other else ""

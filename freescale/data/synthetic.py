@@ -29,7 +29,7 @@ class SyntheticSource:
         mean_length: mean events a history.
         sigma: spread of the log-normal lengths.
         max_length: longest history.
-        zipf: exponent of the popularity inside a genre and of the noise.
+        zipf: exponent of the popularity of the events that follow no taste.
         preference: share of events that follow the user's taste.
         seed: makes another data set of the same kind.
     """

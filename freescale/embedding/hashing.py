@@ -1,4 +1,4 @@
-"""64-bit mixing on tensors, and numbers that depend on a key alone: the same on any rank and device."""
+"""64-bit mixing on tensors, and numbers that depend on a key alone: the same on any rank and, to rounding, device."""
 
 from __future__ import annotations
 

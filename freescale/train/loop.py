@@ -214,6 +214,7 @@ def finish(run: Run, step: int, **speed: float) -> dict[str, Any]:
     """Evaluate the best state on the test targets and close the books."""
     best = run.checkpoints.best()
     if best is not None and run.best.get("step") not in (None, step):
+        read_meta(best)
         load_tensors(best, run_tensors(run), ranks=run.ranks)
     with stage("evaluate", step=step):
         metrics = run.evaluator.run(run.test)

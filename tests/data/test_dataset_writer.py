@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_forms import write
 
 from freescale.data import dataset_writer
 from freescale.data.parquet_source import ParquetSource
 from freescale.data.prepare import prepare
 from freescale.errors import DataError
+from tests.data.raw_forms import write
 
 
 def test_row_groups_and_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_forms import histories, write
 
 from freescale.data import event_sorter
 from freescale.data.prepare import ColumnNames, prepare
+from tests.data.raw_forms import histories, write
 
 EVENT = st.tuples(st.integers(0, 6), st.integers(0, 2**63 - 1), st.integers(-3, 3) | st.just(2**62))
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
-from raw_forms import histories, lines, write
 
 from freescale.data.parquet_source import ParquetSource
 from freescale.data.prepare import DatasetSummary, prepare
 from freescale.errors import DataError
+from tests.data.raw_forms import histories, lines, write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_DATA = Path(os.environ.get("FREESCALE_DATA", REPOSITORY.parent / "shared" / "data"))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from raw_forms import histories, write
 
 from freescale.data.prepare import prepare
+from tests.data.raw_forms import histories, write
 
 
 def test_timestamps_fractions_and_nanoseconds_keep_their_order(tmp_path: Path) -> None:

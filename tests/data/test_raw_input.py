@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 
 from freescale.data.prepare import prepare
 from freescale.errors import DataError
+from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 
 
 @pytest.mark.parametrize("asked", ["auto", "by name"])

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from raw_forms import BY_TIME, EVENTS, histories
 
 from freescale.data.prepare import ColumnNames, prepare
 from freescale.errors import DataError
+from tests.data.raw_forms import BY_TIME, EVENTS, histories
 
 
 @pytest.mark.parametrize("lists", [False, True])

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 
 from freescale.data.parquet_source import ParquetSource
 from freescale.data.prepare import ColumnNames, prepare
 from freescale.errors import DataError
+from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 
 
 @pytest.mark.parametrize("form", TEXT_FORMS)
