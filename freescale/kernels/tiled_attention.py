@@ -1,106 +1,20 @@
 """Jagged attention in plain PyTorch, without padding to the longest sequence.
 
-Sequences are cut into tiles of `block` tokens and sorted longest first. Tiles stand level by level: first the first
-tile of every sequence, then the second tile of every sequence that has one, and so on. The sequences that reach
-level i are then a prefix of every level j <= i, so the keys that level i looks at are plain views:
-
-    level 0:  A0 B0 C0 D0        row i = 2 attends to    A0 B0 | A1 B1 | A2 B2
-    level 1:  A1 B1 C1           as three batched products over views, nothing is gathered or copied
-    level 2:  A2 B2
-
-Empty slots of a last tile hold zeros. They come after every real query of their tile, so the causal mask alone hides
-them, forward and backward. Only scores of one pair of levels exist at a time; the backward computes them again.
+Sequences are cut into the tiles of a `TileLayout`; every pair of tile levels is one batched product. Empty slots of a
+last tile hold zeros. They come after every real query of their tile, so the causal mask alone hides them, forward and
+backward. Only scores of one pair of levels exist at a time; the backward computes them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
-
-
-class TilePair(NamedTuple):
-    """Query level, key level and the rows of tiles they cover."""
-
-    query_level: int
-    key_level: int
-    queries: slice
-    keys: slice
-
-
-class TileLayout:
-    """Where every token of a jagged batch stands in level-ordered tiles; made once a batch, shared by all layers.
-
-    Args:
-        offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
-        block: tokens a tile; small tiles waste less on short sequences, large ones make faster products.
-        device: where the tensors to be laid out live.
-    """
-
-    def __init__(
-        self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
-    ) -> None:
-        starts = offsets.numpy()
-        lengths = np.diff(starts)
-        device = torch.device(device)
-        self.block = block or _best_block(lengths, device)
-        self.device = device
-        self.num_tokens = int(starts[-1])
-        self.longest = int(lengths.max(initial=0))
-        order = np.argsort(-lengths, kind="stable")
-        tiles_sorted = -(-lengths[order] // self.block)
-        num_levels = int(tiles_sorted.max(initial=0))
-        # tiles_sorted falls, so the number of sequences that reach level i is a search, not a count.
-        counts = [int(np.searchsorted(-tiles_sorted, -level, side="left")) for level in range(num_levels)]
-        self.level_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.counts = counts
-        self.num_tiles = int(self.level_starts[-1])
-        sequence = np.concatenate([order[:count] for count in counts]) if counts else np.zeros(0, np.int64)
-        level = np.repeat(np.arange(num_levels), counts)
-        positions = level[:, None] * self.block + np.arange(self.block)
-        real = positions < lengths[sequence][:, None] if counts else np.zeros((0, self.block), bool)
-        tokens = np.where(real, starts[:-1][sequence][:, None] + positions, self.num_tokens)
-        slot_of_token = np.empty(self.num_tokens + 1, np.int64)
-        slot_of_token[tokens.ravel()] = np.arange(tokens.size)
-        self.tokens = torch.from_numpy(tokens.ravel()).to(device, non_blocking=True)
-        self.slots = torch.from_numpy(slot_of_token[:-1].copy()).to(device, non_blocking=True)
-        places = np.arange(self.num_tokens) - np.repeat(starts[:-1], lengths)
-        self.places = torch.from_numpy(places).to(device, non_blocking=True)
-        self.tile_sequence = torch.from_numpy(sequence).to(device, non_blocking=True)
-        self._time_buckets: tuple[Tensor, ...] | None = None
-
-    def pairs(self) -> Iterator[TilePair]:
-        """Every (query level, key level) with key level <= query level, by query level."""
-        for i, count in enumerate(self.counts):
-            first = int(self.level_starts[i])
-            for j in range(i + 1):
-                start = int(self.level_starts[j])
-                yield TilePair(i, j, slice(first, first + count), slice(start, start + count))
-
-    def to_tiles(self, x: Tensor) -> Tensor:
-        """[T, ...] -> [tiles, block, ...], zeros in the empty slots."""
-        padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-        return padded.index_select(0, self.tokens).view(self.num_tiles, self.block, *x.shape[1:])
-
-    def to_tokens(self, tiles: Tensor) -> Tensor:
-        """[tiles, block, ...] -> [T, ...]."""
-        return tiles.reshape(self.num_tiles * self.block, *tiles.shape[2:]).index_select(0, self.slots)
-
-    def time_buckets(self, query_time: Tensor, key_time: Tensor) -> tuple[Tensor, ...]:
-        """Bucket [n, block, block] of every pair of tiles; worked out once for all layers of a batch."""
-        if self._time_buckets is None:
-            query, key = self.to_tiles(query_time), self.to_tiles(key_time)
-            self._time_buckets = tuple(
-                _bucket(query[pair.queries][:, :, None] - key[pair.keys][:, None, :]) for pair in self.pairs()
-            )
-        return self._time_buckets
+from freescale.kernels.reference import NUM_TIME_BUCKETS
+from freescale.kernels.tile_layout import TileLayout, TilePair
 
 
 def hstu_attention(
@@ -288,21 +202,6 @@ class _SoftmaxAttention(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-def _best_block(lengths: npt.NDArray[np.int64], device: torch.device) -> int:
-    """The tile size with the least predicted time for these lengths."""
-    if device.type != "cpu":
-        # Launches decide: two levels for short histories, and tiles of 256 fill the GPU for long ones.
-        longest = int(lengths.max(initial=1))
-        return min(256, max(32, 1 << ((longest - 1) // 2).bit_length()))
-
-    def predicted_us(block: int) -> float:
-        tiles = -(-lengths // block)
-        # Measured on an Arm server core: 7 us a product however small, 4.4 ns a score with its SiLU.
-        return float((tiles * (tiles + 1) // 2).sum()) * (7.0 + 0.0044 * block**2)
-
-    return min((32, 64, 128), key=predicted_us)
-
-
 def _rows(tiles: slice, heads: int) -> slice:
     return slice(tiles.start * heads, tiles.stop * heads)
 
@@ -358,9 +257,3 @@ def _sum_by_bucket(index: Tensor, values: Tensor, num_buckets: int) -> Tensor:
     if index.is_cuda and not torch.are_deterministic_algorithms_enabled():
         return torch.bincount(index, weights=values, minlength=num_buckets).to(values.dtype)
     return values.new_zeros(num_buckets).index_add_(0, index, values)
-
-
-def _bucket(delta: Tensor) -> Tensor:
-    """`reference.time_bucket`, stored small."""
-    logs = torch.log(delta.abs().clamp(min=1).to(torch.float64)).div_(TIME_BUCKET_WIDTH)
-    return logs.floor_().clamp_(max=NUM_TIME_BUCKETS - 1).to(torch.int32)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.kernels import TileLayout, hstu_attention, reference, softmax_attention
-from freescale.kernels.tiled_attention import _bucket
+from freescale.kernels.tile_layout import _bucket
 
 ODD_LENGTHS = [0, 1, 17, 63, 64, 65, 200, 0, 2]
 INPUTS = ("q", "k", "v", "position_bias", "time_bias")
