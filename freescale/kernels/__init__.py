@@ -1,6 +1,6 @@
 """Attention over jagged sequences. `reference` is the plain truth; `hstu_attention` is what models call."""
 
+from freescale.kernels.attention import hstu_attention, softmax_attention
 from freescale.kernels.tile_layout import TileLayout
-from freescale.kernels.tiled_attention import hstu_attention, softmax_attention
 
 __all__ = ["TileLayout", "hstu_attention", "softmax_attention"]

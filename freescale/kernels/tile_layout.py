@@ -12,6 +12,7 @@ plain views:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
 
 
@@ -43,6 +45,7 @@ class TileLayout:
     def __init__(
         self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
+        self._offsets = offsets
         starts = offsets.numpy()
         lengths = np.diff(starts)
         device = torch.device(device)
@@ -71,6 +74,11 @@ class TileLayout:
         self.places = torch.from_numpy(places).to(device, non_blocking=True)
         self.tile_sequence = torch.from_numpy(sequence).to(device, non_blocking=True)
         self._time_buckets: tuple[Tensor, ...] | None = None
+
+    @cached_property
+    def loops(self) -> LoopLayout:
+        """The same batch as the CPU loops want it."""
+        return LoopLayout(self._offsets)
 
     def pairs(self) -> Iterator[TilePair]:
         """Every (query level, key level) with key level <= query level, by query level."""

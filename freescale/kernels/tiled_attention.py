@@ -17,70 +17,33 @@ from freescale.kernels.reference import NUM_TIME_BUCKETS
 from freescale.kernels.tile_layout import TileLayout, TilePair
 
 
-def hstu_attention(
-    q_THD: Tensor,
-    k_THD: Tensor,
-    v_THV: Tensor,
-    offsets: Tensor,
+def tiled_silu_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: TileLayout,
     *,
     scale: float,
-    position_bias: Tensor | None = None,
-    time_bias: Tensor | None = None,
-    query_time: Tensor | None = None,
-    key_time: Tensor | None = None,
-    layout: TileLayout | None = None,
+    position_bias: Tensor | None,
+    time_bias: Tensor | None,
+    buckets: tuple[Tensor, ...],
 ) -> Tensor:
-    """Causal pointwise attention over jagged sequences: scale * SiLU(q k^T + bias) v.
-
-    Args:
-        q_THD: queries of all tokens, [tokens, heads, width].
-        k_THD: keys.
-        v_THV: values; their width may differ.
-        offsets: [B + 1] where each sequence starts.
-        scale: multiplies the attention weights, e.g. 1 / longest history.
-        position_bias: one weight for each distance i - j, at least as many as the longest sequence has tokens.
-        time_bias: 129 weights, one for each bucket of the time between `query_time` of i and `key_time` of j.
-        query_time: [tokens] time at which the prediction is asked for (that of the next event).
-        key_time: [tokens] time of the event itself.
-        layout: the batch's tile layout, to share it between layers.
-    """
-    layout = layout or TileLayout(offsets.cpu(), device=q_THD.device)
-    if position_bias is not None and len(position_bias) < layout.longest:
-        raise ValueError(
-            f"position_bias has {len(position_bias)} weights for sequences of up to {layout.longest} tokens"
-        )
-    buckets: tuple[Tensor, ...] = ()
-    if time_bias is not None:
-        if query_time is None or key_time is None:
-            raise ValueError("time_bias needs query_time and key_time")
-        buckets = layout.time_buckets(query_time, key_time)
-    return _run(_SiluAttention, q_THD, k_THD, v_THV, layout, scale, position_bias, time_bias, buckets)
+    """Scale * SiLU(q k^T + bias) v; `buckets` are those of `TileLayout.time_buckets`."""
+    return _run(_SiluAttention, q, k, v, layout, scale, position_bias, time_bias, buckets)
 
 
-def softmax_attention(
-    q_THD: Tensor,
-    k_THD: Tensor,
-    v_THV: Tensor,
-    offsets: Tensor,
-    *,
-    scale: float,
-    layout: TileLayout | None = None,
-) -> Tensor:
-    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v."""
-    layout = layout or TileLayout(offsets.cpu(), device=q_THD.device)
-    return _run(_SoftmaxAttention, q_THD, k_THD, v_THV, layout, scale)
+def tiled_softmax_attention(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout, *, scale: float) -> Tensor:
+    """softmax(scale * q k^T) v."""
+    return _run(_SoftmaxAttention, q, k, v, layout, scale)
 
 
 def _run(function: Any, q: Tensor, k: Tensor, v: Tensor, layout: TileLayout, *rest: Any) -> Tensor:
     """Lay q, k, v out as [tiles * heads, block, width], attend, and bring the result back to tokens."""
     heads = q.shape[1]
-    # The plain path computes in float32 even under autocast: the scores feed an unnormalised sum over keys.
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    with torch.autocast(q.device.type, enabled=False):
-        tiles = [layout.to_tiles(x.to(wide)).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-        out = function.apply(*tiles, layout, heads, *rest)
-        out = out.view(layout.num_tiles, heads, layout.block, v.shape[-1]).transpose(1, 2)
-        return layout.to_tokens(out).to(v.dtype)
+    tiles = [layout.to_tiles(x).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    out = function.apply(*tiles, layout, heads, *rest)
+    out = out.view(layout.num_tiles, heads, layout.block, v.shape[-1]).transpose(1, 2)
+    return layout.to_tokens(out)
 
 
 class _SiluAttention(torch.autograd.Function):

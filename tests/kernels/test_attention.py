@@ -1,4 +1,4 @@
-"""Tiled attention against the plain reference: values, every gradient, odd shapes, and what may be seen."""
+"""Attention, by tiles and by loops, against the plain reference: values, gradients, odd shapes, what may be seen."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.kernels import TileLayout, hstu_attention, reference, softmax_attention
+from freescale import kernels
+from freescale.kernels import TileLayout, reference, softmax_attention
 from freescale.kernels.tile_layout import _bucket
 
 ODD_LENGTHS = [0, 1, 17, 63, 64, 65, 200, 0, 2]
 INPUTS = ("q", "k", "v", "position_bias", "time_bias")
+_backend = "auto"
+
+
+@pytest.fixture(scope="module", params=["tiles", "loops"], autouse=True)
+def backend(request):
+    """Every test of this file runs once for each way to compute."""
+    global _backend
+    _backend = request.param
+
+
+def hstu_attention(*args, **options):
+    return kernels.hstu_attention(*args, **options, backend=_backend)
 
 
 def offsets_of(lengths: list[int]) -> torch.Tensor:
