@@ -119,13 +119,16 @@ class Trainer(Protocol):
 
 
 class FreeScale:
-    """ShardedEmbedding by its public calls; dense gradients summed by DDP as `freescale train` does."""
+    """ShardedEmbedding by its public calls; dense gradients summed by DDP as `freescale train` does.
+
+    CPU ranks that were told that they share a machine talk over sockets of their own, others over gloo.
+    """
 
     def __init__(self, dtype: torch.dtype, *, smooth: bool) -> None:
         from freescale.embedding.optimizer import RowwiseAdagrad
         from freescale.embedding.plan import TableSpec
         from freescale.embedding.sharded import ShardedEmbedding
-        from freescale.train.step import _reduced_in_backward
+        from freescale.train.dense_gradients import reduced_in_backward
 
         group = dist.group.WORLD if dist.get_world_size() > 1 else None
         spec = TableSpec(
@@ -133,7 +136,7 @@ class FreeScale:
         )
         self.embedding = ShardedEmbedding([spec], group=group)
         mlp = make_mlp(dtype, smooth=smooth)
-        self.mlp = mlp if group is None else _reduced_in_backward(mlp, group)
+        self.mlp = mlp if group is None else reduced_in_backward(mlp, group)
         self.adam = torch.optim.Adam(self.mlp.parameters(), lr=DENSE_LR)
 
     def steps(self, batches: Iterator[Batch], count: int) -> None:
@@ -279,7 +282,7 @@ def _with_features(batch: Batch) -> Batch:
 
 
 def make_trainer(side: str, dtype: torch.dtype, *, smooth: bool) -> Trainer:
-    if side == "freescale":
+    if side.startswith("freescale"):
         return FreeScale(dtype, smooth=smooth)
     return TorchRec(dtype, smooth=smooth, pipelined=side == "torchrec-pipelined")
 

@@ -13,6 +13,7 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.comm.ranks import Ranks
+from freescale.comm.transport import make_transport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
 from freescale.data.parquet_source import ParquetSource, is_dataset
@@ -142,7 +143,13 @@ def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbed
         seed=config.run.seed,
     )
     return ShardedEmbedding(
-        [spec], group=ranks.group, device=ranks.device, replicate_below_mb=options.replicate_below_mb
+        [spec],
+        group=ranks.group,
+        device=ranks.device,
+        replicate_below_mb=options.replicate_below_mb,
+        transport=make_transport(
+            ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+        ),
     )
 
 

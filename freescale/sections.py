@@ -35,7 +35,7 @@ class RunSection:
     steps: int | None = _key(
         None, "length of the run in steps; null: run.epochs decides", at_least=1, free=True
     )
-    epochs: float = _key(10.0, "passes over the data when run.steps is null", at_least=0.001, free=True)
+    epochs: float = _key(8.0, "passes over the data when run.steps is null", at_least=0.001, free=True)
     seed: int = _key(
         1, "seed of batches, negatives, initial weights and dropout", at_least=0, at_most=2**63 - 1
     )
@@ -199,7 +199,9 @@ class PipelineSection:
 class CommSection:
     """How ranks talk."""
 
-    transport: Literal["auto", "collective"] = _key("auto", "route of the embedding exchange", free=True)
+    transport: Literal["auto", "collective"] = _key(
+        "auto", "route of the embedding exchange; auto: sockets between CPU ranks of one machine", free=True
+    )
     timeout_s: float = _key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
 
 

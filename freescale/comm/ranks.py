@@ -30,6 +30,7 @@ class Ranks:
         control: CPU group for small agreements and sums.
         background: CPU group for work in other threads (checkpoints). Collectives of one group must start in the
             same order everywhere, so threads never share one.
+        timeout_s: how long to wait for another rank.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None
+    timeout_s: float = 600.0
 
     @property
     def is_first(self) -> bool:
@@ -137,6 +139,7 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
             group=dist.group.WORLD,
             control=control,
             background=background,
+            timeout_s=timeout_s,
         )
     finally:
         dist.destroy_process_group()

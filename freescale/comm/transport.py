@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm.local_sockets import LocalTransport, on_one_machine
+
 
 class Pending(Protocol):
     """A transfer on its way."""
@@ -99,6 +101,16 @@ class CollectiveTransport:
         return received
 
 
-def make_transport(group: dist.ProcessGroup | None) -> Transport:
-    """The transport for a group; None means a single rank."""
-    return AloneTransport() if group is None else CollectiveTransport(group)
+def make_transport(
+    group: dist.ProcessGroup | None,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+) -> Transport:
+    """The transport for a group; None means a single rank. `auto` is sockets for CPU ranks of one machine."""
+    if group is None:
+        return AloneTransport()
+    if kind == "auto" and torch.device(device).type == "cpu" and on_one_machine():
+        return LocalTransport(group, timeout_s=timeout_s)
+    return CollectiveTransport(group)

@@ -66,7 +66,7 @@ class ShardedEmbedding:
         group: the ranks; None for a single process.
         device: where the rows live.
         replicate_below_mb: tables smaller than this (state included) are held by every rank.
-        transport: how rows travel; torch.distributed's all-to-all unless given.
+        transport: how rows travel; chosen by device and machine unless given.
 
     Example:
         >>> embedding = ShardedEmbedding([TableSpec(name="item", num_rows=1000, dim=64, optimizer=SGD())])
@@ -85,7 +85,7 @@ class ShardedEmbedding:
         transport: Transport | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self.transport = transport or make_transport(group)
+        self.transport = transport or make_transport(group, device=device)
         self.rank, self.num_ranks = self.transport.rank, self.transport.num_ranks
         plans = plan_tables(specs, num_ranks=self.num_ranks, replicate_below_mb=replicate_below_mb)
         self.plans = {plan.spec.name: plan for plan in plans}

@@ -1,21 +1,19 @@
 """One training step: forward and backward in micro-batches, dense update, rows sent home."""
 
-# No postponed annotations here: DDP looks at the types of its communication hook.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.train.dense_gradients import reduced_in_backward
 from freescale.train.timer import StepTimer
 
 
@@ -61,7 +59,9 @@ class TrainStep:
         seed: int = 0,
     ) -> None:
         self.timer = StepTimer(ranks.device)
-        self._model: nn.Module = model if ranks.group is None else _reduced_in_backward(model, ranks.group)
+        self._model: nn.Module = model
+        if ranks.group is not None:
+            self._model = reduced_in_backward(model, ranks.group, timeout_s=ranks.timeout_s)
         self._optimizer = optimizer
         self._ranks = ranks
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
@@ -117,19 +117,6 @@ class TrainStep:
         if self._clip_norm is None:
             return None
         return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm))
-
-
-def _reduced_in_backward(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """DDP whose buckets are summed, not averaged: the loss is already divided by the global count."""
-
-    def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-        assert work is not None
-        return work.get_future().then(lambda done: done.value()[0])
-
-    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
-    wrapped.register_comm_hook(None, add_up)
-    return wrapped
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -1,0 +1,71 @@
+"""Dense gradients: summed over the ranks, over sockets as over the group, and no earlier than the backward needs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from freescale.train.dense_gradients import reduced_in_backward
+from tests.ranks import run_on_ranks
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 1)
+    ).double()
+
+
+def data_of(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(5, 8, generator=torch.Generator().manual_seed(10 * step + rank), dtype=torch.float64)
+
+
+def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
+    """Three steps, the second of which is accumulated from two backwards, against one model that sees everything."""
+    if one_machine:
+        os.environ["LOCAL_WORLD_SIZE"] = str(num_ranks)
+    model, alone = reduced_in_backward(make_model(), dist.group.WORLD), make_model()
+    for step in range(3):
+        model.zero_grad()
+        alone.zero_grad()
+        if step == 1:
+            with model.no_sync():
+                model(data_of(rank, 7)).sum().backward()
+        model(data_of(rank, step)).sum().backward()
+        for each in range(num_ranks):
+            for part in (step, 7) if step == 1 else (step,):
+                alone(data_of(each, part)).sum().backward()
+        for got, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, wanted.grad, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("one_machine", [False, True])
+def test_gradients_are_the_sums_over_the_ranks(num_ranks, one_machine):
+    run_on_ranks(compare, num_ranks, num_ranks, one_machine)
+
+
+def seconds_until_the_input_has_its_gradient(rank: int) -> float:
+    """Rank 1 comes late; rank 0 must not wait for it before its own backward is through."""
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    model = reduced_in_backward(make_model(), dist.group.WORLD)
+    model(data_of(rank, 0)).sum().backward()
+    dist.barrier()
+    seen = []
+    values = data_of(rank, 1).requires_grad_()
+    values.register_post_accumulate_grad_hook(lambda _: seen.append(time.perf_counter()))
+    loss = model(values).sum()
+    if rank == 1:
+        time.sleep(1.0)
+    start = time.perf_counter()
+    loss.backward()
+    return seen[0] - start
+
+
+def test_nobody_waits_before_the_backward_is_through():
+    assert run_on_ranks(seconds_until_the_input_has_its_gradient, 2)[0] < 0.5
