@@ -189,6 +189,11 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
+    except (ConnectionError, TimeoutError) as error:
+        # Another rank is gone; its own failure says more than the connection it left behind.
+        if not note_failure(error):
+            raise
+        sys.exit(1)
     except (FreeScaleError, OSError) as error:
         if os.environ.get("FREESCALE_DEBUG"):
             raise
