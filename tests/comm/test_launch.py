@@ -23,8 +23,11 @@ STAND_IN = f"""#!{sys.executable}
 import os, signal, sys, time
 sys.path.insert(0, {str(REPOSITORY)!r})
 rank = int(os.environ["RANK"])
-open(os.path.join(os.environ["SEEN"], f"pid-{{rank}}"), "w").write(str(os.getpid()))
-while len(os.listdir(os.environ["SEEN"])) < int(os.environ["WORLD_SIZE"]):
+place = os.path.join(os.environ["SEEN"], f"pid-{{rank}}")
+with open(place + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(place + ".new", place)
+while sum(".new" not in name for name in os.listdir(os.environ["SEEN"])) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.01)
 exec(sys.argv[-1])
 """
@@ -73,7 +76,7 @@ def is_alive(pid: int) -> bool:
 
 
 def pids(seen: Path) -> list[int]:
-    return [int(path.read_text()) for path in sorted(seen.glob("pid-*"))]
+    return [int(path.read_text()) for path in sorted(seen.glob("pid-*")) if path.suffix != ".new"]
 
 
 def assert_fails_fast(run, program: str, num_ranks: int = 3, *, within: float = 8.0) -> str:
