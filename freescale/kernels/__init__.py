@@ -1,6 +1,16 @@
 """Attention over jagged sequences. `reference` is the plain truth; `hstu_attention` is what models call."""
 
 from freescale.kernels.attention import hstu_attention, softmax_attention
-from freescale.kernels.tile_layout import TileLayout
+from freescale.kernels.attention_mask import AttentionMask
+from freescale.kernels.hstu_parts import gate, plain_norm, project_uvqk
+from freescale.kernels.layout import SequenceLayout
 
-__all__ = ["TileLayout", "hstu_attention", "softmax_attention"]
+__all__ = [
+    "AttentionMask",
+    "SequenceLayout",
+    "gate",
+    "hstu_attention",
+    "plain_norm",
+    "project_uvqk",
+    "softmax_attention",
+]

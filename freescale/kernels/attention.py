@@ -1,22 +1,29 @@
 """The attention models call: checks the inputs and picks the way to compute them.
 
-CPU             compiled loops over exactly the causal pairs     loop_attention
-anything else   batched products over tiles                      tiled_attention
-truth           one sequence at a time, autograd backward        reference
+CPU             compiled loops over exactly the causal pairs                  loop_attention
+CUDA            Triton kernels, bf16, fp16 and fp32, any mask                 fused_attention
+otherwise       batched products over tiles: float64 and odd devices          tiled_attention
+truth           one sequence at a time, autograd backward; masks on the CPU   reference
 """
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from freescale.kernels import reference
+from freescale.kernels.attention_mask import AttentionMask
+from freescale.kernels.fused_attention import MAX_WIDTH, fused_attention
+from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.loop_attention import loop_silu_attention
-from freescale.kernels.tile_layout import TileLayout
+from freescale.kernels.pair_bias import BiasTables
 from freescale.kernels.tiled_attention import tiled_silu_attention, tiled_softmax_attention
 
-Backend = Literal["auto", "loops", "tiles"]
+Backend = Literal["auto", "loops", "tiles", "triton", "reference"]
 
 
 def hstu_attention(
@@ -26,14 +33,18 @@ def hstu_attention(
     offsets: Tensor,
     *,
     scale: float,
+    alpha: float = 1.0,
     position_bias: Tensor | None = None,
     time_bias: Tensor | None = None,
     query_time: Tensor | None = None,
     key_time: Tensor | None = None,
-    layout: TileLayout | None = None,
+    mask: AttentionMask | None = None,
+    layout: SequenceLayout | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Causal pointwise attention over jagged sequences: scale * SiLU(q k^T + bias) v.
+    """Causal pointwise attention over jagged sequences: scale * SiLU(alpha q k^T + bias) v.
+
+    Gradients are computed in a fixed order by every backend, so they are the same in every run.
 
     Args:
         q_THD: queries of all tokens, [tokens, heads, width].
@@ -41,31 +52,46 @@ def hstu_attention(
         v_THV: values; their width may differ.
         offsets: [B + 1] where each sequence starts.
         scale: multiplies the attention weights, e.g. 1 / longest history.
+        alpha: multiplies the scores, e.g. 1 / sqrt(width).
         position_bias: one weight for each distance i - j, at least as many as the longest sequence has tokens.
         time_bias: 129 weights, one for each bucket of the time between `query_time` of i and `key_time` of j.
         query_time: [tokens] time at which the prediction is asked for (that of the next event).
         key_time: [tokens] time of the event itself.
+        mask: window, prefix, targets, segments; without it a token sees itself and all tokens before it.
         layout: the batch's layout, to share it between layers.
-        backend: "auto" takes loops on the CPU and tiles elsewhere.
+        backend: "auto" takes loops on the CPU and Triton kernels on a GPU.
     """
-    layout = layout or TileLayout(offsets.cpu(), device=q_THD.device)
+    layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
     if position_bias is not None and len(position_bias) < layout.longest:
         raise ValueError(
             f"position_bias has {len(position_bias)} weights for sequences of up to {layout.longest} tokens"
         )
     if time_bias is not None and (query_time is None or key_time is None):
         raise ValueError("time_bias needs query_time and key_time")
-    use_loops = backend == "loops" or (backend == "auto" and q_THD.device.type == "cpu")
-    bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias, "buckets": None}
-    if query_time is not None and key_time is not None and time_bias is not None:
-        find = layout.loops.buckets if use_loops else layout.time_buckets
-        bias["buckets"] = find(query_time, key_time)
+    if mask is not None:
+        mask.check(layout.lengths)
+    backend = _choose(backend, q_THD, v_THV, mask, softmax=False)
+    bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
+        if backend == "reference":
+            times = {"query_time": query_time, "key_time": key_time}
+            wide = (_wide(x) for x in (q_THD, k_THD, v_THV))
+            out = reference.hstu_attention(*wide, offsets, scale=scale, alpha=alpha, mask=mask, **bias, **times)
+            return out.to(v_THV.dtype)
+        buckets: Any = None
+        if query_time is not None and key_time is not None and time_bias is not None:
+            buckets = layout.buckets(query_time, key_time, backend=backend, mask=mask)
+        if backend == "triton":
+            tables = BiasTables(position_bias, time_bias, buckets)
+            return fused_attention(
+                q_THD, k_THD, v_THV, layout.work, alpha=alpha, scale=scale, bias=tables, mask=mask
+            )
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
-        if use_loops:
-            out = loop_silu_attention(q, k, v, layout.loops, scale=scale, **bias)
+        q = q if alpha == 1 else q * alpha
+        if backend == "loops":
+            out = loop_silu_attention(q, k, v, layout.loops, scale=scale, buckets=buckets, **bias)
         else:
-            out = tiled_silu_attention(q, k, v, layout, scale=scale, **bias)
+            out = tiled_silu_attention(q, k, v, layout.tiles, scale=scale, buckets=buckets, **bias)
     return out.to(v_THV.dtype)
 
 
@@ -76,13 +102,52 @@ def softmax_attention(
     offsets: Tensor,
     *,
     scale: float,
-    layout: TileLayout | None = None,
+    mask: AttentionMask | None = None,
+    layout: SequenceLayout | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
-    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v."""
-    layout = layout or TileLayout(offsets.cpu(), device=q_THD.device)
+    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v; arguments as in `hstu_attention`."""
+    layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
+    if mask is not None:
+        mask.check(layout.lengths)
+    backend = _choose(backend, q_THD, v_THV, mask, softmax=True)
     with torch.autocast(q_THD.device.type, enabled=False):
+        if backend == "triton":
+            no_bias = BiasTables(None, None, None)
+            return fused_attention(
+                q_THD, k_THD, v_THV, layout.work, alpha=scale, scale=None, bias=no_bias, mask=mask
+            )
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
-        return tiled_softmax_attention(q, k, v, layout, scale=scale).to(v_THV.dtype)
+        if backend == "reference":
+            return reference.softmax_attention(q, k, v, offsets, scale=scale, mask=mask).to(v_THV.dtype)
+        return tiled_softmax_attention(q, k, v, layout.tiles, scale=scale).to(v_THV.dtype)
+
+
+def _choose(backend: Backend, q: Tensor, v: Tensor, mask: AttentionMask | None, *, softmax: bool) -> Backend:
+    """The way to compute that "auto" stands for, or a complaint about one that cannot."""
+    if backend == "auto":
+        if q.device.type == "cuda" and _fits_triton(q, v) and has_triton():
+            return "triton"
+        if mask is not None:
+            return "reference"
+        return "loops" if q.device.type == "cpu" and not softmax else "tiles"
+    if mask is not None and backend in ("loops", "tiles"):
+        raise ValueError(f"backend {backend!r} knows no masks; take 'auto', 'triton' or 'reference'")
+    if backend == "triton" and not has_triton():
+        raise ValueError("backend 'triton' needs the triton package")
+    if backend == "loops" and softmax:
+        raise ValueError("backend 'loops' has no softmax; take 'auto' or 'tiles'")
+    return backend
+
+
+def _fits_triton(q: Tensor, v: Tensor) -> bool:
+    return q.dtype != torch.float64 and q.dtype == v.dtype and max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the kernels can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 class LoopLayout:
-    """Where sequences start, who computes which, and the time bucket of every pair; made once a batch.
+    """Where sequences start and who computes which.
 
     Args:
         offsets: [B + 1] on the CPU.
@@ -36,7 +36,6 @@ class LoopLayout:
         pairs = lengths * (lengths + 1) // 2
         self.pair_starts = np.concatenate([[0], np.cumsum(pairs)]).astype(np.int64)
         self._order = np.argsort(-lengths, kind="stable")
-        self._buckets: tuple[Tensor, Tensor, Array] | None = None
 
     def shares(self, heads: int, num_threads: int) -> list[npt.NDArray[np.int64]]:
         """Work items of each thread, dealt out back and forth from the longest sequence on; always the same."""
@@ -46,18 +45,15 @@ class LoopLayout:
         return [items[thread == number] for number in range(num_threads)]
 
     def buckets(self, query_time: Tensor, key_time: Tensor) -> Array:
-        """Time bucket of every causal pair; worked out once for all layers of a batch."""
-        known = self._buckets
-        if known is None or known[0] is not query_time or known[1] is not key_time:
-            from freescale.kernels import attention_loops
+        """Time bucket of every causal pair."""
+        from freescale.kernels import attention_loops
 
-            out = np.empty(int(self.pair_starts[-1]), np.uint8)
-            times = (query_time.contiguous().numpy(), key_time.contiguous().numpy())
-            attention_loops.pair_buckets(
-                self.starts, self.pair_starts, *times, out, TIME_BUCKET_WIDTH, NUM_TIME_BUCKETS - 1
-            )
-            self._buckets = known = (query_time, key_time, out)
-        return known[2]
+        out = np.empty(int(self.pair_starts[-1]), np.uint8)
+        times = (query_time.contiguous().numpy(), key_time.contiguous().numpy())
+        attention_loops.pair_buckets(
+            self.starts, self.pair_starts, *times, out, TIME_BUCKET_WIDTH, NUM_TIME_BUCKETS - 1
+        )
+        return out
 
 
 def loop_silu_attention(

@@ -10,6 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from freescale.kernels.attention_mask import AttentionMask
+
 NUM_TIME_BUCKETS = 129
 TIME_BUCKET_WIDTH = 0.301
 
@@ -47,14 +49,16 @@ def hstu_attention(
     offsets: Tensor,
     *,
     scale: float,
+    alpha: float = 1.0,
     position_bias: Tensor | None = None,
     time_bias: Tensor | None = None,
     query_time: Tensor | None = None,
     key_time: Tensor | None = None,
+    mask: AttentionMask | None = None,
 ) -> Tensor:
-    """Causal pointwise attention: scale * SiLU(q k^T + bias) v, without any normalisation over keys."""
+    """Causal pointwise attention: scale * SiLU(alpha q k^T + bias) v, without any normalisation over keys."""
     outputs = []
-    for start, stop in _spans(offsets):
+    for n, (start, stop) in enumerate(_spans(offsets)):
         q, k, v = (x[start:stop].transpose(0, 1) for x in (q_THD, k_THD, v_THV))
         bias = relative_bias(
             stop - start,
@@ -63,23 +67,38 @@ def hstu_attention(
             query_time=None if query_time is None else query_time[start:stop],
             key_time=None if key_time is None else key_time[start:stop],
         )
-        weights = torch.nn.functional.silu(q @ k.transpose(1, 2) + bias).tril() * scale
+        weights = torch.nn.functional.silu(alpha * (q @ k.transpose(1, 2)) + bias) * scale
+        weights = weights * _visible(mask, n, start, stop, q.device)
         outputs.append((weights @ v).transpose(0, 1))
     return torch.cat(outputs) if outputs else v_THV[:0]
 
 
 def softmax_attention(
-    q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, offsets: Tensor, *, scale: float
+    q_THD: Tensor,
+    k_THD: Tensor,
+    v_THV: Tensor,
+    offsets: Tensor,
+    *,
+    scale: float,
+    mask: AttentionMask | None = None,
 ) -> Tensor:
     """Causal softmax attention: softmax(scale * q k^T) v."""
     outputs = []
-    for start, stop in _spans(offsets):
+    for n, (start, stop) in enumerate(_spans(offsets)):
         q, k, v = (x[start:stop].transpose(0, 1) for x in (q_THD, k_THD, v_THV))
         scores = q @ k.transpose(1, 2) * scale
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        hidden = ~_visible(mask, n, start, stop, q.device)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append((weights @ v).transpose(0, 1))
     return torch.cat(outputs) if outputs else v_THV[:0]
+
+
+def _visible(mask: AttentionMask | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:
+    """[length, length], true where the row's token sees the column's: itself and what came before, or what a mask says."""
+    if mask is None:
+        return torch.ones(stop - start, stop - start, dtype=torch.bool, device=device).tril()
+    num_targets = 0 if mask.targets is None else int(mask.targets[n])
+    return mask.allowed(start, stop, num_targets).to(device)
 
 
 def _spans(offsets: Tensor) -> list[tuple[int, int]]:

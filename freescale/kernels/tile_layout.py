@@ -12,7 +12,6 @@ plain views:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
 
 
@@ -34,10 +32,10 @@ class TilePair(NamedTuple):
 
 
 class TileLayout:
-    """Where every token of a jagged batch stands in level-ordered tiles; made once a batch, shared by all layers.
+    """Where every token of a jagged batch stands in level-ordered tiles; for batched products.
 
     Args:
-        offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
+        offsets: [B + 1] on the CPU.
         block: tokens a tile; small tiles waste less on short sequences, large ones make faster products.
         device: where the tensors to be laid out live.
     """
@@ -45,14 +43,12 @@ class TileLayout:
     def __init__(
         self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
-        self._offsets = offsets
         starts = offsets.numpy()
         lengths = np.diff(starts)
         device = torch.device(device)
         self.block = block or _best_block(lengths, device)
         self.device = device
         self.num_tokens = int(starts[-1])
-        self.longest = int(lengths.max(initial=0))
         order = np.argsort(-lengths, kind="stable")
         tiles_sorted = -(-lengths[order] // self.block)
         num_levels = int(tiles_sorted.max(initial=0))
@@ -70,15 +66,7 @@ class TileLayout:
         slot_of_token[tokens.ravel()] = np.arange(tokens.size)
         self.tokens = torch.from_numpy(tokens.ravel()).to(device, non_blocking=True)
         self.slots = torch.from_numpy(slot_of_token[:-1].copy()).to(device, non_blocking=True)
-        places = np.arange(self.num_tokens) - np.repeat(starts[:-1], lengths)
-        self.places = torch.from_numpy(places).to(device, non_blocking=True)
         self.tile_sequence = torch.from_numpy(sequence).to(device, non_blocking=True)
-        self._time_buckets: tuple[Tensor, ...] | None = None
-
-    @cached_property
-    def loops(self) -> LoopLayout:
-        """The same batch as the CPU loops want it."""
-        return LoopLayout(self._offsets)
 
     def pairs(self) -> Iterator[TilePair]:
         """Every (query level, key level) with key level <= query level, by query level."""
@@ -98,13 +86,11 @@ class TileLayout:
         return tiles.reshape(self.num_tiles * self.block, *tiles.shape[2:]).index_select(0, self.slots)
 
     def time_buckets(self, query_time: Tensor, key_time: Tensor) -> tuple[Tensor, ...]:
-        """Bucket [n, block, block] of every pair of tiles; worked out once for all layers of a batch."""
-        if self._time_buckets is None:
-            query, key = self.to_tiles(query_time), self.to_tiles(key_time)
-            self._time_buckets = tuple(
-                _bucket(query[pair.queries][:, :, None] - key[pair.keys][:, None, :]) for pair in self.pairs()
-            )
-        return self._time_buckets
+        """Bucket [n, block, block] of every pair of tiles."""
+        query, key = self.to_tiles(query_time), self.to_tiles(key_time)
+        return tuple(
+            _bucket(query[pair.queries][:, :, None] - key[pair.keys][:, None, :]) for pair in self.pairs()
+        )
 
 
 def _best_block(lengths: npt.NDArray[np.int64], device: torch.device) -> int:

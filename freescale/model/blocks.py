@@ -9,20 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.kernels.reference import NUM_TIME_BUCKETS
 
 
 class Encoder(Protocol):
     """Turns the item vectors of a jagged batch into one state a token."""
 
-    def __call__(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def __call__(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State [T, D] of every token; the state of token i has seen tokens 0 to i of its own sequence only."""
-
-
-def plain_norm(x: Tensor) -> Tensor:
-    """LayerNorm without parameters."""
-    return nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6)
 
 
 class InputLayer(nn.Module):
@@ -40,7 +35,7 @@ class InputLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         nn.init.trunc_normal_(self.position, std=math.sqrt(1 / dim))
 
-    def forward(self, vectors_TD: Tensor, layout: TileLayout) -> Tensor:
+    def forward(self, vectors_TD: Tensor, layout: SequenceLayout) -> Tensor:
         """Input of the first layer, [T, D]."""
         positions = nn.functional.embedding(layout.places, self.position)
         return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + positions)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 
 _NEVER = -5e4
 
@@ -39,7 +39,7 @@ class RetrievalHead(nn.Module):
         """States or item vectors as they enter the dot product."""
         return unit(x) if self.normalize else x
 
-    def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """Sum over tokens of -log softmax(next item against negatives).
 
         Args:
@@ -53,10 +53,11 @@ class RetrievalHead(nn.Module):
         rows = self.vectors(rows_UD).to(states.dtype)
         target = batch.tokens["target_slot"]
         positive = (states * F.embedding(target, rows)).sum(-1, keepdim=True)
-        negative_slot = batch.samples["negative_slot"].index_select(0, layout.tile_sequence)
+        tiles = layout.tiles
+        negative_slot = batch.samples["negative_slot"].index_select(0, tiles.tile_sequence)
         negatives = F.embedding(negative_slot, rows)
-        against = layout.to_tokens(layout.to_tiles(states) @ negatives.transpose(1, 2).contiguous())
-        hit = layout.to_tokens(layout.to_tiles(target)[:, :, None] == negative_slot[:, None, :])
+        against = tiles.to_tokens(tiles.to_tiles(states) @ negatives.transpose(1, 2).contiguous())
+        hit = tiles.to_tokens(tiles.to_tiles(target)[:, :, None] == negative_slot[:, None, :])
         logits = torch.cat([positive, against.masked_fill(hit, _NEVER)], dim=1) / self.temperature
         return (logits.logsumexp(-1) - logits[:, 0]).sum()
 
@@ -83,7 +84,7 @@ class RankingHead(nn.Module):
         action = batch.tokens["target_action"]
         return (action[:, None] > torch.tensor(self.thresholds, device=action.device)).float()
 
-    def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """Sum over tokens of the tasks' mean binary cross-entropy."""
         items = F.embedding(batch.tokens["target_slot"], rows_UD)
         logits = self.logits(states_TD, items.to(states_TD.dtype))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout, hstu_attention
-from freescale.model.blocks import InputLayer, RelativeBias, plain_norm
+from freescale.kernels import SequenceLayout, gate, hstu_attention, project_uvqk
+from freescale.model.blocks import InputLayer, RelativeBias
 
 
 class HSTULayer(nn.Module):
@@ -34,9 +34,9 @@ class HSTULayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
 
-    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """States after this layer, [T, D]."""
-        u, v, q, k = nn.functional.silu(plain_norm(x_TD) @ self.uvqk).chunk(4, dim=-1)
+        u, v, q, k = project_uvqk(x_TD, self.uvqk)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
         attended = hstu_attention(
             q,
@@ -47,7 +47,7 @@ class HSTULayer(nn.Module):
             layout=layout,
             **self.bias.arguments(batch),
         )
-        return x_TD + self.output(self.dropout(u * plain_norm(attended.flatten(1))))
+        return x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
 
 
 class HSTU(nn.Module):
@@ -88,7 +88,7 @@ class HSTU(nn.Module):
             for _ in range(layers)
         )
 
-    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
         x = self.input(vectors_TD, layout)
         for layer in self.layers:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.hstu import HSTU
 from freescale.model.sasrec import SASRec
 
@@ -34,10 +34,10 @@ class Recommender(nn.Module):
             rows_UD: the distinct item vectors of the batch.
             batch: carries "item_slot" and what the head needs, as places in `rows_UD`.
         """
-        layout = TileLayout(batch.offsets, device=rows_UD.device)
+        layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         return self.head(self.states(rows_UD, batch, layout), rows_UD, batch, layout)
 
-    def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
         return self.encoder(F.embedding(batch.tokens["item_slot"], rows_UD), batch, layout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout, softmax_attention
+from freescale.kernels import SequenceLayout, softmax_attention
 from freescale.model.blocks import InputLayer
 
 
@@ -33,7 +33,7 @@ class SASRecLayer(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """States after this layer, [T, D]."""
         normed = self.attention_norm(x_TD)
         q, k, v = (
@@ -64,7 +64,7 @@ class SASRec(nn.Module):
         self.layers = nn.ModuleList(SASRecLayer(dim=dim, heads=heads, dropout=dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim, eps=1e-8)
 
-    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: TileLayout) -> Tensor:
+    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
         x = self.input(vectors_TD, layout)
         for layer in self.layers:

@@ -21,7 +21,7 @@ from freescale.data.source import IntArray
 from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import as_compute
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import with_slots
@@ -86,7 +86,7 @@ class Evaluator:
         for _, batch in self._batches(examples, max_users):
             last = last_tokens(batch).to(self.ranks.device)
             lookup, slotted = self._look_up(batch)
-            layout = TileLayout(slotted.offsets, device=self.ranks.device)
+            layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
             states = self.model.states(lookup, slotted, layout).index_select(0, last)
             items = lookup.index_select(0, slotted.tokens["target_slot"].index_select(0, last))
             logits, labels = head.logits(states, items), head.labels(slotted).index_select(0, last)
@@ -112,7 +112,7 @@ class Evaluator:
 
     def _last_states(self, batch: SequenceBatch) -> Tensor:
         rows, slotted = self._look_up(batch)
-        layout = TileLayout(slotted.offsets, device=self.ranks.device)
+        layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
         return self.model.states(rows, slotted, layout).index_select(0, last_tokens(batch).to(rows.device))
 
     def _item_blocks(self, head: nn.Module, catalog: IntArray) -> list[ItemBlock]:

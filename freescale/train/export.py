@@ -21,7 +21,7 @@ from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import as_compute
 from freescale.errors import CheckpointError, DataError
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 
@@ -127,7 +127,7 @@ class ExportedModel:
         if len(slots) == 0:
             raise DataError("no event of the history is an item the model knows", got=list(history)[:10])
         batch = self._batch(slots, known, times, request_time)
-        state = self.model.states(self.vectors, batch, TileLayout(batch.offsets))[-1:]
+        state = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets))[-1:]
         scores = (head.vectors(state) @ head.vectors(self.vectors).T)[0]
         if not include_seen:
             scores[slots] = float("-inf")

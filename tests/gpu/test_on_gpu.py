@@ -43,7 +43,7 @@ def train_on(device: str, folder: Path, *overrides: str, resume_from: Path | Non
 
 @pytest.mark.parametrize("block", [32, 128, None])
 def test_attention_equals_the_reference(block: int | None) -> None:
-    from freescale.kernels import TileLayout
+    from freescale.kernels import SequenceLayout
 
     torch.manual_seed(0)
     lengths = torch.tensor([0, 1, 17, 300, 64, 129])
@@ -56,7 +56,7 @@ def test_attention_equals_the_reference(block: int | None) -> None:
     time = torch.randn(129, dtype=torch.float64, device="cuda", requires_grad=True)
     stamps = torch.randint(0, 10**6, (total,), device="cuda").cumsum(0)
     options = {"position_bias": position, "time_bias": time, "query_time": stamps + 5, "key_time": stamps}
-    layout = TileLayout(offsets, block=block, device="cuda")
+    layout = SequenceLayout(offsets, block=block, device="cuda")
     ours = hstu_attention(q, k, v, offsets, scale=0.01, layout=layout, **options)
     truth = reference.hstu_attention(q, k, v, offsets, scale=0.01, **options)
     leaves = (q, k, v, position, time)

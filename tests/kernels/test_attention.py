@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale import kernels
-from freescale.kernels import TileLayout, reference, softmax_attention
-from freescale.kernels.tile_layout import _bucket
+from freescale.kernels import SequenceLayout, reference, softmax_attention
+from freescale.kernels.tile_layout import TileLayout, _bucket
 
 ODD_LENGTHS = [0, 1, 17, 63, 64, 65, 200, 0, 2]
 INPUTS = ("q", "k", "v", "position_bias", "time_bias")
@@ -68,7 +68,7 @@ def gradients(out, tensors, names):
 
 
 def assert_same_as_reference(case, block, *, rtol=1e-10, atol=1e-11):
-    layout = TileLayout(case[0], block=block)
+    layout = SequenceLayout(case[0], block=block)
     pairs = [
         (silu(hstu_attention, case, layout=layout), silu(reference.hstu_attention, case), INPUTS),
         (
@@ -131,7 +131,7 @@ def test_each_bias_can_be_left_out(with_position, with_time):
 
 def test_numerical_gradients_agree():
     offsets, x, times = make_case([3, 0, 18], heads=1, width=2, v_width=1)
-    layout = TileLayout(offsets, block=16)
+    layout = SequenceLayout(offsets, block=16)
 
     def silu_of(q, k, v, position_bias, time_bias):
         biases = {"position_bias": position_bias, "time_bias": time_bias, **times}
@@ -167,11 +167,11 @@ def test_bfloat16_inputs_come_back_as_bfloat16_and_are_computed_wide():
 def test_a_later_token_never_changes_an_earlier_output(attend, changed):
     kernel = hstu_attention if attend is silu else softmax_attention
     offsets, x, times = make_case([100])
-    before = attend(kernel, (offsets, x, times), layout=TileLayout(offsets, block=32))
+    before = attend(kernel, (offsets, x, times), layout=SequenceLayout(offsets, block=32))
     moved = {name: x[name].detach().clone() for name in x}
     for name in "qkv":
         moved[name][changed:] += 1000.0
-    after = attend(kernel, (offsets, moved, times), layout=TileLayout(offsets, block=32))
+    after = attend(kernel, (offsets, moved, times), layout=SequenceLayout(offsets, block=32))
     assert torch.equal(before[:changed], after[:changed])
     assert not torch.isclose(before[changed:], after[changed:]).all(-1).any()
 
@@ -229,7 +229,7 @@ def test_the_backward_takes_gradients_that_are_not_contiguous():
 def test_softmax_survives_scores_that_overflow_exp():
     offsets, x, times = make_case([80])
     big = {**x, "q": x["q"] * 1000}
-    got = softmax(softmax_attention, (offsets, big, times), layout=TileLayout(offsets, block=32))
+    got = softmax(softmax_attention, (offsets, big, times), layout=SequenceLayout(offsets, block=32))
     assert got.isfinite().all()
     torch.testing.assert_close(got, softmax(reference.softmax_attention, (offsets, big, times)))
 

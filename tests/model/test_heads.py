@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.heads import RankingHead, RetrievalHead, unit
 
 DIM, NUM_ITEMS, NUM_NEGATIVES = 4, 7, 5
@@ -36,7 +36,7 @@ def make_batch(lengths, seed=0, num_negatives=NUM_NEGATIVES):
 
 
 def run(head, states, items, batch):
-    return head(states, items, batch, TileLayout(batch.offsets))
+    return head(states, items, batch, SequenceLayout(batch.offsets))
 
 
 def token_losses(states, items, batch, *, temperature, normalize):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import make_encoder
 
@@ -40,7 +40,7 @@ def make_batch(lengths, seed=0):
 
 
 def run(model, vectors, batch):
-    return model(vectors, batch, TileLayout(batch.offsets))
+    return model(vectors, batch, SequenceLayout(batch.offsets))
 
 
 def written_out(model, x_ND, time, target_time, *, heads):

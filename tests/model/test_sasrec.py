@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.sasrec import SASRec
 
 DIM, MAX_LENGTH = 6, 70
@@ -34,7 +34,7 @@ def make_batch(lengths, seed=0):
 
 
 def run(model, vectors, batch):
-    return model(vectors, batch, TileLayout(batch.offsets))
+    return model(vectors, batch, SequenceLayout(batch.offsets))
 
 
 def attention_of_torch(layer, heads):

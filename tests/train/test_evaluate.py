@@ -16,7 +16,7 @@ from freescale.embedding.id_map import DirectMap, HashMap
 from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
@@ -61,7 +61,7 @@ def last_state(evaluator, examples, row):
     batch = examples.batch([row])
     table = evaluator.embedding.tables["item"].weight
     slotted = batch.with_tokens(item_slot=evaluator.id_map.rows(batch.tokens["item"]))
-    return evaluator.model.states(table, slotted, TileLayout(batch.offsets))[-1], int(
+    return evaluator.model.states(table, slotted, SequenceLayout(batch.offsets))[-1], int(
         batch.tokens["target"][-1]
     )
 

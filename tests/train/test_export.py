@@ -15,7 +15,7 @@ from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
-from freescale.kernels import TileLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.train.export import load_export, write_export
@@ -58,7 +58,7 @@ def scores_in_training(parts, history):
     rows = table.weight.to(next(model.parameters()).dtype)
     with torch.no_grad():
         batch = batch.with_tokens(item_slot=id_map.rows(batch.tokens["item"]))
-        state = model.states(rows, batch, TileLayout(batch.offsets))[-1]
+        state = model.states(rows, batch, SequenceLayout(batch.offsets))[-1]
         items = rows[id_map.rows(torch.from_numpy(CATALOG))]
         return dict(zip(CATALOG.tolist(), (model.head.vectors(items) @ model.head.vectors(state)).tolist()))
 

@@ -1,0 +1,193 @@
+"""AttentionWork: the tiles of a jagged batch as a list of work for the Triton kernels, longest sequence first.
+
+Tiles of one sequence stand together, so that its keys stay in the cache, and those with most to do come first. All of
+it is planned on the CPU from lengths that are known there: nothing waits for the GPU.
+
+A row of the work list:  start of the sequence, its length, number of the tile in it, first number in `pairs`,
+end of the full pairs, end of all pairs, tokens before the targets, blocks of bias before the sequence's own
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freescale.kernels.attention_mask import AttentionMask, Ints, tile_pairs
+
+# Bias is kept in blocks of this many rows; every tile size divides it.
+BIAS_ROWS = 128
+
+Side = Literal["queries", "keys"]
+
+
+class WorkList(NamedTuple):
+    """Tiles [N, 8] and, under a mask, the numbers of the tiles each one meets."""
+
+    tiles: Tensor
+    pairs: Tensor
+
+
+class BiasStore(NamedTuple):
+    """Room for one number a pair, in blocks of 128 rows.
+
+    A row is as wide as what its block can see, in whole blocks; where a prefix sees everything, all rows are equally
+    wide. So the kernels need no table to find a pair.
+
+    Args:
+        blocks: [blocks, 2] where a block starts and how wide its rows are.
+        rows: [blocks, 3] start and length of its sequence, and its first row.
+        size: numbers in all.
+        widest: the widest row.
+    """
+
+    blocks: Tensor
+    rows: Tensor
+    size: int
+    widest: int
+
+
+class AttentionWork:
+    """Plans of one batch, each made when first asked for and then shared by all layers.
+
+    Args:
+        offsets: [B + 1] on the CPU.
+        device: where the kernels run.
+    """
+
+    def __init__(self, offsets: Tensor, *, device: torch.device) -> None:
+        self._starts: Ints = offsets.numpy().astype(np.int64)
+        self._lengths = np.diff(self._starts)
+        self._device = device
+        # As a token sees it: long sequences count once for each of their tokens.
+        self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
+        self._order = np.argsort(-self._lengths, kind="stable")
+        self._lists: dict[tuple[object, ...], WorkList] = {}
+        self._stores: dict[bool, BiasStore] = {}
+        self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
+
+    def tiles(self, side: Side, *, block: int, other: int, mask: AttentionMask | None) -> WorkList:
+        """Tiles of `block` tokens on one side; `other` is the tile size of the other side."""
+        key = (side, block, other if mask is not None else None, mask)
+        if key not in self._lists:
+            plain = mask is None
+            made = self._plain(side, block) if plain else self._masked(side, block, other, mask)  # type: ignore[arg-type]
+            self._lists[key] = WorkList(*(torch.from_numpy(x).to(self._device, non_blocking=True) for x in made))
+        return self._lists[key]
+
+    def codes(self, mask: AttentionMask) -> Tensor | None:
+        """The mask's segment codes as the kernels read them."""
+        if self._mask_codes is None or self._mask_codes[0] is not mask:
+            codes = mask.codes()
+            on_device = None if codes is None else torch.from_numpy(codes.astype(np.int32)).to(self._device)
+            self._mask_codes = (mask, on_device)
+        return self._mask_codes[1]
+
+    def bias_store(self, mask: AttentionMask | None) -> BiasStore:
+        """Room for the bias of every pair."""
+        square = is_square(mask)
+        if square not in self._stores:
+            blocks = self._bias_blocks()
+            sequence = np.repeat(np.arange(len(blocks)), blocks)
+            number = np.arange(int(blocks.sum())) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+            widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
+            sizes = widths * BIAS_ROWS
+            table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
+            rows = np.stack([self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1)
+            made = (torch.from_numpy(x).to(self._device, non_blocking=True) for x in (table, rows))
+            self._stores[square] = BiasStore(*made, int(sizes.sum()), int(widths.max(initial=BIAS_ROWS)))
+        return self._stores[square]
+
+    def store_tiles(self, *, rows: int, columns: int, mask: AttentionMask | None) -> Tensor:
+        """Every piece of the bias store of `rows` by `columns`: a work list whose fourth field is the column tile.
+
+        Its fifth field is 0 where nothing is seen, so that nothing needs computing.
+        """
+        key = ("store", rows, columns, mask)
+        if key not in self._lists:
+            made = torch.from_numpy(self._store_tiles(rows, columns, mask)).to(self._device, non_blocking=True)
+            self._lists[key] = WorkList(made, made)
+        return self._lists[key].tiles
+
+    def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
+        sequence, number = self._all_tiles(side, block)
+        out = self._rows(sequence, number, None)
+        return out, np.zeros(1, np.int32)
+
+    def _masked(self, side: Side, block: int, other: int, mask: AttentionMask) -> tuple[Ints, Ints]:
+        mask.check(self._lengths)
+        targets = mask.target_counts(len(self._lengths))
+        rows, columns = (block, other) if side == "queries" else (other, block)
+        pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+        own, met = (pairs.row, pairs.column) if side == "queries" else (pairs.column, pairs.row)
+        tiles = -(-self._lengths // block)
+        tile = (np.cumsum(tiles) - tiles)[pairs.sequence] + own
+        # By tile, full pairs first.
+        order = np.lexsort((met, ~pairs.full, tile))
+        counts = np.bincount(tile, minlength=int(tiles.sum()))
+        full = np.bincount(tile, weights=pairs.full, minlength=int(tiles.sum())).astype(np.int64)
+        begin = np.cumsum(counts) - counts
+        sequence = np.repeat(np.arange(len(tiles)), tiles)
+        number = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        out = self._rows(sequence, number, mask)
+        out[:, 3], out[:, 4], out[:, 5] = begin, begin + full, begin + counts
+        out[:, 6] -= targets[sequence]
+        rank = np.empty(len(self._lengths), np.int64)
+        rank[self._order] = np.arange(len(rank))
+        by_work = np.lexsort((-counts, rank[sequence]))
+        return out[by_work], met[order].astype(np.int32)
+
+    def _all_tiles(self, side: Side, block: int) -> tuple[Ints, Ints]:
+        """(sequence, tile) in the order of work: queries at the end and keys at the start have most to do."""
+        tiles = -(-self._lengths[self._order] // block)
+        sequence = np.repeat(self._order, tiles)
+        number = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        if side == "queries":
+            number = np.repeat(tiles, tiles) - 1 - number
+        return sequence, number
+
+    def _rows(self, sequence: Ints, number: Ints, mask: AttentionMask | None) -> Ints:
+        out = np.zeros((len(sequence), 8), np.int64)
+        out[:, 0] = self._starts[:-1][sequence]
+        out[:, 1] = out[:, 6] = self._lengths[sequence]
+        out[:, 2] = number
+        blocks = self._bias_blocks()
+        squares = blocks * blocks if is_square(mask) else blocks * (blocks + 1) // 2
+        out[:, 7] = (np.cumsum(squares) - squares)[sequence]
+        return out
+
+    def _bias_blocks(self) -> Ints:
+        return -(-self._lengths // BIAS_ROWS)
+
+    def _store_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
+        blocks = self._bias_blocks()
+        row_tiles = blocks * (BIAS_ROWS // rows)
+        sequence = np.repeat(np.arange(len(blocks)), row_tiles)
+        row = np.arange(len(sequence)) - np.repeat(np.cumsum(row_tiles) - row_tiles, row_tiles)
+        widths = (blocks[sequence] if is_square(mask) else row * rows // BIAS_ROWS + 1) * (BIAS_ROWS // columns)
+        tile = np.repeat(np.arange(len(widths)), widths)
+        column = np.arange(len(tile)) - np.repeat(np.cumsum(widths) - widths, widths)
+        out = self._rows(sequence[tile], row[tile], mask)
+        out[:, 3] = column
+        seen = (column * columns < (row[tile] + 1) * rows) & (row[tile] * rows < out[:, 1])
+        if mask is not None:
+            targets = mask.target_counts(len(self._lengths))
+            pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+            out[:, 6] -= targets[sequence[tile]]
+            seen = np.isin(
+                _pair_key(sequence[tile], row[tile], column), _pair_key(pairs.sequence, pairs.row, pairs.column)
+            )
+        out[:, 4] = seen
+        return out[np.argsort(~seen, kind="stable")]
+
+
+def is_square(mask: AttentionMask | None) -> bool:
+    """Whether some rows see what comes after them, so that the bias store must hold it."""
+    return mask is not None and mask.prefix > 0
+
+
+def _pair_key(sequence: Ints, row: Ints, column: Ints) -> Ints:
+    """One number for each pair of tiles; no sequence has 2^20 tiles."""
+    return (sequence << 40) + (row << 20) + column

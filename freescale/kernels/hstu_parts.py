@@ -1,0 +1,135 @@
+"""What stands beside attention in an HSTU layer: project(x) = SiLU(norm(x) W) in four parts, and gate = u * norm(a).
+
+On a GPU the elementwise work is fused and only what cannot be had again cheaply is kept for the backward: of the
+projection its input and the numbers before the SiLU, of the gate its two inputs. Elsewhere plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from freescale.kernels.attention import has_triton
+from freescale.kernels.attention_launch import last_dense
+
+EPS = 1e-6
+_MAX_WIDTH = 4096
+
+
+def plain_norm(x: Tensor) -> Tensor:
+    """LayerNorm without parameters."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
+
+
+def project_uvqk(x_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """u, v, q, k = SiLU(norm(x) weight), each [T, width] with weight [D, 4 width].
+
+    Args:
+        x_TD: states.
+        weight: the four projections side by side.
+        fused: use the fused kernels; by default where they can run.
+    """
+    if _can_fuse(x_TD, weight.shape[1] // 4) if fused is None else fused:
+        return _Project.apply(x_TD, weight)  # type: ignore[no-untyped-call]
+    return torch.nn.functional.silu(plain_norm(x_TD) @ weight).chunk(4, dim=-1)  # type: ignore[return-value]
+
+
+def gate(u_TD: Tensor, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
+    """u * norm(attended); arguments as in `project_uvqk`."""
+    if _can_fuse(u_TD, u_TD.shape[1]) if fused is None else fused:
+        return _Gate.apply(u_TD, attended_TD)  # type: ignore[no-untyped-call]
+    return u_TD * plain_norm(attended_TD)
+
+
+def _can_fuse(x: Tensor, width: int) -> bool:
+    wide = max(width, x.shape[-1]) <= _MAX_WIDTH and x.dtype != torch.float64
+    return x.device.type == "cuda" and wide and len(x) > 0 and has_triton()
+
+
+class _Project(torch.autograd.Function):
+    """SiLU(norm(x) W); keeps x and the numbers before the SiLU, makes norm(x) again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        from freescale.kernels import triton_rows
+
+        dtype = _compute_dtype(x)
+        x = last_dense(x)
+        with torch.autocast(x.device.type, enabled=False):
+            before = _norm(x, dtype) @ weight.to(dtype)
+        after = torch.empty_like(before)
+        triton_rows.silu_kernel[(-(-before.numel() // 4096),)](before, after, before.numel(), BLOCK=4096, num_warps=8)
+        ctx.save_for_backward(x, weight, before)
+        return after.chunk(4, dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        from freescale.kernels import triton_rows
+
+        x, weight, before = ctx.saved_tensors
+        parts = [last_dense(grad) for grad in grads]
+        d_before = torch.empty_like(before)
+        grid, shape = _rows_of(len(x), before.shape[1] // 4)
+        triton_rows.silu_backward_kernel[grid](
+            before, *parts, d_before, *(part.stride(0) for part in parts), len(x), **shape
+        )
+        with torch.autocast(x.device.type, enabled=False):
+            d_weight = _norm(x, before.dtype).t() @ d_before
+            d_normed = d_before @ weight.to(before.dtype).t()
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        grid, shape = _rows_of(*x.shape)
+        triton_rows.norm_backward_kernel[grid](x, d_normed, dx, x.stride(0), len(x), EPS, **shape)
+        return dx, d_weight.to(weight.dtype)
+
+
+class _Gate(torch.autograd.Function):
+    """u * norm(a); keeps u and a."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, attended: Tensor) -> Tensor:
+        from freescale.kernels import triton_rows
+
+        u, attended = last_dense(u), last_dense(attended)
+        out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+        grid, shape = _rows_of(*u.shape)
+        triton_rows.gate_kernel[grid](u, attended, out, u.stride(0), attended.stride(0), len(u), EPS, **shape)
+        ctx.save_for_backward(u, attended)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        from freescale.kernels import triton_rows
+
+        u, attended = ctx.saved_tensors
+        du, da = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, attended))
+        grid, shape = _rows_of(*u.shape)
+        triton_rows.gate_backward_kernel[grid](
+            u, attended, grad.contiguous(), du, da, u.stride(0), attended.stride(0), len(u), EPS, **shape
+        )
+        return du, da
+
+
+def _norm(x: Tensor, dtype: torch.dtype) -> Tensor:
+    from freescale.kernels import triton_rows
+
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    grid, shape = _rows_of(*x.shape)
+    triton_rows.norm_kernel[grid](x, out, x.stride(0), len(x), EPS, **shape)
+    return out
+
+
+def _rows_of(num_rows: int, width: int) -> tuple[tuple[int], dict[str, int]]:
+    """Grid and tile: about 4,096 numbers a program."""
+    block = max(16, 1 << (width - 1).bit_length())
+    rows = max(1, 4096 // block)
+    return (-(-num_rows // rows),), {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,0 +1,74 @@
+"""SequenceLayout: where the sequences of a jagged batch stand; made once a batch, shared by all layers.
+
+Each way to compute attention wants the batch prepared differently; what it needs is made when it first asks.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from freescale.kernels.attention_mask import AttentionMask
+from freescale.kernels.attention_work import AttentionWork
+from freescale.kernels.loop_attention import LoopLayout
+from freescale.kernels.pair_bias import time_buckets
+from freescale.kernels.tile_layout import TileLayout
+
+
+class SequenceLayout:
+    """Lengths and places of the tokens of a batch, and lazily what the attention kernels prepare from them.
+
+    Args:
+        offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
+        block: tokens a tile of the batched products; chosen by length if not given.
+        device: where the tensors of the batch live.
+    """
+
+    def __init__(
+        self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        starts = offsets.numpy()
+        self.offsets = offsets
+        self.device = torch.device(device)
+        self.lengths: npt.NDArray[np.int64] = np.diff(starts)
+        self.longest = int(self.lengths.max(initial=0))
+        places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], self.lengths)
+        self.places = torch.from_numpy(places).to(self.device, non_blocking=True)
+        self._block = block
+        self._buckets: tuple[tuple[object, ...], Any] | None = None
+
+    @cached_property
+    def tiles(self) -> TileLayout:
+        """The batch for batched products."""
+        return TileLayout(self.offsets, block=self._block, device=self.device)
+
+    @cached_property
+    def loops(self) -> LoopLayout:
+        """The batch for the CPU loops."""
+        return LoopLayout(self.offsets)
+
+    @cached_property
+    def work(self) -> AttentionWork:
+        """The batch for the Triton kernels."""
+        return AttentionWork(self.offsets, device=self.device)
+
+    def buckets(
+        self, query_time: Tensor, key_time: Tensor, *, backend: str, mask: AttentionMask | None = None
+    ) -> Any:
+        """Time bucket of every pair as a backend wants it; worked out once for all layers of a batch."""
+        # The tensors themselves are the key: kept alive here, so that another cannot take their place unnoticed.
+        key = (query_time, key_time, backend, mask)
+        if self._buckets is None or any(old is not new for old, new in zip(self._buckets[0], key)):
+            if backend == "loops":
+                found: Any = self.loops.buckets(query_time, key_time)
+            elif backend == "triton":
+                found = time_buckets(self.work, mask, query_time, key_time)
+            else:
+                found = self.tiles.time_buckets(query_time, key_time)
+            self._buckets = (key, found)
+        return self._buckets[1]

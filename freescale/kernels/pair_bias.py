@@ -1,0 +1,145 @@
+"""The relative bias of every pair on the GPU: buckets once a batch, bias once a layer, gradients of both tables."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from freescale.kernels.attention_launch import Launch, Tile
+from freescale.kernels.attention_mask import AttentionMask
+from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, is_square
+from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
+
+# Rows and columns that a program works on at a time.
+_ROWS, _STRIP = 32, 128
+# Tiles of the score gradient, by head width: large ones read less, and all four operands must fit.
+_GRADIENT_TILES = {64: Tile(128, 64, 8, 2), 128: Tile(128, 64, 8, 1), 256: Tile(64, 64, 8, 1)}
+
+
+class BiasTables(NamedTuple):
+    """Weights by distance, weights by time bucket, and the bucket of every pair; each may be missing."""
+
+    position: Tensor | None
+    time: Tensor | None
+    buckets: Tensor | None
+
+    def __bool__(self) -> bool:
+        """Whether there is any bias."""
+        return self.position is not None or self.time is not None
+
+
+def time_buckets(work: AttentionWork, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor) -> Tensor:
+    """Time bucket of every pair, in the places of the batch's `BiasStore`."""
+    from freescale.kernels import triton_bias
+
+    store = work.bias_store(mask)
+    out = torch.empty(store.size, dtype=torch.uint8, device=store.blocks.device)
+    triton_bias.bucket_kernel[(len(store.blocks), BIAS_ROWS // 16)](
+        query_time.contiguous(),
+        key_time.contiguous(),
+        out,
+        store.rows,
+        store.blocks,
+        # A number on the device: as a plain argument it would be rounded to float32.
+        torch.full((1,), TIME_BUCKET_WIDTH, dtype=torch.float64, device=out.device),
+        NUM_TIME_BUCKETS - 1,
+        ROWS=16,
+        STRIP=_STRIP,
+    )
+    return out
+
+
+def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
+    """Bias of every pair over alpha; float16 for half-precision inputs, whose own rounding is eight times coarser."""
+    from freescale.kernels import triton_bias
+
+    if not tables:
+        return launch.nothing
+    store = launch.work.bias_store(launch.mask)
+    dtype = torch.float16 if launch.q.dtype.itemsize == 2 else launch.q.dtype
+    out = torch.empty(store.size, dtype=dtype, device=launch.q.device)
+    position, time = (_table(x, launch) for x in (tables.position, tables.time))
+    triton_bias.bias_kernel[(len(store.blocks), BIAS_ROWS // _ROWS, store.widest // _STRIP)](
+        out,
+        launch.nothing if tables.buckets is None else tables.buckets,
+        position,
+        time,
+        store.rows,
+        store.blocks,
+        len(position) - 1,
+        1 / launch.alpha,
+        HAS_POSITION=tables.position is not None,
+        HAS_TIME=tables.time is not None,
+        ROWS=_ROWS,
+        STRIP=_STRIP,
+    )
+    return out
+
+
+def bias_gradients(
+    launch: Launch, tables: BiasTables, pairs: Tensor, grad: Tensor, *, factor: float
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the position and the time table; `factor` is what score gradients are multiplied with."""
+    from freescale.kernels import triton_bias
+
+    if not tables:
+        return None, None
+    of_pairs = _score_gradient(launch, pairs, grad)
+    store = launch.work.bias_store(launch.mask)
+    num_blocks = len(store.blocks)
+    d_position = d_time = None
+    if tables.position is not None:
+        longest = min(len(tables.position), store.widest)
+        sums = grad.new_empty(num_blocks, longest, dtype=launch.sums_dtype)
+        triton_bias.position_gradient_kernel[(num_blocks, -(-longest // _STRIP))](
+            of_pairs,
+            sums,
+            store.rows,
+            store.blocks,
+            longest,
+            AHEAD=is_square(launch.mask),
+            ROWS=_ROWS,
+            STRIP=_STRIP,
+        )
+        d_position = torch.zeros_like(tables.position)
+        d_position[:longest] = sums.sum(0) * factor
+    if tables.time is not None:
+        pieces = BIAS_ROWS // _ROWS
+        sums = grad.new_empty(num_blocks * pieces, triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
+        triton_bias.time_gradient_kernel[(num_blocks, pieces)](
+            of_pairs, tables.buckets, sums, store.blocks, ROWS=_ROWS, STRIP=_STRIP
+        )
+        d_time = (sums.sum(0)[: len(tables.time)] * factor).to(tables.time.dtype)
+    return d_position, d_time
+
+
+def _score_gradient(launch: Launch, pairs: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of every pair's score, summed over heads, in the places of the bias."""
+    from freescale.kernels import triton_bias
+
+    width = max(launch.q.shape[-1], launch.v.shape[-1])
+    tile = next(of for limit, of in _GRADIENT_TILES.items() if width * launch.q.dtype.itemsize // 2 <= limit)
+    out = torch.empty_like(pairs, dtype=torch.bfloat16 if pairs.dtype == torch.float16 else pairs.dtype)
+    tiles = launch.work.store_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
+    read = {"Q": launch.q, "K": launch.k, "V": launch.v, "DO": grad}
+    launch.start(
+        triton_bias.score_gradient_kernel,
+        (len(tiles),),
+        read,
+        strides=read,
+        Out=out,
+        Bias=pairs,
+        Tiles=tiles,
+        BLOCK_M=tile.queries,
+        BLOCK_N=tile.keys,
+        STAGES=tile.stages,
+        TMA=False,
+        num_warps=tile.warps,
+    )
+    return out
+
+
+def _table(x: Tensor | None, launch: Launch) -> Tensor:
+    return launch.nothing.new_zeros(1, dtype=launch.sums_dtype) if x is None else x.to(launch.sums_dtype).contiguous()

@@ -1,0 +1,433 @@
+"""Triton kernels of jagged attention: the forward, and one backward kernel for each of keys, values and queries.
+
+One program works on one tile of one sequence and one head and meets the tiles of the other side one after the other.
+`Tiles` (see `attention_work`) says where; pairs that no mask touches run in a loop of their own without any masking.
+Nothing is added across programs, so results do not depend on their order.
+
+With h = (alpha q k^T + bias) / 2 and t = tanh(h):
+
+    SiLU(2h)  = h (1 + t)                    one special-function instruction a pair instead of two
+    SiLU'(2h) = ((1 + t) + h (1 - t^2)) / 2
+
+Argument names: X_row and X_head are strides; capitals are pointers, tensor descriptors or compile-time constants.
+"""
+
+# ruff: noqa: D103
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE_FIELDS = tl.constexpr(8)
+BIAS_ROWS = tl.constexpr(128)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def tanh(x, FAST: tl.constexpr):
+    """The hardware's tanh has an error of 2^-11: below the rounding of half precision, above that of float32."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def read_rows(
+    X, start, first, head, row_stride, head_stride, length,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, INSIDE: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Tokens `first` to `first + ROWS` of a sequence, [ROWS, BLOCK]; INSIDE: all of them belong to it.
+
+    Beyond the sequence a descriptor reads its neighbour, which must be masked; pointers read zeros.
+    """
+    if TMA:
+        return X.load([(start + first).to(tl.int32), head * WIDTH])
+    else:
+        rows = first + tl.arange(0, ROWS)
+        columns = tl.arange(0, BLOCK)
+        at = X + start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
+        if BLOCK == WIDTH:
+            if INSIDE:
+                return tl.load(at)
+            else:
+                return tl.load(at, mask=rows[:, None] < length, other=0.0)
+        else:
+            return tl.load(at, mask=(rows[:, None] < length) & (columns[None, :] < WIDTH), other=0.0)
+
+
+@triton.jit
+def write_rows(
+    X, x, start, first, head, row_stride, head_stride, length,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    rows = first + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    at = X + start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
+    tl.store(at, x.to(X.dtype.element_ty), mask=(rows[:, None] < length) & (columns[None, :] < WIDTH))
+
+
+@triton.jit
+def bias_rows(store0, length, i0, SQUARE: tl.constexpr):
+    """Where the bias of the block with query i0 starts, and how wide its rows are; see `BiasStore`."""
+    block = (i0 // BIAS_ROWS).to(tl.int64)
+    if SQUARE:
+        blocks = tl.cdiv(length, BIAS_ROWS).to(tl.int64)
+        return (store0 + block * blocks) * (BIAS_ROWS * BIAS_ROWS), blocks * BIAS_ROWS
+    else:
+        return (store0 + block * (block + 1) // 2) * (BIAS_ROWS * BIAS_ROWS), (block + 1) * BIAS_ROWS
+
+
+@triton.jit
+def read_bias(Bias, store0, length, i0, j0, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SQUARE: tl.constexpr):
+    """Bias of queries i0 on and keys j0 on, [ROWS, COLUMNS]."""
+    offset, width = bias_rows(store0, length, i0, SQUARE)
+    rows = i0 % BIAS_ROWS + tl.arange(0, ROWS)
+    return tl.load(Bias + offset + rows[:, None] * width + (j0 + tl.arange(0, COLUMNS))[None, :])
+
+
+@triton.jit
+def identity(SIZE: tl.constexpr):
+    """The unit matrix, to add a bias by a product (see `half_scores`)."""
+    place = tl.arange(0, SIZE)
+    return (place[:, None] == place[None, :]).to(tl.float16)
+
+
+@triton.jit
+def half_scores(
+    q, k, eye, Bias, store0, length, i0, j0, half_alpha,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr,
+    PRECISION: tl.constexpr, ACC: tl.constexpr, KEYS_DOWN: tl.constexpr,
+):  # fmt: skip
+    """Half of alpha q k^T + bias; queries down and keys across, or the other way round. `Bias` holds bias / alpha.
+
+    BIAS is "none", "sum" or "product": the unit matrix times the bias goes the way of the other operands, fetched
+    tiles ahead into shared memory and added inside the tensor cores. A plain sum waits for its load and for shuffling
+    it into their layout: 2.3 times the time of the whole kernel without bias, against 1.3 this way.
+    """
+    if KEYS_DOWN:
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION, out_dtype=ACC)
+    else:
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=ACC)
+    if BIAS != "none":
+        bias = read_bias(Bias, store0, length, i0, j0, ROWS, COLUMNS, SQUARE)
+        if BIAS == "product":
+            if KEYS_DOWN:
+                s = tl.dot(tl.trans(bias), eye, s)
+            else:
+                s = tl.dot(bias, eye, s)
+        else:
+            if KEYS_DOWN:
+                s += tl.trans(bias).to(ACC)
+            else:
+                s += bias.to(ACC)
+    return s * half_alpha
+
+
+@triton.jit
+def visible(
+    i, j, Codes, start, length, history, window, prefix, LISTED: tl.constexpr, SEGMENTS: tl.constexpr
+):  # fmt: skip
+    """Where query i sees key j; i and j broadcast against each other. The same words as `AttentionMask`."""
+    seen = j <= i
+    if LISTED:
+        seen = seen & ((tl.minimum(i, history) - j <= window) | (j < prefix))
+        if SEGMENTS:
+            own = tl.load(Codes + start + i, mask=i < length, other=0)
+            other = tl.load(Codes + start + j, mask=j < length, other=0)
+            seen = seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))
+        seen = ((seen | (i < prefix)) & (j < history)) | (i == j)
+    return seen & (i < length)
+
+
+@triton.jit
+def pair_number(Pairs, n, LISTED: tl.constexpr):
+    if LISTED:
+        return tl.load(Pairs + n)
+    else:
+        return n
+
+
+@triton.jit
+def query_range(Tiles, tile, first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr):
+    """Key tiles that a query tile meets: full pairs from begin to middle, partly hidden ones from middle to end."""
+    if LISTED:
+        begin = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32)
+        middle = tl.load(Tiles + tile * TILE_FIELDS + 4).to(tl.int32)
+        end = tl.load(Tiles + tile * TILE_FIELDS + 5).to(tl.int32)
+        return begin, middle, end
+    else:
+        end = tl.cdiv(tl.minimum(first + BLOCK_M, length), BLOCK_N)
+        return first * 0, first // BLOCK_N, end
+
+
+@triton.jit
+def forward_kernel(
+    Q, K, V, Out, LogSum, Tiles, Pairs, Codes, Bias,
+    q_row, k_row, v_row, o_row, q_head, k_head, v_head, o_head,
+    num_heads, half_alpha, scale, window, prefix,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Attention of one query tile over the key tiles it meets."""
+    tile = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    start = tl.load(Tiles + tile * TILE_FIELDS)
+    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
+    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_M
+    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
+    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
+    rows = first + tl.arange(0, BLOCK_M)
+    q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
+    eye = identity(BLOCK_N)
+    out = tl.zeros([BLOCK_M, BLOCK_V], ACC)
+    top = tl.full([BLOCK_M], float("-inf"), ACC)
+    total = tl.zeros([BLOCK_M], ACC)
+    for n in tl.range(begin, middle, num_stages=STAGES):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, True, TMA)
+        v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, True, TMA)
+        h = half_scores(q, k, eye, Bias, store0, length, first, n0, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False)
+        if SOFTMAX:
+            p, out, top, total = softmax_step(h, out, top, total)
+        else:
+            p = h + h * tanh(h, FAST)
+        out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION, out_dtype=ACC)
+    for n in tl.range(middle, end, num_stages=1):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
+        v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
+        h = half_scores(q, k, eye, Bias, store0, length, first, n0, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False)
+        keys = n0 + tl.arange(0, BLOCK_N)
+        seen = visible(rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+        if SOFTMAX:
+            p, out, top, total = softmax_step(tl.where(seen, h, float("-inf")), out, top, total)
+        else:
+            p = tl.where(seen, h + h * tanh(h, FAST), 0.0)
+        out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION, out_dtype=ACC)
+    if SOFTMAX:
+        out = out / total[:, None]
+        at = LogSum + (start + rows) * num_heads + head
+        tl.store(at, top + tl.log2(total), mask=rows < length)
+    else:
+        out = out * scale
+    write_rows(Out, out, start, first, head, o_row, o_head, length, V_WIDTH, BLOCK_V, BLOCK_M)
+
+
+@triton.jit
+def softmax_step(h, out, top, total):
+    """Bring running sums to a new highest score; scores in powers of two. Rows that see nothing yet stay at zero."""
+    s = h * (2 * LOG2_E)
+    new_top = tl.maximum(top, tl.max(s, 1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    shrink = tl.exp2(top - base)
+    p = tl.exp2(s - base[:, None])
+    return p, out * shrink[:, None], new_top, total * shrink + tl.sum(p, 1)
+
+
+@triton.jit
+def weights_and_slope(
+    h, dp, log_sum, delta, seen,
+    SOFTMAX: tl.constexpr, FAST: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Attention weights and the gradient of the scores, both without their constant factors."""
+    if SOFTMAX:
+        p = tl.exp2(h * (2 * LOG2_E) - log_sum)
+        if MASKED:
+            p = tl.where(seen, p, 0.0)
+        return p, p * (dp - delta)
+    else:
+        t = tanh(h, FAST)
+        u = 1 + t
+        p = h * u
+        ds = dp * (u + h * (1 - t * t))
+        if MASKED:
+            p = tl.where(seen, p, 0.0)
+            ds = tl.where(seen, ds, 0.0)
+        return p, ds
+
+
+@triton.jit
+def read_row_sums(X, start, rows, head, num_heads, length, SOFTMAX: tl.constexpr):
+    if SOFTMAX:
+        return tl.load(X + (start + rows) * num_heads + head, mask=rows < length, other=0.0)
+    else:
+        return rows
+
+
+@triton.jit
+def keys_pair(
+    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias,
+    q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
+    start, length, history, store0, first, m0, head,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    WANT_K: tl.constexpr, WANT_V: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add what one query tile gives to the gradients of a key tile."""
+    q = read_rows(Q, start, m0, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, not MASKED, TMA)
+    do = read_rows(DO, start, m0, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, not MASKED, TMA)
+    h = half_scores(q, k, eye, Bias, store0, length, m0, first, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, True)
+    rows = m0 + tl.arange(0, BLOCK_M)
+    keys = first + tl.arange(0, BLOCK_N)
+    log_sum = read_row_sums(LogSum, start, rows, head, num_heads, length, SOFTMAX)
+    delta = read_row_sums(Delta, start, rows, head, num_heads, length, SOFTMAX)
+    seen = h > 0
+    if MASKED:
+        seen = visible(rows[None, :], keys[:, None], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+    if WANT_K:
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION, out_dtype=ACC)
+    else:
+        dp = h
+    p, ds = weights_and_slope(h, dp, log_sum[None, :], delta[None, :], seen, SOFTMAX, FAST, MASKED)
+    if WANT_V:
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION, out_dtype=ACC)
+    if WANT_K:
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION, out_dtype=ACC)
+    return dk, dv
+
+
+@triton.jit
+def keys_backward_kernel(
+    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Codes, Bias,
+    q_row, k_row, v_row, do_row, dk_row, dv_row, q_head, k_head, v_head, do_head, dk_head, dv_head,
+    num_heads, half_alpha, dv_scale, dk_scale, window, prefix,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    WANT_K: tl.constexpr, WANT_V: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one key tile: of the keys, the values, or both.
+
+    Both at once saves a product, but at width 256 their sums do not fit into the registers together.
+    """
+    tile = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    start = tl.load(Tiles + tile * TILE_FIELDS)
+    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
+    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_N
+    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
+    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    k = read_rows(K, start, first, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
+    v = k
+    if WANT_K:
+        v = read_rows(V, start, first, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
+    eye = identity(BLOCK_M)
+    dk = tl.zeros([BLOCK_N, BLOCK_D], ACC)
+    dv = tl.zeros([BLOCK_N, BLOCK_V], ACC)
+    if LISTED:
+        full_begin = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32)
+        full_end = tl.load(Tiles + tile * TILE_FIELDS + 4).to(tl.int32)
+        num_masked = tl.load(Tiles + tile * TILE_FIELDS + 5).to(tl.int32) - full_end
+        num_diagonal = num_masked
+        diagonal = full_end
+    else:
+        # Masked are the tiles on the diagonal and the last one, where it reaches beyond the sequence.
+        diagonal = first // BLOCK_M
+        full_begin = tl.minimum(tl.cdiv(first + BLOCK_N, BLOCK_M), tl.cdiv(length, BLOCK_M))
+        full_end = tl.maximum(length // BLOCK_M, full_begin)
+        num_diagonal = full_begin - diagonal
+        num_masked = num_diagonal + (length > full_end * BLOCK_M).to(tl.int32)
+    for n in tl.range(0, num_masked, num_stages=1):
+        m0 = pair_number(Pairs, tl.where(n < num_diagonal, diagonal + n, full_end), LISTED) * BLOCK_M
+        dk, dv = keys_pair(
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias,
+            q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
+            start, length, history, store0, first, m0, head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, True,
+        )  # fmt: skip
+    for n in tl.range(full_begin, full_end, num_stages=STAGES):
+        m0 = pair_number(Pairs, n, LISTED) * BLOCK_M
+        dk, dv = keys_pair(
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias,
+            q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
+            start, length, history, store0, first, m0, head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, False,
+        )  # fmt: skip
+    if WANT_K:
+        write_rows(DK, dk * dk_scale, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
+    if WANT_V:
+        write_rows(DV, dv * dv_scale, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N)
+
+
+@triton.jit
+def queries_pair(
+    q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
+    k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+    start, length, history, store0, first, n0, head,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add what one key tile gives to the gradient of a query tile."""
+    k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
+    v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
+    h = half_scores(q, k, eye, Bias, store0, length, first, n0, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False)
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
+    seen = h > 0
+    if MASKED:
+        rows = first + tl.arange(0, BLOCK_M)
+        keys = n0 + tl.arange(0, BLOCK_N)
+        seen = visible(rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+    _, ds = weights_and_slope(h, dp, log_sum[:, None], delta[:, None], seen, SOFTMAX, FAST, MASKED)
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION, out_dtype=ACC)
+
+
+@triton.jit
+def queries_backward_kernel(
+    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Codes, Bias,
+    q_row, k_row, v_row, do_row, dq_row, q_head, k_head, v_head, do_head, dq_head,
+    num_heads, half_alpha, dq_scale, window, prefix,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one query tile."""
+    tile = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    start = tl.load(Tiles + tile * TILE_FIELDS)
+    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
+    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_M
+    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
+    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
+    rows = first + tl.arange(0, BLOCK_M)
+    q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
+    do = read_rows(DO, start, first, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, False, TMA)
+    log_sum = read_row_sums(LogSum, start, rows, head, num_heads, length, SOFTMAX)
+    delta = read_row_sums(Delta, start, rows, head, num_heads, length, SOFTMAX)
+    eye = identity(BLOCK_N)
+    dq = tl.zeros([BLOCK_M, BLOCK_D], ACC)
+    for n in tl.range(begin, middle, num_stages=STAGES):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        dq = queries_pair(
+            q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
+            k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+            start, length, history, store0, first, n0, head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, False,
+        )  # fmt: skip
+    for n in tl.range(middle, end, num_stages=1):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        dq = queries_pair(
+            q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
+            k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+            start, length, history, store0, first, n0, head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
+        )  # fmt: skip
+    write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)

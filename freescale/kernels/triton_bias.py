@@ -1,0 +1,161 @@
+"""Triton kernels of the relative bias: time buckets, the bias of every pair, and the gradients of both tables.
+
+The bias of a pair does not depend on the head. So it is worked out once a layer into a `BiasStore` (half precision for
+half-precision inputs) that all heads read like one more operand, and its gradient is summed over heads before it is
+spread over the tables, in sums of fixed order. Buckets depend on the batch alone and serve every layer.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from freescale.kernels.triton_attention import (
+    BIAS_ROWS,
+    TILE_FIELDS,
+    bias_rows,
+    read_bias,
+    read_rows,
+    visible,
+    weights_and_slope,
+)
+
+NUM_BUCKETS = tl.constexpr(256)
+
+
+@triton.jit
+def bucket_kernel(
+    QueryTime, KeyTime, Buckets, Rows, Blocks, BucketWidth, top_bucket, ROWS: tl.constexpr, STRIP: tl.constexpr
+):  # fmt: skip
+    """Time bucket of every pair of some rows of a block. `Rows`: sequence start, length, first row of the block."""
+    block = tl.program_id(0)
+    start = tl.load(Rows + block * 3)
+    length = tl.load(Rows + block * 3 + 1)
+    first = tl.load(Rows + block * 3 + 2)
+    offset = tl.load(Blocks + block * 2)
+    width = tl.load(Blocks + block * 2 + 1)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    width_of_bucket = tl.load(BucketWidth)
+    asked = tl.load(QueryTime + start + tl.minimum(first + row, length - 1))
+    for j0 in range(0, width, STRIP):
+        j = j0 + tl.arange(0, STRIP)
+        happened = tl.load(KeyTime + start + tl.minimum(j, length - 1))
+        gap = tl.maximum(tl.abs(asked[:, None] - happened[None, :]), 1).to(tl.float64)
+        bucket = tl.minimum(tl.floor(tl.log(gap) / width_of_bucket), top_bucket)
+        tl.store(Buckets + offset + row[:, None] * width + j[None, :], bucket.to(tl.uint8))
+
+
+@triton.jit
+def bias_kernel(
+    Bias, Buckets, Position, Time, Rows, Blocks, last_place, factor,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
+):  # fmt: skip
+    """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
+    block = tl.program_id(0)
+    first = tl.load(Rows + block * 3 + 2)
+    offset = tl.load(Blocks + block * 2)
+    width = tl.load(Blocks + block * 2 + 1)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
+    if tl.program_id(2) * STRIP < width:
+        at = offset + row[:, None] * width + j[None, :]
+        value = tl.zeros([ROWS, STRIP], Position.dtype.element_ty)
+        if HAS_POSITION:
+            distance = first + row[:, None] - j[None, :]
+            value += tl.load(Position + tl.minimum(tl.maximum(distance, 0), last_place))
+        if HAS_TIME:
+            value += tl.load(Time + tl.load(Buckets + at).to(tl.int32))
+        tl.store(Bias + at, (value * factor).to(Bias.dtype.element_ty))
+
+
+@triton.jit
+def score_gradient_kernel(
+    Q, K, V, DO, Out, Codes, Bias, Tiles,
+    q_row, k_row, v_row, do_row, q_head, k_head, v_head, do_head,
+    num_heads, half_alpha, window, prefix,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the scores of one pair of tiles, summed over heads: the gradient of the bias, pair by pair."""
+    tile = tl.program_id(0)
+    start = tl.load(Tiles + tile * TILE_FIELDS)
+    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
+    i0 = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_M
+    j0 = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32) * BLOCK_N
+    heads = tl.load(Tiles + tile * TILE_FIELDS + 4).to(tl.int32) * num_heads
+    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
+    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    i = i0 + tl.arange(0, BLOCK_M)
+    j = j0 + tl.arange(0, BLOCK_N)
+    bias = read_bias(Bias, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(ACC)
+    seen = visible(i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+    total = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    for head in tl.range(0, heads, num_stages=STAGES):
+        q = read_rows(Q, start, i0, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
+        k = read_rows(K, start, j0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
+        v = read_rows(V, start, j0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
+        do = read_rows(DO, start, i0, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, False, TMA)
+        h = (tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=ACC) + bias) * half_alpha
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
+        _, ds = weights_and_slope(h, dp, i, i, seen, False, FAST, False)
+        total += ds
+    total = tl.where(seen, total, 0.0)
+    offset, width = bias_rows(store0, length, i0, SQUARE)
+    at = Out + offset + (i0 % BIAS_ROWS + tl.arange(0, BLOCK_M))[:, None] * width + j[None, :]
+    tl.store(at, total.to(Out.dtype.element_ty))
+
+
+@triton.jit
+def position_gradient_kernel(
+    Gradient, Sums, Rows, Blocks, num_distances, AHEAD: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr
+):  # fmt: skip
+    """Sums over a block of rows for a strip of distances, read along the diagonals; what lies AHEAD has distance 0."""
+    block = tl.program_id(0)
+    first = tl.load(Rows + block * 3 + 2)
+    offset = tl.load(Blocks + block * 2)
+    width = tl.load(Blocks + block * 2 + 1)
+    distance = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
+    total = tl.zeros([STRIP], Sums.dtype.element_ty)
+    if tl.program_id(1) * STRIP < first + BIAS_ROWS:
+        for r0 in range(0, BIAS_ROWS, ROWS):
+            row = r0 + tl.arange(0, ROWS)
+            j = first + row[:, None] - distance[None, :]
+            x = tl.load(Gradient + offset + row[:, None] * width + j, mask=j >= 0, other=0.0)
+            total += tl.sum(x.to(Sums.dtype.element_ty), 0)
+    if AHEAD and tl.program_id(1) == 0:
+        ahead = tl.zeros([STRIP], Sums.dtype.element_ty)
+        for row in range(0, BIAS_ROWS):
+            for j0 in range(first // STRIP * STRIP, width, STRIP):
+                j = j0 + tl.arange(0, STRIP)
+                x = tl.load(Gradient + offset + row * width + j, mask=j > first + row, other=0.0)
+                ahead += x.to(Sums.dtype.element_ty)
+        total += tl.where(distance == 0, tl.sum(ahead), 0.0)
+    tl.store(Sums + block.to(tl.int64) * num_distances + distance, total, mask=distance < num_distances)
+
+
+@triton.jit
+def time_gradient_kernel(
+    Gradient, Buckets, Sums, Blocks, ROWS: tl.constexpr, STRIP: tl.constexpr
+):  # fmt: skip
+    """Sums by bucket over some rows. Buckets along a row change in steps, so a tile has few: one masked sum for each."""
+    block = tl.program_id(0)
+    offset = tl.load(Blocks + block * 2)
+    width = tl.load(Blocks + block * 2 + 1)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    number = tl.arange(0, NUM_BUCKETS)
+    by_bucket = tl.zeros([NUM_BUCKETS], Sums.dtype.element_ty)
+    for j0 in range(0, width, STRIP):
+        at = offset + row[:, None] * width + (j0 + tl.arange(0, STRIP))[None, :]
+        x = tl.load(Gradient + at).to(Sums.dtype.element_ty)
+        bucket = tl.load(Buckets + at).to(tl.int32)
+        used = x != 0
+        low = tl.min(tl.where(used, bucket, NUM_BUCKETS))
+        high = tl.max(tl.where(used, bucket, -1))
+        for b in range(low, high + 1):
+            by_bucket += tl.where(number == b, tl.sum(tl.where(bucket == b, x, 0.0)), 0.0)
+    program = block.to(tl.int64) * (BIAS_ROWS // ROWS) + tl.program_id(1)
+    tl.store(Sums + program * NUM_BUCKETS + number, by_bucket)
