@@ -76,7 +76,9 @@ def hstu_attention(
         if backend == "reference":
             times = {"query_time": query_time, "key_time": key_time}
             wide = (_wide(x) for x in (q_THD, k_THD, v_THV))
-            out = reference.hstu_attention(*wide, offsets, scale=scale, alpha=alpha, mask=mask, **bias, **times)
+            out = reference.hstu_attention(
+                *wide, offsets, scale=scale, alpha=alpha, mask=mask, **bias, **times
+            )
             return out.to(v_THV.dtype)
         buckets: Any = None
         if query_time is not None and key_time is not None and time_bias is not None:

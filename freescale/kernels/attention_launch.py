@@ -48,9 +48,27 @@ class Launch:
         self.work, self.mask = work, mask
         self.q, self.k, self.v = q, k, v
         self.alpha, self.softmax = alpha, softmax
-        self.nothing = q.new_empty(1)
+        self.nothing = work.nothing
         self.interpreted = q.device.type != "cuda"
         self.sums_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self._codes = None if mask is None else work.codes(mask)
+        window = NO_WINDOW if mask is None or mask.window is None else mask.window
+        # All that a kernel is compiled for, besides its own options.
+        self._constants = {
+            "num_heads": q.shape[1],
+            "window": window,
+            "prefix": 0 if mask is None else mask.prefix,
+            "WIDTH": q.shape[2],
+            "V_WIDTH": v.shape[2],
+            "BLOCK_D": _padded(q.shape[2]),
+            "BLOCK_V": _padded(v.shape[2]),
+            "SQUARE": is_square(mask),
+            "LISTED": mask is not None,
+            "SEGMENTS": self._codes is not None,
+            "FAST": q.dtype.itemsize == 2 and not self.interpreted,
+            "PRECISION": _precision(q.dtype),
+            "ACC": q.dtype if q.dtype == torch.float64 else torch.float32,
+        }
 
     def row_sums(self) -> Tensor:
         """One number a token and head, where softmax needs it."""
@@ -58,105 +76,141 @@ class Launch:
             return self.nothing
         return self.q.new_empty(self.q.shape[:2], dtype=self.sums_dtype)
 
-    def tiles(self, kernel: Any, side: Side, tile: Tile, *, read: dict[str, Tensor], **more: Any) -> None:
-        """Start one program for each tile of `side` and head; `read` are the tensors fetched tile by tile."""
+    def tiles(
+        self,
+        kernel: Any,
+        side: Side,
+        tile: Tile,
+        *,
+        read: dict[str, Tensor],
+        write: dict[str, Tensor],
+        more: dict[str, Tensor],
+        numbers: dict[str, float],
+        options: dict[str, Any],
+    ) -> None:
+        """Start one program for each tile of `side` and head.
+
+        Args:
+            kernel: one of `triton_attention`.
+            side: what a program owns a tile of.
+            tile: its size.
+            read: tensors [T, heads, width] fetched tile by tile.
+            write: tensors [T, heads, width] to fill.
+            more: other tensors.
+            numbers: factors.
+            options: what else the kernel is compiled for.
+        """
         block, other = (tile.queries, tile.keys) if side == "queries" else (tile.keys, tile.queries)
         plan = self.work.tiles(side, block=block, other=other, mask=self.mask)
-        descriptors = tile.descriptors and all(map(_can_describe, read.values())) and not self.interpreted
-        tall = {"Q": tile.queries, "DO": tile.queries, "K": tile.keys, "V": tile.keys}
         self.start(
             kernel,
-            (len(plan.tiles) * self.q.shape[1],),
-            {name: _described(x, tall[name]) if descriptors else x for name, x in read.items()},
-            strides=read,
-            Tiles=plan.tiles,
-            Pairs=plan.pairs,
-            BLOCK_M=tile.queries,
-            BLOCK_N=tile.keys,
-            STAGES=tile.stages,
-            TMA=descriptors,
-            SOFTMAX=self.softmax,
-            num_warps=tile.warps,
-            **more,
+            len(plan.tiles) * self.q.shape[1],
+            tile,
+            read=read,
+            write=write,
+            more={**more, "Tiles": plan.tiles, "Pairs": plan.pairs},
+            numbers=numbers,
+            options={**options, "SOFTMAX": self.softmax},
         )
 
     def start(
         self,
         kernel: Any,
-        grid: tuple[int, ...],
-        tensors: dict[str, Any],
+        num_programs: int,
+        tile: Tile,
         *,
-        strides: dict[str, Tensor],
-        write: dict[str, Tensor] | None = None,
-        **more: Any,
+        read: dict[str, Tensor],
+        write: dict[str, Tensor],
+        more: dict[str, Tensor],
+        numbers: dict[str, float],
+        options: dict[str, Any],
     ) -> None:
-        """Start a kernel with what all of them need, and `more`."""
-        from triton import language as tl
-
-        mask = self.mask
-        codes = None if mask is None else self.work.codes(mask)
-        for name, x in (strides | (write or {})).items():
-            short = "o" if name == "Out" else name.lower()
-            more[f"{short}_row"], more[f"{short}_head"] = x.stride(0), x.stride(1)
-        width, v_width = self.q.shape[-1], self.v.shape[-1]
+        """Start a kernel; arguments as in `tiles`."""
+        strided = {**read, **write}
+        descriptors = tile.descriptors and not self.interpreted and all(map(_can_describe, read.values()))
+        tensors = {**strided, **more, "Codes": self.nothing if self._codes is None else self._codes}
+        if descriptors:
+            tall = {"Q": tile.queries, "DO": tile.queries, "K": tile.keys, "V": tile.keys}
+            tensors |= {name: _described(x, tall[name]) for name, x in read.items()}
         start_kernel(
             kernel,
-            grid,
+            (num_programs,),
+            tensors,
+            {**numbers, "half_alpha": self.alpha / 2},
             {
-                **tensors,
-                **(write or {}),
-                **more,
-                "Codes": self.nothing if codes is None else codes,
-                "num_heads": self.q.shape[1],
-                "half_alpha": self.alpha / 2,
-                "window": NO_WINDOW if mask is None or mask.window is None else mask.window,
-                "prefix": 0 if mask is None else mask.prefix,
-                "WIDTH": width,
-                "V_WIDTH": v_width,
-                "BLOCK_D": _padded(width),
-                "BLOCK_V": _padded(v_width),
-                "SQUARE": is_square(mask),
-                "LISTED": mask is not None,
-                "SEGMENTS": codes is not None,
-                "FAST": self.q.dtype.itemsize == 2 and not self.interpreted,
-                "PRECISION": _precision(self.q.dtype),
-                "ACC": tl.float64 if self.sums_dtype == torch.float64 else tl.float32,
+                **self._constants,
+                **options,
+                **{f"{_short(name)}_row": x.stride(0) for name, x in strided.items()},
+                **{f"{_short(name)}_head": x.stride(1) for name, x in strided.items()},
+                "BLOCK_M": tile.queries,
+                "BLOCK_N": tile.keys,
+                "STAGES": tile.stages,
+                "TMA": descriptors,
+                "num_warps": tile.warps,
             },
         )
 
 
-_compiled: dict[tuple[Any, ...], Any] = {}
+class _Compiled(NamedTuple):
+    """A compiled kernel, its arguments in order, and the places of those that change from call to call."""
+
+    kernel: Any
+    arguments: list[Any]
+    places: dict[str, int]
 
 
-def start_kernel(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
-    """kernel[grid](**arguments), remembering the compiled kernel.
+_compiled: dict[tuple[Any, ...], _Compiled] = {}
 
-    Triton looks at every argument to find the compiled kernel, 0.3 ms for the forty of an attention kernel: longer
-    than the kernel itself runs. What decides is the same here, but cheap: constants by value, numbers by divisibility.
+
+def start_kernel(
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: dict[str, Any],
+    numbers: dict[str, float],
+    constants: dict[str, Any],
+) -> None:
+    """kernel[grid](**tensors, **numbers, **constants), remembering the compiled kernel by its constants.
+
+    Triton looks at every argument again to find it: about 0.3 ms for the forty of an attention kernel on the machine of
+    the H200 results, longer than the kernel runs. Here only the kinds of the tensors and the constants decide.
     """
-    num_warps = arguments.pop("num_warps")
-    if not hasattr(kernel, "params"):  # interpreted
-        kernel[grid](**arguments, num_warps=num_warps)
-        return
-    values = [arguments[param.name] for param in kernel.params]
-    kinds = [x if param.is_constexpr else _kind(x) for param, x in zip(kernel.params, values)]
-    key = (kernel, num_warps, torch.cuda.current_device(), *kinds)
-    compiled = _compiled.get(key)
-    if compiled is None:
-        _compiled[key] = kernel[grid](**arguments, num_warps=num_warps)
+    kinds = tuple(_kind(x) for x in tensors.values())
+    if hasattr(kernel, "params") and all(kinds):
+        key = (kernel, *kinds, *constants.values(), torch.cuda.current_device())
+        known = _compiled.get(key)
+        if known is not None:
+            arguments = known.arguments.copy()
+            for name, place in known.places.items():
+                arguments[place] = tensors[name] if name in tensors else numbers[name]
+            known.kernel[(*grid, 1, 1)[:3]](*arguments)
+            return
     else:
-        compiled[(*grid, 1, 1)[:3]](*values)
+        key = None
+    named = {**tensors, **numbers, **{name: _constant(x) for name, x in constants.items()}}
+    made = kernel[grid](**named)
+    if key is not None:
+        names = [param.name for param in kernel.params]
+        places = {name: names.index(name) for name in (*tensors, *numbers)}
+        _compiled[key] = _Compiled(made, [named[name] for name in names], places)
 
 
 def _kind(x: Any) -> Any:
-    """What of an argument Triton compiles for."""
+    """What of a tensor or descriptor Triton compiles for; None where memory is not aligned, which it must see itself."""
     if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % 16 == 0
-    if isinstance(x, int):
-        return x == 1, x % 16 == 0, x < 2**31
-    if isinstance(x, float):
-        return float
-    return x.base.dtype, *x.block_shape
+        return x.dtype if x.data_ptr() % 16 == 0 else None
+    return x.base.dtype
+
+
+def _constant(x: Any) -> Any:
+    if isinstance(x, torch.dtype):
+        from triton import language as tl
+
+        return tl.float64 if x == torch.float64 else tl.float32
+    return x
+
+
+def _short(name: str) -> str:
+    return "o" if name == "Out" else name.lower()
 
 
 def last_dense(x: Tensor) -> Tensor:

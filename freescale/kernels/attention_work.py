@@ -61,6 +61,8 @@ class AttentionWork:
         self._starts: Ints = offsets.numpy().astype(np.int64)
         self._lengths = np.diff(self._starts)
         self._device = device
+        # Stands for a tensor that a kernel does not use.
+        self.nothing = torch.empty(16, device=device)
         # As a token sees it: long sequences count once for each of their tokens.
         self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
         self._order = np.argsort(-self._lengths, kind="stable")
@@ -74,7 +76,9 @@ class AttentionWork:
         if key not in self._lists:
             plain = mask is None
             made = self._plain(side, block) if plain else self._masked(side, block, other, mask)  # type: ignore[arg-type]
-            self._lists[key] = WorkList(*(torch.from_numpy(x).to(self._device, non_blocking=True) for x in made))
+            self._lists[key] = WorkList(
+                *(torch.from_numpy(x).to(self._device, non_blocking=True) for x in made)
+            )
         return self._lists[key]
 
     def codes(self, mask: AttentionMask) -> Tensor | None:
@@ -95,7 +99,9 @@ class AttentionWork:
             widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
             sizes = widths * BIAS_ROWS
             table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
-            rows = np.stack([self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1)
+            rows = np.stack(
+                [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
+            )
             made = (torch.from_numpy(x).to(self._device, non_blocking=True) for x in (table, rows))
             self._stores[square] = BiasStore(*made, int(sizes.sum()), int(widths.max(initial=BIAS_ROWS)))
         return self._stores[square]
@@ -107,7 +113,9 @@ class AttentionWork:
         """
         key = ("store", rows, columns, mask)
         if key not in self._lists:
-            made = torch.from_numpy(self._store_tiles(rows, columns, mask)).to(self._device, non_blocking=True)
+            made = torch.from_numpy(self._store_tiles(rows, columns, mask)).to(
+                self._device, non_blocking=True
+            )
             self._lists[key] = WorkList(made, made)
         return self._lists[key].tiles
 
@@ -166,7 +174,9 @@ class AttentionWork:
         row_tiles = blocks * (BIAS_ROWS // rows)
         sequence = np.repeat(np.arange(len(blocks)), row_tiles)
         row = np.arange(len(sequence)) - np.repeat(np.cumsum(row_tiles) - row_tiles, row_tiles)
-        widths = (blocks[sequence] if is_square(mask) else row * rows // BIAS_ROWS + 1) * (BIAS_ROWS // columns)
+        widths = (blocks[sequence] if is_square(mask) else row * rows // BIAS_ROWS + 1) * (
+            BIAS_ROWS // columns
+        )
         tile = np.repeat(np.arange(len(widths)), widths)
         column = np.arange(len(tile)) - np.repeat(np.cumsum(widths) - widths, widths)
         out = self._rows(sequence[tile], row[tile], mask)
@@ -177,7 +187,8 @@ class AttentionWork:
             pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
             out[:, 6] -= targets[sequence[tile]]
             seen = np.isin(
-                _pair_key(sequence[tile], row[tile], column), _pair_key(pairs.sequence, pairs.row, pairs.column)
+                _pair_key(sequence[tile], row[tile], column),
+                _pair_key(pairs.sequence, pairs.row, pairs.column),
             )
         out[:, 4] = seen
         return out[np.argsort(~seen, kind="stable")]

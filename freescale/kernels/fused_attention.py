@@ -1,6 +1,6 @@
 """Jagged attention by the Triton kernels: one autograd function, and the tile sizes it runs them with.
 
-Saved for the backward: q, k, v (and for softmax the output and one number a row). Scores and bias are worked out again.
+Saved for the backward: q, k, v (and for softmax the output and one number a row). Scores are worked out again, and so is the bias where it would take more room than q, k and v.
 Tile sizes are picked by width and length from a short table, never by trying: the first call compiles what it needs
 (seconds, kept in Triton's cache on disk), and no call after it is ever slower than it should be.
 """
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention_launch import Launch, Tile, last_dense
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.attention_work import AttentionWork
+from freescale.kernels.attention_work import AttentionWork, Side
 from freescale.kernels.pair_bias import BiasTables, bias_gradients, pair_bias
 
 MAX_WIDTH = 256
@@ -50,6 +50,17 @@ _HALF = {
     ),
     256: (_BY_256, _BY_256),
 }
+# The bias is one more operand: narrower key tiles leave room for it.
+_BIASED = {
+    64: Tiles(Tile(64, 32, 4, 3), Tile(32, 64, 4, 3), None, Tile(64, 32, 4, 3)),
+    128: Tiles(Tile(64, 32, 4, 3, True), Tile(32, 64, 4, 3, True), None, Tile(64, 32, 4, 3, True)),
+    256: Tiles(
+        Tile(128, 32, 8, 3, True),
+        Tile(32, 128, 8, 2, True),
+        Tile(32, 128, 8, 3, True),
+        Tile(128, 32, 8, 2, True),
+    ),
+}
 _SINGLE = {
     64: Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 4, 2), None, Tile(64, 64, 4, 2)),
     128: Tiles(Tile(64, 32, 4, 2), Tile(32, 64, 8, 2), None, Tile(64, 32, 8, 2)),
@@ -57,11 +68,12 @@ _SINGLE = {
 }
 
 
-def tiles_for(width: int, dtype: torch.dtype, mean_length: float) -> Tiles:
+def tiles_for(width: int, dtype: torch.dtype, mean_length: float, *, biased: bool) -> Tiles:
     """The tile sizes for heads of this width and sequences of this length."""
-    if dtype.itemsize == 2:
-        return next(of for limit, of in _HALF.items() if width <= limit)[int(mean_length >= LONG)]
-    return next(of for limit, of in _SINGLE.items() if width <= limit)
+    limit = next(limit for limit in _SINGLE if width <= limit)
+    if dtype.itemsize > 2:
+        return _SINGLE[limit]
+    return _BIASED[limit] if biased else _HALF[limit][int(mean_length >= LONG)]
 
 
 def fused_attention(
@@ -81,7 +93,7 @@ def fused_attention(
         # Connected to its inputs, so that their gradients are zeros and not missing.
         inputs = [x for x in (q, k, bias.position, bias.time) if x is not None]
         return v + 0 * sum((x.sum() for x in inputs), start=v.new_zeros(())).to(v.dtype)
-    tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, work.mean_length)
+    tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, work.mean_length, biased=bool(bias))
     return _FusedAttention.apply(  # type: ignore[no-untyped-call]
         *(last_dense(x) for x in (q, k, v)), *bias, work, mask, alpha, scale, tiles
     )
@@ -109,6 +121,7 @@ class _FusedAttention(torch.autograd.Function):
 
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
         bias = BiasTables(position_bias, time_bias, buckets)
+        pairs = pair_bias(launch, bias)
         out, log_sum = v.new_empty(v.shape), launch.row_sums()
         launch.tiles(
             forward_kernel,
@@ -116,11 +129,11 @@ class _FusedAttention(torch.autograd.Function):
             tiles.forward,
             read={"Q": q, "K": k, "V": v},
             write={"Out": out},
-            LogSum=log_sum,
-            scale=scale or 0.0,
-            **_bias_arguments(bias, pair_bias(launch, bias)),
+            more={"LogSum": log_sum, "Bias": pairs},
+            numbers={"scale": scale or 0.0},
+            options={"BIAS": _how(pairs, launch)},
         )
-        rest = (out, log_sum) if scale is None else ()
+        rest = (out, log_sum) if scale is None else (pairs,) if _small(pairs, q, k, v) else ()
         ctx.save_for_backward(q, k, v, position_bias, time_bias, buckets, *rest)
         ctx.plan = (work, mask, alpha, scale, tiles)
         return out
@@ -128,64 +141,82 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Keys and values, queries, then the tables of the bias; the bias of all pairs is made again for them."""
+        """Keys and values, queries, then the tables of the bias; the bias of all pairs is made again if it is large."""
         q, k, v, *tables = ctx.saved_tensors[:6]
+        rest = ctx.saved_tensors[6:]
         work, mask, alpha, scale, tiles = ctx.plan
         grad = last_dense(grad)
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
         bias = BiasTables(*tables)
-        pairs = pair_bias(launch, bias)
-        sums = _row_sums(launch, grad, ctx.saved_tensors[6:])
-        shared = {"read": {"Q": q, "K": k, "V": v, "DO": grad}, **sums, **_bias_arguments(bias, pairs)}
+        pairs = rest[0] if rest and scale is not None else pair_bias(launch, bias)
+        call = _Backward(launch, tiles, grad, {"Bias": pairs, **_row_sums(launch, grad, rest)})
         inner = alpha if scale is None else alpha * scale / 2
-        dk, dv = _keys_and_values(launch, tiles, shared, dk_scale=inner, dv_scale=1.0 if scale is None else scale)
-        dq = _queries(launch, tiles, shared, dq_scale=inner)
+        dk, dv = call.keys_and_values(dk_scale=inner, dv_scale=1.0 if scale is None else scale)
+        dq = call.queries(dq_scale=inner)
         d_tables = bias_gradients(launch, bias, pairs, grad, factor=(scale or 0.0) / 2)
         return dq, dk, dv, *d_tables, *(None,) * 6
 
 
-def _keys_and_values(
-    launch: Launch, tiles: Tiles, shared: dict[str, Any], *, dk_scale: float, dv_scale: float
-) -> tuple[Tensor, Tensor]:
-    from freescale.kernels.triton_attention import keys_backward_kernel
+class _Backward(NamedTuple):
+    """The inputs that the backward kernels share."""
 
-    dk, dv = launch.k.new_empty(launch.k.shape), launch.v.new_empty(launch.v.shape)
-    together = [(tiles.keys, True, True)]
-    apart = [(tiles.keys, True, False), (tiles.values, False, True)]
-    for tile, want_k, want_v in together if tiles.values is None else apart:
-        launch.tiles(
-            keys_backward_kernel,
-            "keys",
-            tile,
-            write={"DK": dk, "DV": dv},
-            dk_scale=dk_scale,
-            dv_scale=dv_scale,
-            WANT_K=want_k,
-            WANT_V=want_v,
-            **shared,
+    launch: Launch
+    tiles: Tiles
+    grad: Tensor
+    more: dict[str, Tensor]
+
+    def keys_and_values(self, *, dk_scale: float, dv_scale: float) -> tuple[Tensor, Tensor]:
+        """Gradients of keys and values, by one kernel or by one each."""
+        from freescale.kernels.triton_attention import keys_backward_kernel
+
+        dk, dv = self.launch.k.new_empty(self.launch.k.shape), self.launch.v.new_empty(self.launch.v.shape)
+        numbers = {"dk_scale": dk_scale, "dv_scale": dv_scale}
+        together = [(self.tiles.keys, True, True)]
+        apart = [(self.tiles.keys, True, False), (self.tiles.values, False, True)]
+        for tile, want_k, want_v in together if self.tiles.values is None else apart:
+            wanted = {"WANT_K": want_k, "WANT_V": want_v}
+            self._run(keys_backward_kernel, "keys", tile, {"DK": dk, "DV": dv}, numbers, wanted)
+        return dk, dv
+
+    def queries(self, *, dq_scale: float) -> Tensor:
+        """Gradient of the queries."""
+        from freescale.kernels.triton_attention import queries_backward_kernel
+
+        dq = self.launch.q.new_empty(self.launch.q.shape)
+        self._run(
+            queries_backward_kernel, "queries", self.tiles.queries, {"DQ": dq}, {"dq_scale": dq_scale}, {}
         )
-    return dk, dv
+        return dq
 
-
-def _queries(launch: Launch, tiles: Tiles, shared: dict[str, Any], *, dq_scale: float) -> Tensor:
-    from freescale.kernels.triton_attention import queries_backward_kernel
-
-    dq = launch.q.new_empty(launch.q.shape)
-    launch.tiles(
-        queries_backward_kernel, "queries", tiles.queries, write={"DQ": dq}, dq_scale=dq_scale, **shared
-    )
-    return dq
+    def _run(self, kernel: Any, side: Side, tile: Any, write: Any, numbers: Any, options: Any) -> None:
+        launch = self.launch
+        self.launch.tiles(
+            kernel,
+            side,
+            tile,
+            read={"Q": launch.q, "K": launch.k, "V": launch.v, "DO": self.grad},
+            write=write,
+            more=self.more,
+            numbers=numbers,
+            options={**options, "BIAS": _how(self.more["Bias"], launch)},
+        )
 
 
 def _row_sums(launch: Launch, grad: Tensor, saved: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """What a softmax row needs in the backward: the log of its sum, and its output times its gradient."""
-    if not saved:
+    if not launch.softmax:
         return {"LogSum": launch.nothing, "Delta": launch.nothing}
     out, log_sum = saved
     return {"LogSum": log_sum, "Delta": (out.to(log_sum.dtype) * grad).sum(-1).contiguous()}
 
 
-def _bias_arguments(bias: BiasTables, pairs: Tensor) -> dict[str, Any]:
-    # A product with the unit matrix is exact where the bias is not rounded again: half precision.
-    how = "none" if not bias else "product" if pairs.dtype == torch.float16 else "sum"
-    return {"Bias": pairs, "BIAS": how}
+def _small(pairs: Tensor, *inputs: Tensor) -> bool:
+    """Whether the bias of all pairs takes less room than the inputs, which are kept anyway."""
+    return pairs.numel() * pairs.element_size() < sum(x.numel() * x.element_size() for x in inputs)
+
+
+def _how(pairs: Tensor, launch: Launch) -> str:
+    """A product with the unit matrix is exact where the bias is not rounded again: half precision."""
+    if pairs.data_ptr() == launch.nothing.data_ptr():
+        return "none"
+    return "product" if pairs.dtype == torch.float16 else "sum"

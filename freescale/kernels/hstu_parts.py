@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention import has_triton
-from freescale.kernels.attention_launch import last_dense
+from freescale.kernels.attention_launch import last_dense, start_kernel
 
 EPS = 1e-6
 _MAX_WIDTH = 4096
@@ -24,7 +24,9 @@ def plain_norm(x: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
 
 
-def project_uvqk(x_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def project_uvqk(
+    x_TD: Tensor, weight: Tensor, *, fused: bool | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """u, v, q, k = SiLU(norm(x) weight), each [T, width] with weight [D, 4 width].
 
     Args:
@@ -38,7 +40,7 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> 
 
 
 def gate(u_TD: Tensor, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
-    """u * norm(attended); arguments as in `project_uvqk`."""
+    """U * norm(attended); arguments as in `project_uvqk`."""
     if _can_fuse(u_TD, u_TD.shape[1]) if fused is None else fused:
         return _Gate.apply(u_TD, attended_TD)  # type: ignore[no-untyped-call]
     return u_TD * plain_norm(attended_TD)
@@ -61,7 +63,7 @@ class _Project(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             before = _norm(x, dtype) @ weight.to(dtype)
         after = torch.empty_like(before)
-        triton_rows.silu_kernel[(-(-before.numel() // 4096),)](before, after, before.numel(), BLOCK=4096, num_warps=8)
+        _by_rows(triton_rows.silu_kernel, before.shape[1], {"X": before, "Out": after}, {})
         ctx.save_for_backward(x, weight, before)
         return after.chunk(4, dim=-1)
 
@@ -73,16 +75,18 @@ class _Project(torch.autograd.Function):
         x, weight, before = ctx.saved_tensors
         parts = [last_dense(grad) for grad in grads]
         d_before = torch.empty_like(before)
-        grid, shape = _rows_of(len(x), before.shape[1] // 4)
-        triton_rows.silu_backward_kernel[grid](
-            before, *parts, d_before, *(part.stride(0) for part in parts), len(x), **shape
+        _by_rows(
+            triton_rows.silu_backward_kernel,
+            before.shape[1] // 4,
+            {"X": before, **dict(zip("ABCD", parts)), "Out": d_before},
+            {f"{name}_row": part.stride(0) for name, part in zip("abcd", parts)},
         )
         with torch.autocast(x.device.type, enabled=False):
             d_weight = _norm(x, before.dtype).t() @ d_before
             d_normed = d_before @ weight.to(before.dtype).t()
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        grid, shape = _rows_of(*x.shape)
-        triton_rows.norm_backward_kernel[grid](x, d_normed, dx, x.stride(0), len(x), EPS, **shape)
+        tensors = {"X": x, "DY": d_normed, "DX": dx}
+        _by_rows(triton_rows.norm_backward_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
         return dx, d_weight.to(weight.dtype)
 
 
@@ -95,8 +99,8 @@ class _Gate(torch.autograd.Function):
 
         u, attended = last_dense(u), last_dense(attended)
         out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        grid, shape = _rows_of(*u.shape)
-        triton_rows.gate_kernel[grid](u, attended, out, u.stride(0), attended.stride(0), len(u), EPS, **shape)
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
+        _by_rows(triton_rows.gate_kernel, u.shape[1], {"U": u, "A": attended, "Out": out}, strides)
         ctx.save_for_backward(u, attended)
         return out
 
@@ -107,10 +111,9 @@ class _Gate(torch.autograd.Function):
 
         u, attended = ctx.saved_tensors
         du, da = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, attended))
-        grid, shape = _rows_of(*u.shape)
-        triton_rows.gate_backward_kernel[grid](
-            u, attended, grad.contiguous(), du, da, u.stride(0), attended.stride(0), len(u), EPS, **shape
-        )
+        tensors = {"U": u, "A": attended, "DOut": grad.contiguous(), "DU": du, "DA": da}
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
+        _by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides)
         return du, da
 
 
@@ -118,16 +121,17 @@ def _norm(x: Tensor, dtype: torch.dtype) -> Tensor:
     from freescale.kernels import triton_rows
 
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    grid, shape = _rows_of(*x.shape)
-    triton_rows.norm_kernel[grid](x, out, x.stride(0), len(x), EPS, **shape)
+    _by_rows(triton_rows.norm_kernel, x.shape[1], {"X": x, "Out": out}, {"x_row": x.stride(0)})
     return out
 
 
-def _rows_of(num_rows: int, width: int) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and tile: about 4,096 numbers a program."""
+def _by_rows(kernel: Any, width: int, tensors: dict[str, Tensor], strides: dict[str, int]) -> None:
+    """Start a kernel over all rows, about 4,096 numbers a program."""
+    num_rows = len(next(iter(tensors.values())))
     block = max(16, 1 << (width - 1).bit_length())
     rows = max(1, 4096 // block)
-    return (-(-num_rows // rows),), {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
+    shape = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
+    start_kernel(kernel, (-(-num_rows // rows),), tensors, {"num_rows": num_rows}, {**strides, **shape})
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

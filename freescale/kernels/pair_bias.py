@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -10,12 +12,16 @@ from torch import Tensor
 from freescale.kernels.attention_launch import Launch, Tile
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, is_square
-from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
+from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 
 # Rows and columns that a program works on at a time.
 _ROWS, _STRIP = 32, 128
-# Tiles of the score gradient, by head width: large ones read less, and all four operands must fit.
-_GRADIENT_TILES = {64: Tile(128, 64, 8, 2), 128: Tile(128, 64, 8, 1), 256: Tile(64, 64, 8, 1)}
+# Tiles of the score gradient, by head width.
+_GRADIENT_TILES = {
+    64: Tile(128, 64, 8, 2, True),
+    128: Tile(64, 64, 4, 1, True),
+    256: Tile(64, 64, 8, 1, True),
+}
 
 
 class BiasTables(NamedTuple):
@@ -30,25 +36,40 @@ class BiasTables(NamedTuple):
         return self.position is not None or self.time is not None
 
 
-def time_buckets(work: AttentionWork, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor) -> Tensor:
+def time_buckets(
+    work: AttentionWork, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor
+) -> Tensor:
     """Time bucket of every pair, in the places of the batch's `BiasStore`."""
     from freescale.kernels import triton_bias
 
     store = work.bias_store(mask)
     out = torch.empty(store.size, dtype=torch.uint8, device=store.blocks.device)
-    triton_bias.bucket_kernel[(len(store.blocks), BIAS_ROWS // 16)](
+    triton_bias.bucket_kernel[(len(store.blocks), BIAS_ROWS // _ROWS, store.widest // _STRIP)](
         query_time.contiguous(),
         key_time.contiguous(),
         out,
         store.rows,
         store.blocks,
-        # A number on the device: as a plain argument it would be rounded to float32.
-        torch.full((1,), TIME_BUCKET_WIDTH, dtype=torch.float64, device=out.device),
+        _bucket_edges(out.device),
+        math.log(2) / TIME_BUCKET_WIDTH,
         NUM_TIME_BUCKETS - 1,
-        ROWS=16,
+        ROWS=_ROWS,
         STRIP=_STRIP,
     )
     return out
+
+
+@cache
+def _bucket_edges(device: torch.device) -> Tensor:
+    """Smallest time difference of each bucket, as the reference counts them; the last bucket has no end."""
+    buckets = torch.arange(NUM_TIME_BUCKETS)
+    below, edges = torch.zeros_like(buckets), torch.full_like(buckets, 2**62)
+    for _ in range(62):
+        middle = (below + edges) // 2
+        reached = time_bucket(middle) >= buckets
+        below, edges = torch.where(reached, below, middle), torch.where(reached, middle, edges)
+    edges[0] = 0
+    return torch.cat([edges, torch.tensor([2**63 - 1])]).to(device)
 
 
 def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
@@ -106,10 +127,11 @@ def bias_gradients(
         d_position = torch.zeros_like(tables.position)
         d_position[:longest] = sums.sum(0) * factor
     if tables.time is not None:
-        pieces = BIAS_ROWS // _ROWS
-        sums = grad.new_empty(num_blocks * pieces, triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
-        triton_bias.time_gradient_kernel[(num_blocks, pieces)](
-            of_pairs, tables.buckets, sums, store.blocks, ROWS=_ROWS, STRIP=_STRIP
+        # One warp a program: its sums need no other.
+        grid = (num_blocks, BIAS_ROWS // 16, -(-store.widest // (4 * _STRIP)))
+        sums = grad.new_empty(math.prod(grid), triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
+        triton_bias.time_gradient_kernel[grid](
+            of_pairs, tables.buckets, sums, store.blocks, ROWS=16, STRIP=_STRIP, STRIPS=4, num_warps=1
         )
         d_time = (sums.sum(0)[: len(tables.time)] * factor).to(tables.time.dtype)
     return d_position, d_time
@@ -123,23 +145,22 @@ def _score_gradient(launch: Launch, pairs: Tensor, grad: Tensor) -> Tensor:
     tile = next(of for limit, of in _GRADIENT_TILES.items() if width * launch.q.dtype.itemsize // 2 <= limit)
     out = torch.empty_like(pairs, dtype=torch.bfloat16 if pairs.dtype == torch.float16 else pairs.dtype)
     tiles = launch.work.store_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
-    read = {"Q": launch.q, "K": launch.k, "V": launch.v, "DO": grad}
     launch.start(
         triton_bias.score_gradient_kernel,
-        (len(tiles),),
-        read,
-        strides=read,
-        Out=out,
-        Bias=pairs,
-        Tiles=tiles,
-        BLOCK_M=tile.queries,
-        BLOCK_N=tile.keys,
-        STAGES=tile.stages,
-        TMA=False,
-        num_warps=tile.warps,
+        len(tiles),
+        tile,
+        read={"Q": launch.q, "K": launch.k, "V": launch.v, "DO": grad},
+        write={},
+        more={"Gradient": out, "Bias": pairs, "Tiles": tiles},
+        numbers={},
+        options={},
     )
     return out
 
 
 def _table(x: Tensor | None, launch: Launch) -> Tensor:
-    return launch.nothing.new_zeros(1, dtype=launch.sums_dtype) if x is None else x.to(launch.sums_dtype).contiguous()
+    return (
+        launch.nothing.new_zeros(1, dtype=launch.sums_dtype)
+        if x is None
+        else x.to(launch.sums_dtype).contiguous()
+    )

@@ -153,7 +153,9 @@ def pair_number(Pairs, n, LISTED: tl.constexpr):
 
 
 @triton.jit
-def query_range(Tiles, tile, first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr):
+def query_range(
+    Tiles, tile, first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr
+):
     """Key tiles that a query tile meets: full pairs from begin to middle, partly hidden ones from middle to end."""
     if LISTED:
         begin = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32)
@@ -194,7 +196,24 @@ def forward_kernel(
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, True, TMA)
         v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, True, TMA)
-        h = half_scores(q, k, eye, Bias, store0, length, first, n0, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False)
+        h = half_scores(
+            q,
+            k,
+            eye,
+            Bias,
+            store0,
+            length,
+            first,
+            n0,
+            half_alpha,
+            BLOCK_M,
+            BLOCK_N,
+            BIAS,
+            SQUARE,
+            PRECISION,
+            ACC,
+            False,
+        )
         if SOFTMAX:
             p, out, top, total = softmax_step(h, out, top, total)
         else:
@@ -204,9 +223,28 @@ def forward_kernel(
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
         v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
-        h = half_scores(q, k, eye, Bias, store0, length, first, n0, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False)
+        h = half_scores(
+            q,
+            k,
+            eye,
+            Bias,
+            store0,
+            length,
+            first,
+            n0,
+            half_alpha,
+            BLOCK_M,
+            BLOCK_N,
+            BIAS,
+            SQUARE,
+            PRECISION,
+            ACC,
+            False,
+        )
         keys = n0 + tl.arange(0, BLOCK_N)
-        seen = visible(rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+        seen = visible(
+            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+        )
         if SOFTMAX:
             p, out, top, total = softmax_step(tl.where(seen, h, float("-inf")), out, top, total)
         else:
@@ -276,14 +314,33 @@ def keys_pair(
     """Add what one query tile gives to the gradients of a key tile."""
     q = read_rows(Q, start, m0, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, not MASKED, TMA)
     do = read_rows(DO, start, m0, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, not MASKED, TMA)
-    h = half_scores(q, k, eye, Bias, store0, length, m0, first, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, True)
+    h = half_scores(
+        q,
+        k,
+        eye,
+        Bias,
+        store0,
+        length,
+        m0,
+        first,
+        half_alpha,
+        BLOCK_M,
+        BLOCK_N,
+        BIAS,
+        SQUARE,
+        PRECISION,
+        ACC,
+        True,
+    )
     rows = m0 + tl.arange(0, BLOCK_M)
     keys = first + tl.arange(0, BLOCK_N)
     log_sum = read_row_sums(LogSum, start, rows, head, num_heads, length, SOFTMAX)
     delta = read_row_sums(Delta, start, rows, head, num_heads, length, SOFTMAX)
     seen = h > 0
     if MASKED:
-        seen = visible(rows[None, :], keys[:, None], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+        seen = visible(
+            rows[None, :], keys[:, None], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+        )
     if WANT_K:
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION, out_dtype=ACC)
     else:
@@ -375,13 +432,32 @@ def queries_pair(
     """Add what one key tile gives to the gradient of a query tile."""
     k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
     v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
-    h = half_scores(q, k, eye, Bias, store0, length, first, n0, half_alpha, BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False)
+    h = half_scores(
+        q,
+        k,
+        eye,
+        Bias,
+        store0,
+        length,
+        first,
+        n0,
+        half_alpha,
+        BLOCK_M,
+        BLOCK_N,
+        BIAS,
+        SQUARE,
+        PRECISION,
+        ACC,
+        False,
+    )
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
     seen = h > 0
     if MASKED:
         rows = first + tl.arange(0, BLOCK_M)
         keys = n0 + tl.arange(0, BLOCK_N)
-        seen = visible(rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+        seen = visible(
+            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+        )
     _, ds = weights_and_slope(h, dp, log_sum[:, None], delta[:, None], seen, SOFTMAX, FAST, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION, out_dtype=ACC)
 

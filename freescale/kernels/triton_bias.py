@@ -27,23 +27,31 @@ NUM_BUCKETS = tl.constexpr(256)
 
 @triton.jit
 def bucket_kernel(
-    QueryTime, KeyTime, Buckets, Rows, Blocks, BucketWidth, top_bucket, ROWS: tl.constexpr, STRIP: tl.constexpr
+    QueryTime, KeyTime, Buckets, Rows, Blocks, Edges, log2_to_bucket, top_bucket,
+    ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
-    """Time bucket of every pair of some rows of a block. `Rows`: sequence start, length, first row of the block."""
+    """Time bucket of every pair of a piece of a block. `Rows`: sequence start, length, first row of the block.
+
+    A float32 logarithm is at most one bucket off; the edges of the buckets, whole numbers, put that right.
+    """
     block = tl.program_id(0)
     start = tl.load(Rows + block * 3)
-    length = tl.load(Rows + block * 3 + 1)
-    first = tl.load(Rows + block * 3 + 2)
+    length = tl.load(Rows + block * 3 + 1).to(tl.int32)
+    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
     offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1)
+    # Inside a block 32 bits are enough, and twice as fast.
+    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    width_of_bucket = tl.load(BucketWidth)
-    asked = tl.load(QueryTime + start + tl.minimum(first + row, length - 1))
-    for j0 in range(0, width, STRIP):
-        j = j0 + tl.arange(0, STRIP)
+    j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
+    if tl.program_id(2) * STRIP < width:
+        asked = tl.load(QueryTime + start + tl.minimum(first + row, length - 1))
         happened = tl.load(KeyTime + start + tl.minimum(j, length - 1))
-        gap = tl.maximum(tl.abs(asked[:, None] - happened[None, :]), 1).to(tl.float64)
-        bucket = tl.minimum(tl.floor(tl.log(gap) / width_of_bucket), top_bucket)
+        gap = tl.maximum(tl.abs(asked[:, None] - happened[None, :]), 1)
+        guess = (tl.log2(gap.to(tl.float32)) * log2_to_bucket).to(tl.int32)
+        guess = tl.maximum(tl.minimum(guess, top_bucket), 0)
+        too_high = (gap < tl.load(Edges + guess)).to(tl.int32)
+        too_low = (gap >= tl.load(Edges + guess + 1)).to(tl.int32)
+        bucket = guess - too_high + too_low
         tl.store(Buckets + offset + row[:, None] * width + j[None, :], bucket.to(tl.uint8))
 
 
@@ -54,25 +62,25 @@ def bias_kernel(
 ):  # fmt: skip
     """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
     block = tl.program_id(0)
-    first = tl.load(Rows + block * 3 + 2)
+    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
     offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1)
+    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
     if tl.program_id(2) * STRIP < width:
-        at = offset + row[:, None] * width + j[None, :]
+        at = row[:, None] * width + j[None, :]
         value = tl.zeros([ROWS, STRIP], Position.dtype.element_ty)
         if HAS_POSITION:
             distance = first + row[:, None] - j[None, :]
             value += tl.load(Position + tl.minimum(tl.maximum(distance, 0), last_place))
         if HAS_TIME:
-            value += tl.load(Time + tl.load(Buckets + at).to(tl.int32))
-        tl.store(Bias + at, (value * factor).to(Bias.dtype.element_ty))
+            value += tl.load(Time + tl.load(Buckets + offset + at).to(tl.int32))
+        tl.store(Bias + offset + at, (value * factor).to(Bias.dtype.element_ty))
 
 
 @triton.jit
 def score_gradient_kernel(
-    Q, K, V, DO, Out, Codes, Bias, Tiles,
+    Q, K, V, DO, Gradient, Codes, Bias, Tiles,
     q_row, k_row, v_row, do_row, q_head, k_head, v_head, do_head,
     num_heads, half_alpha, window, prefix,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -105,8 +113,8 @@ def score_gradient_kernel(
         total += ds
     total = tl.where(seen, total, 0.0)
     offset, width = bias_rows(store0, length, i0, SQUARE)
-    at = Out + offset + (i0 % BIAS_ROWS + tl.arange(0, BLOCK_M))[:, None] * width + j[None, :]
-    tl.store(at, total.to(Out.dtype.element_ty))
+    at = Gradient + offset + (i0 % BIAS_ROWS + tl.arange(0, BLOCK_M))[:, None] * width + j[None, :]
+    tl.store(at, total.to(Gradient.dtype.element_ty))
 
 
 @triton.jit
@@ -115,23 +123,24 @@ def position_gradient_kernel(
 ):  # fmt: skip
     """Sums over a block of rows for a strip of distances, read along the diagonals; what lies AHEAD has distance 0."""
     block = tl.program_id(0)
-    first = tl.load(Rows + block * 3 + 2)
-    offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1)
+    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
+    Gradient += tl.load(Blocks + block * 2)
+    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
     distance = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
-    total = tl.zeros([STRIP], Sums.dtype.element_ty)
+    by_row = tl.zeros([ROWS, STRIP], Sums.dtype.element_ty)
     if tl.program_id(1) * STRIP < first + BIAS_ROWS:
         for r0 in range(0, BIAS_ROWS, ROWS):
             row = r0 + tl.arange(0, ROWS)
             j = first + row[:, None] - distance[None, :]
-            x = tl.load(Gradient + offset + row[:, None] * width + j, mask=j >= 0, other=0.0)
-            total += tl.sum(x.to(Sums.dtype.element_ty), 0)
+            x = tl.load(Gradient + row[:, None] * width + j, mask=j >= 0, other=0.0)
+            by_row += x.to(Sums.dtype.element_ty)
+    total = tl.sum(by_row, 0)
     if AHEAD and tl.program_id(1) == 0:
         ahead = tl.zeros([STRIP], Sums.dtype.element_ty)
         for row in range(0, BIAS_ROWS):
             for j0 in range(first // STRIP * STRIP, width, STRIP):
                 j = j0 + tl.arange(0, STRIP)
-                x = tl.load(Gradient + offset + row * width + j, mask=j > first + row, other=0.0)
+                x = tl.load(Gradient + row * width + j, mask=j > first + row, other=0.0)
                 ahead += x.to(Sums.dtype.element_ty)
         total += tl.where(distance == 0, tl.sum(ahead), 0.0)
     tl.store(Sums + block.to(tl.int64) * num_distances + distance, total, mask=distance < num_distances)
@@ -139,23 +148,24 @@ def position_gradient_kernel(
 
 @triton.jit
 def time_gradient_kernel(
-    Gradient, Buckets, Sums, Blocks, ROWS: tl.constexpr, STRIP: tl.constexpr
+    Gradient, Buckets, Sums, Blocks, ROWS: tl.constexpr, STRIP: tl.constexpr, STRIPS: tl.constexpr
 ):  # fmt: skip
-    """Sums by bucket over some rows. Buckets along a row change in steps, so a tile has few: one masked sum for each."""
+    """Sums by bucket over a piece of a block. Buckets along a row change in steps: few in a tile, one sum for each."""
     block = tl.program_id(0)
     offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1)
+    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(2) * STRIP * STRIPS
     number = tl.arange(0, NUM_BUCKETS)
     by_bucket = tl.zeros([NUM_BUCKETS], Sums.dtype.element_ty)
-    for j0 in range(0, width, STRIP):
-        at = offset + row[:, None] * width + (j0 + tl.arange(0, STRIP))[None, :]
-        x = tl.load(Gradient + at).to(Sums.dtype.element_ty)
-        bucket = tl.load(Buckets + at).to(tl.int32)
+    for j0 in range(first, tl.minimum(first + STRIP * STRIPS, width), STRIP):
+        at = row[:, None] * width + (j0 + tl.arange(0, STRIP))[None, :]
+        x = tl.load(Gradient + offset + at).to(Sums.dtype.element_ty)
+        bucket = tl.load(Buckets + offset + at).to(tl.int32)
         used = x != 0
         low = tl.min(tl.where(used, bucket, NUM_BUCKETS))
         high = tl.max(tl.where(used, bucket, -1))
         for b in range(low, high + 1):
             by_bucket += tl.where(number == b, tl.sum(tl.where(bucket == b, x, 0.0)), 0.0)
-    program = block.to(tl.int64) * (BIAS_ROWS // ROWS) + tl.program_id(1)
-    tl.store(Sums + program * NUM_BUCKETS + number, by_bucket)
+    program = (block * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(Sums + program.to(tl.int64) * NUM_BUCKETS + number, by_bucket)

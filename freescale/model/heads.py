@@ -39,7 +39,9 @@ class RetrievalHead(nn.Module):
         """States or item vectors as they enter the dot product."""
         return unit(x) if self.normalize else x
 
-    def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
+    def forward(
+        self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout
+    ) -> Tensor:
         """Sum over tokens of -log softmax(next item against negatives).
 
         Args:
@@ -84,7 +86,9 @@ class RankingHead(nn.Module):
         action = batch.tokens["target_action"]
         return (action[:, None] > torch.tensor(self.thresholds, device=action.device)).float()
 
-    def forward(self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
+    def forward(
+        self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout
+    ) -> Tensor:
         """Sum over tokens of the tasks' mean binary cross-entropy."""
         items = F.embedding(batch.tokens["target_slot"], rows_UD)
         logits = self.logits(states_TD, items.to(states_TD.dtype))
