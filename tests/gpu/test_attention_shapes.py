@@ -1,6 +1,7 @@
 """Random shapes through the Triton attention kernels on a real GPU, every option, against the reference in float64.
 
-1,000 shapes: `pytest tests/gpu/test_attention_shapes.py -n 8`; FREESCALE_SHAPES=3 for a sample, e.g. under compute-sanitizer.
+1,000 shapes: `pytest tests/gpu/test_attention_shapes.py -n 8`; FREESCALE_SHAPES=3 for a sample, e.g. under
+compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def make_mask(kind: int, lengths: list[int], draw: random.Random) -> AttentionMa
 
 
 def relative_error(ours: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((ours.double() - truth).norm() / truth.norm().clamp(min=1e-12))
+    return float((ours.detach().double() - truth.detach()).norm() / truth.detach().norm().clamp(min=1e-12))
 
 
 @pytest.mark.parametrize(
