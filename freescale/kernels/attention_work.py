@@ -102,8 +102,12 @@ class AttentionWork:
             rows = np.stack(
                 [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
             )
-            made = (torch.from_numpy(x).to(self._device, non_blocking=True) for x in (table, rows))
-            self._stores[square] = BiasStore(*made, int(sizes.sum()), int(widths.max(initial=BIAS_ROWS)))
+            self._stores[square] = BiasStore(
+                blocks=torch.from_numpy(table).to(self._device, non_blocking=True),
+                rows=torch.from_numpy(rows).to(self._device, non_blocking=True),
+                size=int(sizes.sum()),
+                widest=int(widths.max(initial=BIAS_ROWS)),
+            )
         return self._stores[square]
 
     def store_tiles(self, *, rows: int, columns: int, mask: AttentionMask | None) -> Tensor:

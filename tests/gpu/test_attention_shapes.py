@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SHAPES = int(os.environ.get("FREESCALE_SHAPES", "25"))
+SHAPES = int(os.environ.get("FREESCALE_SHAPES", "42"))
 LIMITS = {torch.bfloat16: 8e-3, torch.float16: 2e-3, torch.float32: 2e-5}
 # (width, value width) and dtype go round in steps that meet all pairs; odd widths, and the widest of each kernel.
 WIDTHS = [
@@ -42,7 +42,7 @@ COMBINATIONS = [
         ("plain", "bias", "softmax", "position")[n % 4],
         n % 3,
     )
-    for n in range(40)
+    for n in range(24)
 ]
 
 
@@ -80,7 +80,7 @@ def test_random_shapes_equal_the_reference(combination):
             draw.choice([0, 1, 17, 64, draw.randint(0, 300), draw.randint(0, 900)])
             for _ in range(draw.randint(1, 6))
         ]
-        heads = draw.randint(1, 5)
+        heads = draw.choice([1, 2, 4])
         if draw.random() < 0.04:
             lengths.append(draw.choice([2048, 4097, 8191]))
             heads = 1
