@@ -3,7 +3,7 @@
 All of them are bound by memory: they read each number once and write each result once. Sums are float32.
 """
 
-# ruff: noqa: D103, SIM108
+# ruff: noqa: D103
 # mypy: ignore-errors
 
 from __future__ import annotations
