@@ -1,0 +1,154 @@
+"""Where the time of a step goes on a rank, exactly: compute, straggler, comm, host.
+
+T is the time between the ends of two successive optimizer steps. Every moment of it is one of
+
+    compute    some thread or stream of the rank does useful work
+    straggler  the rank stands at an exchange that some rank has not reached yet
+    comm       it stands at an exchange that all ranks have reached: the transfer is what it waits for
+    host       the rest: reading data, Python, launching kernels
+
+so the four add up to T. The bubble is 1 - compute / T. Standing inside a collective is never work, also where it keeps
+a GPU spinning. Only waits of the main thread (or stream) count: what a communication thread waits for is hidden as long
+as the main thread has something to do, and is host time where the main thread has neither work nor a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from freescale.trace.spans import MAIN, Span
+
+CAUSES = ("straggler", "comm", "host")
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one rank, over a step or many."""
+
+    total: float
+    compute: float
+    straggler: float
+    comm: float
+
+    @property
+    def host(self) -> float:
+        """What is left of the total."""
+        return self.total - self.compute - self.straggler - self.comm
+
+    @property
+    def bubble(self) -> float:
+        """The share of the total in which nothing was computed."""
+        return 1 - self.compute / self.total if self.total > 0 else 0.0
+
+    def share(self, cause: str) -> float:
+        """One part as a share of the total."""
+        return float(getattr(self, cause)) / self.total if self.total > 0 else 0.0
+
+    def shares(self) -> dict[str, float]:
+        """The fields of a log line; the causes add up to the bubble."""
+        causes = {cause: self.share(cause) for cause in CAUSES}
+        return {"bubble": sum(causes.values()), **causes}
+
+
+def split_step(start: float, end: float, spans: Iterable[Span]) -> Parts:
+    """Account for the time from `start` to `end` of one rank.
+
+    Args:
+        start: end of the last optimizer step, in seconds of this rank's clock.
+        end: end of this one.
+        spans: of any time; only what lies between the two counts. A wait whose last arrival is not known is comm.
+    """
+    inside = [span for span in spans if span.end > start and span.start < end]
+    busy = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind == "compute")
+    compute = sum(high - low for low, high in busy)
+    waits = [span for span in inside if span.kind == "wait"]
+    straggler = comm = 0.0
+    taken = busy
+    # Waits for an exchange first: a wait around one (for another thread, say) only adds what they leave.
+    for wait in sorted((w for w in waits if w.lane == MAIN), key=lambda w: w.arrival is None):
+        pieces = uncovered(max(start, wait.start), min(end, wait.end), taken)
+        for low, high in pieces:
+            late = _late(wait, low, high, waits)
+            straggler += late
+            comm += high - low - late
+        if pieces:
+            taken = union([*taken, *pieces])
+    return Parts(end - start, compute, straggler, comm)
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals in order that cover the same moments."""
+    merged: list[Interval] = []
+    for low, high in sorted(intervals):
+        if merged and low <= merged[-1][1]:
+            if high > merged[-1][1]:
+                merged[-1] = (merged[-1][0], high)
+        elif high > low:
+            merged.append((low, high))
+    return merged
+
+
+def uncovered(low: float, high: float, cover: Sequence[Interval]) -> list[Interval]:
+    """What a disjoint, ordered cover leaves of an interval."""
+    left: list[Interval] = []
+    for start, end in cover:
+        if end <= low:
+            continue
+        if start >= high:
+            break
+        if start > low:
+            left.append((low, start))
+        low = max(low, end)
+    if low < high:
+        left.append((low, high))
+    return left
+
+
+def add_up(parts: Iterable[Parts]) -> Parts:
+    """Many steps, or many ranks, as one: times are added, so long steps weigh more."""
+    totals = [0.0, 0.0, 0.0, 0.0]
+    for one in parts:
+        for place, value in enumerate((one.total, one.compute, one.straggler, one.comm)):
+            totals[place] += value
+    return Parts(*totals)
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank the others wait for, and what it does while they wait."""
+
+    rank: int
+    cause: str
+    excess: float
+
+
+def slowest(ranks: Sequence[Parts]) -> Slowest | None:
+    """Who is waited for: the rank that waits least for others. None where nobody waits for anybody.
+
+    The cause is the part in which that rank exceeds the mean of all ranks most, `excess` by how much of the step.
+    """
+    if len(ranks) < 2 or not sum(one.straggler for one in ranks) > 0:
+        return None
+    rank = min(range(len(ranks)), key=lambda r: (ranks[r].share("straggler"), r))
+    excess = {
+        cause: ranks[rank].share(cause) - sum(one.share(cause) for one in ranks) / len(ranks)
+        for cause in ("compute", "comm", "host")
+    }
+    cause = max(excess, key=lambda name: excess[name])
+    return Slowest(rank, cause, excess[cause])
+
+
+def _late(wait: Span, low: float, high: float, waits: Sequence[Span]) -> float:
+    """How long of low..high some rank was still missing."""
+    if wait.arrival is not None:
+        return max(0.0, min(high, low if wait.last is None else wait.last) - low)
+    # The main thread waits for another thread: what that one waits for is the cause.
+    missing = union(
+        (max(low, other.start), min(high, other.end, other.last))
+        for other in waits
+        if other.lane != MAIN and other.last is not None and other.end > low and other.start < high
+    )
+    return sum(late - early for early, late in missing)
