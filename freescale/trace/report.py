@@ -14,6 +14,7 @@ from pathlib import Path
 
 from freescale.errors import FreeScaleError
 from freescale.trace import page, units
+from freescale.trace.bubbles import CAUSES
 from freescale.trace.charts import Chart, Series, draw
 from freescale.trace.metrics_log import (
     POPULARITY,
@@ -24,14 +25,19 @@ from freescale.trace.metrics_log import (
     read_metrics,
     step_of,
 )
+from freescale.trace.perfetto import write_trace
 from freescale.trace.smoothing import is_noisy, moving_average, moving_median
+from freescale.trace.span_file import RunSpans, read_spans
+from freescale.trace.time_account import WORDS, account_of, lateness, rank_parts
+from freescale.trace.time_panels import balance_panel, headline_panel, rank_bars
+from freescale.trace.timeline import draw_timeline
 
 HEADLINE = "hr@10"
-BUBBLE_PARTS = {
-    "straggler": "waiting for the slowest rank",
-    "comm": "exposed communication",
-    "host": "host and the rest",
-}
+BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
+TRAFFIC = ("overlap", "exposed", "parked", "prioritized", "traffic", "embedding_")
+IDS = ("id_map", "zero_collision", "ids_", "evicted", "collision")
+"""How names of step fields begin that a feature logs about itself; each has a section of its own."""
+
 TITLES = {
     "hr": "Hit rate",
     "ndcg": "NDCG",
@@ -41,7 +47,9 @@ TITLES = {
     "samples_per_s": "Samples per second",
     "memory_mb": "Memory (MB)",
 }
-SHOWN_ELSEWHERE = frozenset({"loss", "step_ms", "tokens_per_s", "imbalance", "bubble", *BUBBLE_PARTS})
+SHOWN_ELSEWHERE = frozenset(
+    {"loss", "step_ms", "tokens_per_s", "imbalance", "imbalance_in_turn", "slowest", "bubble", *BUBBLE_PARTS}
+)
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -59,26 +67,40 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     folder = Path(run_dir)
     _require_run(folder)
     log = read_metrics(folder / "metrics.jsonl")
-    html = render_report(folder.resolve().name, log, config=_config_text(folder))
-    target = folder / "report.html"
-    # Written aside and moved, so that a reader of an earlier report never sees half of this one.
+    spans = read_spans(folder)
+    html = render_report(folder.resolve().name, log, spans=spans, config=_config_text(folder))
+    if spans.ranks:
+        write_trace(folder / "trace.json", spans)
+    return replace_file(folder / "report.html", html)
+
+
+def replace_file(target: Path, text: str) -> Path:
+    """Write a file aside and move it, so that a reader of an earlier one never sees half of this one."""
     aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.write_text(html, encoding="utf-8", errors="replace")
+    aside.write_text(text, encoding="utf-8", errors="replace")
     aside.replace(target)
     return target
 
 
-def render_report(name: str, log: MetricsLog, *, config: str | None) -> str:
+def render_report(name: str, log: MetricsLog, *, config: str | None, spans: RunSpans | None = None) -> str:
     """The page of one run as text; every word of it that comes from the run is escaped."""
     no_config = ["config.yaml is missing: the configuration cannot be shown."] if config is None else []
+    spans = spans or RunSpans()
+    timeline = draw_timeline(spans.ranks)
     body = [
-        page.missing(log.problems + no_config),
+        page.missing(log.problems + no_config + spans.problems),
         page.cards(headline(log)),
+        page.section("Where the time went", time_panel(log, spans), kind="panel"),
+        page.section("Timeline", timeline, kind="panel"),
+        page.section("Rank by rank", rank_panel(log, spans), kind="panel"),
+        page.section("Bubbles over the run", _drawn(bubble_charts(log)), kind="charts"),
         page.section("Training", _drawn([loss_chart(log)]), kind="charts"),
         page.section("Evaluation", _drawn(eval_charts(log)), kind="charts"),
         page.section("Every evaluation", eval_table(log), kind="panel"),
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
-        page.section("Bubbles", _drawn(bubble_charts(log)), kind="charts"),
+        page.section("Balance", balance_histogram(log), kind="panel"),
+        page.section("Embedding traffic", _drawn(field_charts(log, TRAFFIC)), kind="charts"),
+        page.section("Zero-collision ids", _drawn(field_charts(log, IDS)), kind="charts"),
         page.section("More curves", _drawn(other_charts(log)), kind="charts"),
         page.section("The run at its start", page.facts(log.facts()), kind="facts"),
         page.section("Configuration", f"<pre>{escape(config)}</pre>" if config else "", kind="panel"),
@@ -89,7 +111,11 @@ def render_report(name: str, log: MetricsLog, *, config: str | None) -> str:
         brand="FreeScale run", title=name, state=state, finished=finished, lines=[_protocol(log)]
     )
     return page.document(
-        title=f"{name} - FreeScale", header=header, body=body, footer="Written by freescale report."
+        title=f"{name} - FreeScale",
+        header=header,
+        body=body,
+        footer="Written by freescale report.",
+        scripts=("report.js", "timeline.js") if timeline else ("report.js",),
     )
 
 
@@ -157,7 +183,14 @@ def speed_charts(log: MetricsLog) -> list[Chart]:
     charts = [
         Chart("Tokens per second", steps, _curves(log, "tokens_per_s"), from_zero=True),
         Chart("Step time (ms)", steps, _curves(log, "step_ms", 2), write=units.milliseconds, from_zero=True),
-        Chart("Balance", steps, _curves(log, "imbalance", 3), note, write=lambda value: f"{value:.3f}"),
+        Chart(
+            "Balance",
+            steps,
+            _curves(log, "imbalance", 3),
+            note,
+            write=lambda value: f"{value:.3f}",
+            tick=lambda value: f"{value:.5g}",
+        ),
     ]
     return _last_odd_one_wide([chart for chart in charts if _has_values(chart)])
 
@@ -181,9 +214,37 @@ def bubble_charts(log: MetricsLog) -> list[Chart]:
 def other_charts(log: MetricsLog) -> list[Chart]:
     """Whatever else the run logged with every step: learning rate, memory, id map statistics."""
     names = [name for name in numeric_fields(log.steps) if name not in SHOWN_ELSEWHERE]
+    return _field_charts(log, [name for name in names if not name.startswith((*TRAFFIC, *IDS))])
+
+
+def field_charts(log: MetricsLog, prefixes: tuple[str, ...]) -> list[Chart]:
+    """The fields of step events whose names begin so: overlap shares, exposed bytes, id map statistics."""
+    return _field_charts(log, [name for name in numeric_fields(log.steps) if name.startswith(prefixes)])
+
+
+def _field_charts(log: MetricsLog, names: Sequence[str]) -> list[Chart]:
     titles = {name: TITLES.get(name, name.replace("_", " ").capitalize()) for name in names}
     charts = [Chart(titles[name], _steps(log.steps), _curves(log, name), from_zero=True) for name in names]
     return _last_odd_one_wide(charts)
+
+
+def time_panel(log: MetricsLog, spans: RunSpans) -> str:
+    """The headline of the time account."""
+    account = account_of(log.steps)
+    return "" if account is None else headline_panel(account, lateness(log, rank_parts(log, spans)))
+
+
+def rank_panel(log: MetricsLog, spans: RunSpans) -> str:
+    """A bar a rank, where there are several."""
+    ranks = rank_parts(log, spans)
+    return rank_bars(ranks) if len(ranks) > 1 else ""
+
+
+def balance_histogram(log: MetricsLog) -> str:
+    """Planned idle time with and without balance."""
+    columns = (column(log.steps, "imbalance_in_turn"), column(log.steps, "imbalance"))
+    pairs = [(was, now) for was, now in zip(*columns) if was is not None and now is not None]
+    return balance_panel([was for was, _ in pairs], [now for _, now in pairs])
 
 
 def _cells(event: Event, metrics: Sequence[str]) -> list[str]:
@@ -223,6 +284,11 @@ def _throughput_card(log: MetricsLog) -> page.Card:
 
 
 def _bubble_card(log: MetricsLog) -> list[page.Card]:
+    account = account_of(log.steps)
+    if account is not None:
+        largest = max(CAUSES, key=lambda cause: account.shares[cause])
+        context = f"mostly {WORDS[largest]}"
+        return [page.Card("Bubble", units.percent(account.bubble), context)]
     shares = [share for share in column(log.steps, "bubble") if share is not None]
     context = "median share of a step not computing"
     return [page.Card("Bubble", units.percent(statistics.median(shares)), context)] if shares else []

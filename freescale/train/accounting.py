@@ -21,7 +21,7 @@ from freescale.comm.clocks import SharedClock
 from freescale.comm.ranks import Ranks
 from freescale.trace.bubbles import Parts, add_up, split_step
 from freescale.trace.span_file import SpanWriter, is_kept
-from freescale.trace.spans import Recorder, Span
+from freescale.trace.spans import Recorder, Span, exchange
 
 _SLOTS = 64
 """Exchanges a step that can be compared; a step of the plain schedule has five."""
@@ -137,14 +137,17 @@ class Accounts:
         first = self._held[0].step
         done = self._ended[-1][0] if self._ended else first - 1
         if self.ranks.control is not None:
-            done = self._compare(first, up_to, done)
+            with exchange("compare notes"):
+                done = self._compare(first, up_to, done)
             self._num_accounts += 1
             if self.clock is not None and self._num_accounts % _REMEASURE == 0:
                 self.clock.measure(rounds=4)
         mine = [self._close_step() for _ in range(done - first + 1)]
         if self.spans is not None:
             self.spans.flush()
-        for parts in self._everybodys(mine):
+        with exchange("compare notes"):
+            everybody = self._everybodys(mine)
+        for parts in everybody:
             if self._warm:
                 self.totals = [add_up(pair) for pair in zip(self.totals, parts)] if self.totals else parts
             self._warm = True
