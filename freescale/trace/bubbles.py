@@ -63,20 +63,13 @@ def split_step(start: float, end: float, spans: Iterable[Span]) -> Parts:
     """
     inside = [span for span in spans if span.end > start and span.start < end]
     busy = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind == "compute")
-    compute = sum(high - low for low, high in busy)
-    waits = [span for span in inside if span.kind == "wait"]
-    straggler = comm = 0.0
-    taken = busy
-    # Waits for an exchange first: a wait around one (for another thread, say) only adds what they leave.
-    for wait in sorted((w for w in waits if w.lane == MAIN), key=lambda w: w.arrival is None):
-        pieces = uncovered(max(start, wait.start), min(end, wait.end), taken)
-        for low, high in pieces:
-            late = _late(wait, low, high, waits)
-            straggler += late
-            comm += high - low - late
-        if pieces:
-            taken = union([*taken, *pieces])
-    return Parts(end - start, compute, straggler, comm)
+    waits = [span for span in inside if span.kind == "wait" and span.lane == MAIN]
+    exposed = _length(without(union((max(start, w.start), min(end, w.end)) for w in waits), busy))
+    missing = union(
+        (max(start, low), min(end, high)) for wait in waits for low, high in _some_rank_missing(wait, inside)
+    )
+    straggler = _length(without(missing, busy))
+    return Parts(end - start, _length(busy), straggler, exposed - straggler)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -91,19 +84,21 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def uncovered(low: float, high: float, cover: Sequence[Interval]) -> list[Interval]:
-    """What a disjoint, ordered cover leaves of an interval."""
+def without(intervals: Sequence[Interval], cover: Sequence[Interval]) -> list[Interval]:
+    """What a cover leaves of some intervals; both disjoint and in order, and so is the result."""
     left: list[Interval] = []
-    for start, end in cover:
-        if end <= low:
-            continue
-        if start >= high:
-            break
-        if start > low:
-            left.append((low, start))
-        low = max(low, end)
-    if low < high:
-        left.append((low, high))
+    place = 0
+    for low, high in intervals:
+        while place < len(cover) and cover[place][1] <= low:
+            place += 1
+        ahead = place
+        while ahead < len(cover) and cover[ahead][0] < high:
+            if cover[ahead][0] > low:
+                left.append((low, cover[ahead][0]))
+            low = max(low, cover[ahead][1])
+            ahead += 1
+        if low < high:
+            left.append((low, high))
     return left
 
 
@@ -141,14 +136,17 @@ def slowest(ranks: Sequence[Parts]) -> Slowest | None:
     return Slowest(rank, cause, excess[cause])
 
 
-def _late(wait: Span, low: float, high: float, waits: Sequence[Span]) -> float:
-    """How long of low..high some rank was still missing."""
+def _some_rank_missing(wait: Span, spans: Sequence[Span]) -> list[Interval]:
+    """The part of a wait in which some rank had not arrived yet."""
     if wait.arrival is not None:
-        return max(0.0, min(high, low if wait.last is None else wait.last) - low)
+        return [] if wait.last is None else [(wait.start, min(wait.end, wait.last))]
     # The main thread waits for another thread: what that one waits for is the cause.
-    missing = union(
-        (max(low, other.start), min(high, other.end, other.last))
-        for other in waits
-        if other.lane != MAIN and other.last is not None and other.end > low and other.start < high
-    )
-    return sum(late - early for early, late in missing)
+    return [
+        (max(wait.start, other.start), min(wait.end, other.end, other.last))
+        for other in spans
+        if other.kind == "wait" and other.lane != MAIN and other.last is not None
+    ]
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(high - low for low, high in intervals)

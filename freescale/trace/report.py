@@ -8,48 +8,39 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 from freescale.errors import FreeScaleError
 from freescale.trace import page, units
 from freescale.trace.bubbles import CAUSES
-from freescale.trace.charts import Chart, Series, draw
+from freescale.trace.charts import Chart, draw
 from freescale.trace.metrics_log import (
     POPULARITY,
     Event,
     MetricsLog,
     column,
-    numeric_fields,
     read_metrics,
     step_of,
 )
 from freescale.trace.perfetto import write_trace
-from freescale.trace.smoothing import is_noisy, moving_average, moving_median
+from freescale.trace.run_charts import (
+    IDS,
+    TRAFFIC,
+    bubble_charts,
+    eval_charts,
+    field_charts,
+    loss_chart,
+    metric_label,
+    other_charts,
+    speed_charts,
+)
 from freescale.trace.span_file import RunSpans, read_spans
-from freescale.trace.time_account import WORDS, account_of, lateness, rank_parts
+from freescale.trace.time_account import WORDS, account_of, lateness, rank_parts, slowest_of_steps
 from freescale.trace.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.trace.timeline import draw_timeline
 
 HEADLINE = "hr@10"
-BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
-TRAFFIC = ("overlap", "exposed", "parked", "prioritized", "traffic", "embedding_")
-IDS = ("id_map", "zero_collision", "ids_", "evicted", "collision")
-"""How names of step fields begin that a feature logs about itself; each has a section of its own."""
-
-TITLES = {
-    "hr": "Hit rate",
-    "ndcg": "NDCG",
-    "mrr": "Mean reciprocal rank",
-    "lr": "Learning rate",
-    "grad_norm": "Gradient norm",
-    "samples_per_s": "Samples per second",
-    "memory_mb": "Memory (MB)",
-}
-SHOWN_ELSEWHERE = frozenset(
-    {"loss", "step_ms", "tokens_per_s", "imbalance", "imbalance_in_turn", "slowest", "bubble", *BUBBLE_PARTS}
-)
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -65,7 +56,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         FreeScaleError: the folder does not exist or no run was ever written to it.
     """
     folder = Path(run_dir)
-    _require_run(folder)
+    require_run(folder)
     log = read_metrics(folder / "metrics.jsonl")
     spans = read_spans(folder)
     html = render_report(folder.resolve().name, log, spans=spans, config=_config_text(folder))
@@ -131,32 +122,6 @@ def headline(log: MetricsLog) -> list[page.Card]:
     ]
 
 
-def loss_chart(log: MetricsLog) -> Chart:
-    """The loss of every logged step and, once there are enough of them, its moving average."""
-    return Chart("Loss", _steps(log.steps), _curves(log, "loss", averaged=True), write=units.loss, wide=True)
-
-
-def eval_charts(log: MetricsLog) -> list[Chart]:
-    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its popularity baseline dashed."""
-    families: dict[str, list[str]] = {}
-    for metric in log.eval_metrics():
-        families.setdefault(metric.partition("@")[0], []).append(metric)
-    charts = []
-    for family, metrics in families.items():
-        curves = [
-            Series(_label(metric), column(log.evals, metric), tone % 4) for tone, metric in enumerate(metrics)
-        ]
-        for tone, metric in enumerate(metrics):
-            baseline = log.popularity(metric)
-            if baseline is not None:
-                flat = [baseline] * len(log.evals)
-                curves.append(Series(f"{_label(metric)} popularity", flat, tone % 4, dashed=True))
-        note = "Dashed: always recommending the most popular items." if len(curves) > len(metrics) else ""
-        title = TITLES.get(family, _label(family))
-        charts.append(Chart(title, _steps(log.evals), curves, note, units.metric, from_zero=True))
-    return _last_odd_one_wide(charts)
-
-
 def eval_table(log: MetricsLog) -> str:
     """Every evaluation in figures, the best one and the popularity baseline set off."""
     metrics = log.eval_metrics()
@@ -173,65 +138,15 @@ def eval_table(log: MetricsLog) -> str:
     if any(value is not None for value in baseline):
         cells = ["-" if value is None else units.metric(value) for value in baseline]
         rows.append(page.Row(["popularity", *cells], "baseline"))
-    return page.table(["step", *map(_label, metrics)], rows)
-
-
-def speed_charts(log: MetricsLog) -> list[Chart]:
-    """Throughput, step time and how even the ranks were loaded."""
-    steps = _steps(log.steps)
-    note = "Work of the busiest rank over the mean of all ranks; 1 is perfect."
-    charts = [
-        Chart("Tokens per second", steps, _curves(log, "tokens_per_s"), from_zero=True),
-        Chart("Step time (ms)", steps, _curves(log, "step_ms", 2), write=units.milliseconds, from_zero=True),
-        Chart(
-            "Balance",
-            steps,
-            _curves(log, "imbalance", 3),
-            note,
-            write=lambda value: f"{value:.3f}",
-            tick=lambda value: f"{value:.5g}",
-        ),
-    ]
-    return _last_odd_one_wide([chart for chart in charts if _has_values(chart)])
-
-
-def bubble_charts(log: MetricsLog) -> list[Chart]:
-    """The share of each step in which the GPU computed nothing, split by cause where that was measured."""
-    shares = {name: column(log.steps, key) for key, name in BUBBLE_PARTS.items()}
-    span = _span(log.steps) if any(is_noisy(values) for values in shares.values()) else 1
-    parts = [
-        Series(name, moving_average(values, span=span), tone)
-        for tone, (name, values) in enumerate(shares.items(), 1)
-    ]
-    measured = [part for part in parts if any(value is not None for value in part.values)]
-    title, percent = "Share of the step in which nothing was computed", units.percent
-    note = f"Averages of {span} logged steps, one part on top of the other." if measured and span > 1 else ""
-    curves = measured or _curves(log, "bubble", 1, averaged=True)
-    stacked = bool(measured)
-    return [Chart(title, _steps(log.steps), curves, note, percent, percent, True, stacked, wide=True)]
-
-
-def other_charts(log: MetricsLog) -> list[Chart]:
-    """Whatever else the run logged with every step: learning rate, memory, id map statistics."""
-    names = [name for name in numeric_fields(log.steps) if name not in SHOWN_ELSEWHERE]
-    return _field_charts(log, [name for name in names if not name.startswith((*TRAFFIC, *IDS))])
-
-
-def field_charts(log: MetricsLog, prefixes: tuple[str, ...]) -> list[Chart]:
-    """The fields of step events whose names begin so: overlap shares, exposed bytes, id map statistics."""
-    return _field_charts(log, [name for name in numeric_fields(log.steps) if name.startswith(prefixes)])
-
-
-def _field_charts(log: MetricsLog, names: Sequence[str]) -> list[Chart]:
-    titles = {name: TITLES.get(name, name.replace("_", " ").capitalize()) for name in names}
-    charts = [Chart(titles[name], _steps(log.steps), _curves(log, name), from_zero=True) for name in names]
-    return _last_odd_one_wide(charts)
+    return page.table(["step", *map(metric_label, metrics)], rows)
 
 
 def time_panel(log: MetricsLog, spans: RunSpans) -> str:
     """The headline of the time account."""
     account = account_of(log.steps)
-    return "" if account is None else headline_panel(account, lateness(log, rank_parts(log, spans)))
+    if account is None:
+        return ""
+    return headline_panel(account, lateness(rank_parts(log, spans), slowest_of_steps(log)))
 
 
 def rank_panel(log: MetricsLog, spans: RunSpans) -> str:
@@ -259,14 +174,14 @@ def _quality_card(log: MetricsLog) -> page.Card:
         baseline = column([log.test], POPULARITY + metric)[0]
         times = units.factor(value, baseline)
         over = f"{times} popularity ({units.metric(baseline)})" if times and baseline is not None else ""
-        return page.Card(f"Test {_label(metric)}", units.metric(value), over)
+        return page.Card(f"Test {metric_label(metric)}", units.metric(value), over)
     best = log.best(metric)
     if best is None:
-        return page.Card(f"Best {_label(metric)}", "-", "not evaluated yet")
+        return page.Card(f"Best {metric_label(metric)}", "-", "not evaluated yet")
     baseline = log.popularity(metric)
     times = units.factor(best[0], baseline)
     over = f"{times} popularity ({units.metric(baseline)}), " if times and baseline is not None else ""
-    return page.Card(f"Best {_label(metric)}", units.metric(best[0]), f"{over}step {best[1]:,}")
+    return page.Card(f"Best {metric_label(metric)}", units.metric(best[0]), f"{over}step {best[1]:,}")
 
 
 def _loss_card(log: MetricsLog) -> page.Card:
@@ -314,46 +229,8 @@ def _time_card(log: MetricsLog) -> page.Card:
     return page.Card("Wall time", f"about {units.long_duration(estimate)}", "steps times median step time")
 
 
-def _curves(log: MetricsLog, key: str, tone: int = 0, *, averaged: bool = False) -> list[Series]:
-    """A field of every logged step; if it is noisy it is drawn faint, with its usual course over it."""
-    values = column(log.steps, key)
-    if not is_noisy(values):
-        return [Series("each logged step", values, tone)]
-    span = _span(values)
-    course = moving_average(values, span=span) if averaged else moving_median(values, span=span)
-    name = f"{'average' if averaged else 'median'} of {span}"
-    return [Series("each logged step", values, tone, faint=True), Series(name, course, tone)]
-
-
-def _span(logged: Sequence[object]) -> int:
-    """How many steps a smoothed point sees: a fortieth of the run, never so many that it takes long."""
-    return min(201, max(5, len(logged) // 40 // 2 * 2 + 1))
-
-
 def _drawn(charts: Iterable[Chart]) -> str:
     return "".join(draw(chart) for chart in charts)
-
-
-def _has_values(chart: Chart) -> bool:
-    return any(value is not None for series in chart.series for value in series.values)
-
-
-def _last_odd_one_wide(charts: list[Chart]) -> list[Chart]:
-    """Charts stand two abreast; one left over takes the whole row rather than leave a hole."""
-    if len(charts) % 2:
-        charts[-1] = replace(charts[-1], wide=True)
-    return charts
-
-
-def _steps(events: Iterable[dict[str, object]]) -> list[int]:
-    return [step_of(event) or 0 for event in events]
-
-
-def _label(metric: str) -> str:
-    """`hr@10` as the literature writes it, HR@10."""
-    return (
-        metric.upper() if metric.partition("@")[0] in {"hr", "ndcg", "mrr", "auc", "gauc", "ne"} else metric
-    )
 
 
 def _protocol(log: MetricsLog) -> str:
@@ -368,7 +245,8 @@ def _config_text(folder: Path) -> str | None:
         return None
 
 
-def _require_run(folder: Path) -> None:
+def require_run(folder: Path) -> None:
+    """Refuse a folder that holds no run, and name those there are."""
     if any((folder / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
         return
     what = "This folder holds no run" if folder.is_dir() else "There is no such run folder"

@@ -59,13 +59,12 @@ def rank_parts(log: MetricsLog, spans: RunSpans) -> dict[int, Parts]:
     return {one.rank: add_up(step.parts for step in one.steps.values()) for one in spans.ranks if one.steps}
 
 
-def lateness(log: MetricsLog, ranks: Mapping[int, Parts]) -> str:
-    """One sentence: who is waited for most, how often, and what it does meanwhile."""
+def lateness(ranks: Mapping[int, Parts], named: Sequence[int] = ()) -> str:
+    """One sentence: who is waited for most, how often (`named`: the slowest of each step), and what it does then."""
     order = list(ranks)
     late = slowest([ranks[rank] for rank in order])
     if late is None:
         return ""
-    named = [int(rank) for event in log.steps if (rank := number(event.get("slowest"))) is not None]
     rank = order[late.rank]
     often = Counter(named)[rank] / len(named) if named else 0.0
     doing = {"compute": "computes", "comm": "waits for transfers", "host": "is busy on its host"}[late.cause]
@@ -77,6 +76,11 @@ def lateness(log: MetricsLog, ranks: Mapping[int, Parts]) -> str:
         f"The others wait most for rank {rank}{times}: it {doing} for {late.excess:.1%} of the step more "
         "than the mean of all ranks."
     )
+
+
+def slowest_of_steps(log: MetricsLog) -> list[int]:
+    """The rank that was waited for, of every step that names one."""
+    return [int(rank) for event in log.steps if (rank := number(event.get("slowest"))) is not None]
 
 
 def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from freescale.trace.bubbles import uncovered, union
+from freescale.trace.bubbles import union, without
 from freescale.trace.span_file import BLOCK, KeptStep, RankSpans, common_steps
 from freescale.trace.spans import MAIN, Span
 
@@ -156,7 +156,7 @@ def cut_step(step: KeptStep, rank: int, lanes: Sequence[Lane]) -> list[Piece]:
             covered = union((piece.start, piece.end) for piece in solid)
             solid += [
                 Piece(place, "host", _around(mine, low, high), step.step, low, high)
-                for low, high in uncovered(step.start, step.end, covered)
+                for low, high in without([(step.start, step.end)], covered)
                 if high - low > _SHORTEST_S
             ]
         pieces += solid

@@ -121,6 +121,7 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
     ):
         assert words in page.text
     assert page.titles() == [
+        "Share of the step in which nothing was computed",
         "Loss",
         "Hit rate",
         "NDCG",
@@ -128,7 +129,6 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
         "Tokens per second",
         "Step time (ms)",
         "Balance",
-        "Share of the step in which nothing was computed",
         "Learning rate",
     ]
     assert "What is missing" not in page.text
@@ -330,7 +330,7 @@ def test_numbers_are_written_for_people() -> None:
 def test_browser_draws_the_report_without_complaint(tmp_path: Path) -> None:
     target = write_report(write_run(tmp_path / "demo", run_events()))
     touch = (
-        '<script>const plot = document.querySelectorAll(".plot")[1], box = plot.getBoundingClientRect();'
+        '<script>const plot = document.querySelectorAll(".plot")[2], box = plot.getBoundingClientRect();'
         'plot.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right, clientY: box.top}));'
         "document.body.dataset.overflow = document.documentElement.scrollWidth > innerWidth;</script></body>"
     )
