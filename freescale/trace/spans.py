@@ -144,9 +144,12 @@ class Recorder:
 
     def take(self) -> list[Span]:
         """The spans that have passed since the last call, with times in seconds; the others are kept."""
+        next_one = self._spans.popleft
+        if isinstance(self.clock, HostClock):
+            return [next_one() for _ in range(len(self._spans))]
         taken: list[Span] = []
         for _ in range(len(self._spans)):
-            span = self._spans.popleft()
+            span = next_one()
             timed = self._timed(span)
             if timed is None:
                 self._spans.append(span)
@@ -189,6 +192,7 @@ class _Failure(NamedTuple):
 
 _here = _Here()
 _serials = itertools.count()
+_host_now = time.monotonic
 _failure: _Failure | None = None
 _recorder: Recorder | None = None
 
@@ -223,7 +227,10 @@ class stage:  # noqa: N801  used like a function
         if self._step is not None:
             here.step = self._step
         recorder = _recorder
-        self._start = None if recorder is None else _now(recorder, self._kind)
+        if recorder is None or recorder.paused:
+            self._start = None
+        else:
+            self._start = _host_now() if self._kind == "stage" else recorder.clock.mark()
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
@@ -237,8 +244,8 @@ class stage:  # noqa: N801  used like a function
         here.stage = self._before
         recorder = _recorder
         if recorder is not None and self._start is not None:
+            end = _host_now() if self._kind == "stage" else recorder.clock.mark()
             step = recorder.step if here.step is None else here.step
-            end = _now(recorder, self._kind)
             recorder.add(Span(self._name, self._kind, here.lane, step, self._start, end))
 
 
@@ -251,7 +258,7 @@ def mark(*, on_device: bool = True) -> Mark:
     """This moment of the work queued so far, or of the host; None while nothing is recorded."""
     if _recorder is None or _recorder.paused:
         return None
-    return _recorder.clock.mark() if on_device else time.monotonic()
+    return _recorder.clock.mark() if on_device else _host_now()
 
 
 def add(name: str, *, kind: str, start: Mark, end: Mark, arrival: Arrival | None = None) -> None:
@@ -271,7 +278,7 @@ def arrive(name: str | None = None, *, on_device: bool = False) -> Arrival | Non
     if recorder is None or recorder.paused:
         return None
     step = recorder.step if _here.step is None else _here.step
-    moment = recorder.clock.mark() if on_device else time.monotonic()
+    moment = recorder.clock.mark() if on_device else _host_now()
     return Arrival(name or _here.stage, step, moment, next(_serials))
 
 
@@ -279,7 +286,7 @@ def waited(arrival: Arrival | None, start: Mark, *, on_device: bool = False) -> 
     """This rank stood still for an exchange since `start`, and goes on now."""
     recorder = _recorder
     if recorder is not None and arrival is not None and start is not None:
-        end = recorder.clock.mark() if on_device else time.monotonic()
+        end = recorder.clock.mark() if on_device else _host_now()
         recorder.add(Span(arrival.name, "wait", _here.lane, arrival.step, start, end, arrival))
 
 
@@ -302,7 +309,3 @@ class exchange:  # noqa: N801  used like a function
 def current_stage() -> tuple[str, int | None]:
     """The stage and step this thread is in, or the stage in which the failure began."""
     return (_here.stage, _here.step) if _failure is None else (_failure.stage, _failure.step)
-
-
-def _now(recorder: Recorder, kind: str) -> Mark:
-    return time.monotonic() if kind == "stage" else recorder.clock.mark()

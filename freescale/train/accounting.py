@@ -133,7 +133,8 @@ class Accounts:
     def _account(self, up_to: int) -> None:
         assert self.recorder is not None
         self._ended.extend(self.recorder.ended_steps())
-        self._spans.extend(self._recalled(span) for span in self.recorder.take())
+        taken = self.recorder.take()
+        self._spans.extend(map(self._recalled, taken) if self._known else taken)
         first = self._held[0].step
         done = self._ended[-1][0] if self._ended else first - 1
         if self.ranks.control is not None:
