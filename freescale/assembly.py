@@ -149,16 +149,15 @@ def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbed
         dtype=torch.float64 if config.model.dtype == "float64" else _DTYPES[options.dtype],
         seed=config.run.seed,
     )
+    transport = make_transport(
+        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+    )
     return ShardedEmbedding(
         [spec],
         group=ranks.group,
         device=ranks.device,
         replicate_below_mb=options.replicate_below_mb,
-        transport=WatchedTransport(
-            make_transport(
-                ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
-            )
-        ),
+        transport=transport if ranks.num_ranks == 1 else WatchedTransport(transport),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -58,7 +58,11 @@ def reduction(before: float, after: float) -> float | None:
 def render_comparison(before: ComparedRun, after: ComparedRun) -> str:
     """The page as text."""
     if before.name == after.name:
-        before, after = _renamed(before, "before"), _renamed(after, "after")
+        before, after = (
+            replace(before, name=f"{before.name} (before)"),
+            replace(after, name=f"{after.name} (after)"),
+        )
+    before, after = _on_common_steps(before, after)
     notes = doubts(before, after)
     body = [
         page.missing(notes),
@@ -230,5 +234,12 @@ def _last(log: MetricsLog, name: str) -> float | None:
     return next((value for value in reversed(column(log.steps, name)) if value is not None), None)
 
 
-def _renamed(run: ComparedRun, suffix: str) -> ComparedRun:
-    return ComparedRun(f"{run.name} ({suffix})", run.log, run.recipe, run.account)
+def _on_common_steps(before: ComparedRun, after: ComparedRun) -> tuple[ComparedRun, ComparedRun]:
+    """A longer run must not be judged by steps the other one never took."""
+    steps = [{step_of(event) for event in run.log.steps} for run in (before, after)]
+    common = steps[0] & steps[1]
+    first, second = (
+        replace(run, account=account_of([event for event in run.log.steps if step_of(event) in common]))
+        for run in (before, after)
+    )
+    return first, second

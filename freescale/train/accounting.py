@@ -146,9 +146,7 @@ class Accounts:
         mine = [self._close_step() for _ in range(done - first + 1)]
         if self.spans is not None:
             self.spans.flush()
-        with exchange("compare notes"):
-            everybody = self._everybodys(mine)
-        for parts in everybody:
+        for parts in self._everybodys(mine):
             if self._warm:
                 self.totals = [add_up(pair) for pair in zip(self.totals, parts)] if self.totals else parts
             self._warm = True
@@ -243,7 +241,8 @@ class Accounts:
         gathered: list[Tensor] | None = None
         if self.ranks.is_first:
             gathered = [torch.empty_like(numbers) for _ in range(self.ranks.num_ranks)]
-        dist.gather(numbers, gathered, dst=0, group=self.ranks.control)
+        with exchange("compare notes"):
+            dist.gather(numbers, gathered, dst=0, group=self.ranks.control)
         if gathered is None:
             return [[parts] for parts in mine]
         return [[Parts(*row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]

@@ -17,7 +17,7 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
 from freescale.trace.bubbles import add_up
-from freescale.trace.spans import exchange, stage
+from freescale.trace.spans import stage
 from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
@@ -125,8 +125,7 @@ def named(schedule: PlainSchedule, first_step: int) -> Iterator[ReadyBatch]:
 def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
     """Hand in the line of this step. The loss is summed over the ranks: every line is that of the global batch."""
     plan = ready.plan
-    with exchange("sum the loss"):
-        loss = float(run.ranks.sum_on_cpu(torch.tensor(result.loss, dtype=torch.float64)))
+    loss = float(run.ranks.sum_on_cpu(torch.tensor(result.loss, dtype=torch.float64), what="sum the loss"))
     line: dict[str, object] = {
         "loss": loss,
         "tokens": plan.global_tokens,
