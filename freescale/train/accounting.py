@@ -91,12 +91,13 @@ class Accounts:
             self._due_first = step + self.recorder.clock.lag
             self.recorder.begin(step)
 
-    def end_step(self) -> None:
-        """The optimizer step is over."""
+    def end_step(self) -> float:
+        """The optimizer step is over; returns the seconds it took, by this rank's host."""
         now = time.monotonic()
         self._seconds, self._ended_at = now - self._ended_at, now
         if self.recorder is not None:
             self.recorder.end_step()
+        return self._seconds
 
     def add(self, step: int, line: dict[str, object]) -> None:
         """Hold the line of a step; where an account is due, write all that are complete."""
