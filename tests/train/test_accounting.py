@@ -286,3 +286,28 @@ def test_without_accounting_steps_still_have_a_time(tmp_path):
     steps = [event for event in events if event["event"] == "step"]
     assert [event["bubble"] for event in steps] == [None] * 3
     assert all(event["step_ms"] > 0 and event["tokens_per_s"] > 0 for event in steps)
+
+
+def with_a_slow_model(rank: int, folder: str):
+    """A real run whose model takes 60 ms longer on rank 1; the first exchange after it is that of dense gradients."""
+    run, recorder = make_run(["run.steps=8", "run.log_every=4"], folder)
+    if rank == 1:
+        run.model.register_forward_pre_hook(lambda *_: time.sleep(0.06) if run.model.training else None)
+    seen = []
+    add = run.accounts.recorder.add
+    run.accounts.recorder.add = lambda span: (seen.append(span), add(span))
+    train(run, resume_from=None)
+    record_into(None)
+    waits = [span.end - span.start for span in seen if span.name == "sum dense gradients"]
+    return recorder.events, waits
+
+
+def test_exposed_sums_of_dense_gradients_are_waits_not_work(tmp_path):
+    (events, waits), (_, others) = run_on_ranks(with_a_slow_model, 2, str(tmp_path))
+    assert len(waits) == len(others) == 8
+    assert min(waits[1:]) > 0.05  # rank 0 stands there in every step
+    (totals,) = [event for event in events if event["event"] == "ranks"][-1:]
+    assert totals["straggler"][0] / 7 == pytest.approx(0.06, rel=0.3)
+    assert totals["compute"][1] - totals["compute"][0] > 0.9 * 7 * 0.06 * 0.7
+    last = [event for event in events if event["event"] == "step"][-1]
+    assert (last["slowest"], last["slowest_by"]) == (1, "compute")
