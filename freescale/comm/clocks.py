@@ -1,7 +1,7 @@
 """One time for all ranks: how far each machine's monotonic clock stands from that of rank 0.
 
 Processes of one machine share the clock. Between machines a rank of each plays a few rounds of question and answer with
-rank 0; the fastest round bounds the error by half of what it took, some tens of microseconds on a usual network.
+rank 0; the fastest round bounds the error by half of what it took.
 """
 
 from __future__ import annotations
