@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
-from freescale.comm.ranks import Ranks
+from freescale.comm.clocks import SharedClock
+from freescale.comm.ranks import Ranks, device_name
 from freescale.comm.transport import make_transport
+from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
 from freescale.data.parquet_source import ParquetSource, is_dataset
@@ -29,11 +32,15 @@ from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.pipeline.loader import load_batches
 from freescale.pipeline.schedule import TABLE, PlainSchedule
+from freescale.trace import spans
+from freescale.trace.span_file import SpanWriter
+from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints
+from freescale.train.cuda_clock import CudaClock
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
 from freescale.train.learning_rate import lr_factor
-from freescale.train.loop import Run
+from freescale.train.loop import Run, write_step
 from freescale.train.rebalance import Rebalancer
 from freescale.train.step import TrainStep
 
@@ -142,14 +149,15 @@ def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbed
         dtype=torch.float64 if config.model.dtype == "float64" else _DTYPES[options.dtype],
         seed=config.run.seed,
     )
+    transport = make_transport(
+        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+    )
     return ShardedEmbedding(
         [spec],
         group=ranks.group,
         device=ranks.device,
         replicate_below_mb=options.replicate_below_mb,
-        transport=make_transport(
-            ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
-        ),
+        transport=transport if ranks.num_ranks == 1 else WatchedTransport(transport),
     )
 
 
@@ -171,6 +179,37 @@ def build_sampler(
         groups=train.source.groups,
         shuffle_rows=config.data.shuffle_rows,
         decisions=decisions,
+    )
+
+
+def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts:
+    """What accounts for the time of every step; spans are recorded from here on."""
+
+    def write(step: AccountedStep) -> None:
+        write_step(progress, step)
+
+    if not config.trace.enabled:
+        spans.record_into(None)
+        return Accounts(ranks=ranks, recorder=None, write=write)
+    recorder = spans.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
+    spans.record_into(recorder)
+    return Accounts(
+        ranks=ranks, recorder=recorder, write=write, every=config.run.log_every, clock=SharedClock(ranks)
+    )
+
+
+def open_span_file(run: Run, config: Config) -> None:
+    """Let the accounts keep the spans of this rank, with one time zero for all of them."""
+    accounts = run.accounts
+    if accounts.recorder is None:
+        return
+    assert accounts.clock is not None
+    accounts.spans = SpanWriter(
+        Path(config.run.out),
+        rank=run.ranks.rank,
+        num_ranks=run.ranks.num_ranks,
+        origin=accounts.clock.origin,
+        facts={"host": platform.node(), "device": device_name(run.ranks.device)},
     )
 
 
@@ -245,6 +284,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         test=test,
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
         progress=progress,
+        accounts=build_accounts(config, ranks, progress),
         total_steps=total_steps,
         eval_every=config.run.eval_every or steps_per_epoch,
         checkpoint_every=config.run.checkpoint_every,

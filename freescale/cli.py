@@ -148,11 +148,60 @@ def export(run_dir: RunDir, out_dir: Annotated[Path, typer.Argument(help="New fo
 
 
 @app.command()
-def report(run_dir: RunDir) -> None:
-    """Write RUN_DIR/report.html from the run's log."""
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR | FILES", help="Folder of a run; with --trace, torch profiler files, one a rank."
+        ),
+    ],
+    compare: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="An earlier run: write RUN_DIR/compare.html, too.")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Account for torch profiler traces of any program.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="With --trace: the page to write.")] = Path("trace-report.html"),
+) -> None:
+    """Show where the time went: RUN_DIR/report.html and trace.json from a run's log, or a page from profiler traces."""
+    if trace:
+        _report_traces(paths, out)
+        return
     from freescale.trace.report import write_report
 
-    _print(str(write_report(run_dir)))
+    if len(paths) > 1:
+        raise FreeScaleError(
+            "report takes one run folder",
+            got=" ".join(map(str, paths)),
+            next_step="--compare OTHER_DIR for two runs, --trace FILES for profiler traces",
+        )
+    _print(str(write_report(paths[0])))
+    if compare is not None:
+        from freescale.trace.compare import write_comparison
+
+        _print(str(write_comparison(paths[0], compare)))
+
+
+def _report_traces(files: list[Path], out: Path) -> None:
+    from freescale.trace.profiler_report import write_trace_report
+    from freescale.trace.units import percent
+
+    account = write_trace_report(files, out)
+    columns = ("compute", "straggler", "comm", "host")
+    table = Table("rank", "ms a step", *columns, "bubble", "any kernel")
+    for rank, parts in account.parts().items():
+        busy = account.busy[rank]
+        table.add_row(
+            str(rank),
+            f"{1000 * parts.total / len(account.ranks[rank]):,.2f}",
+            *(percent(parts.share(name)) for name in columns),
+            percent(parts.bubble),
+            percent(busy.busy / busy.window) if busy.window else "-",
+        )
+    Console().print(table)
+    for problem in account.problems:
+        _print(problem)
+    _print(str(out))
 
 
 @app.command()

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from freescale.assembly import build_run, build_source, describe, encoder_shape
+from freescale.assembly import build_run, build_source, describe, encoder_shape, open_span_file
 from freescale.comm.ranks import Ranks, device_name, join_ranks
 from freescale.config import Config, free_keys, load_config
 from freescale.errors import CheckpointError, ConfigError
+from freescale.trace import span_file
 from freescale.trace.report import write_report
 from freescale.trace.spans import stage
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
@@ -44,14 +45,18 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
             if ranks.is_first:
                 _open_sinks(progress, config, resume_from, open_terminal(run.total_steps))
             progress.start(describe(run, config, source), total_steps=run.total_steps)
+            open_span_file(run, config)
         try:
             summary = train(run, resume_from=resume_from)
+            run.accounts.close()
+            ranks.barrier()  # the report reads the spans of every rank
             if ranks.is_first:
                 save_cost_model(run, out / "cost_model.json", name=config.model.kind)
                 progress.end({**summary, "report": str(out / "report.html")})
                 write_report(out)
             return summary
         finally:
+            run.accounts.close()
             progress.close()
 
 
@@ -180,6 +185,7 @@ def _clear(out: Path, ranks: Ranks) -> None:
     """Forget an earlier run in this folder, and only what a run writes."""
     if ranks.is_first and (out / "config.yaml").exists():
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        for name in ("metrics.jsonl", "report.html"):
+        for name in ("metrics.jsonl", "report.html", "trace.json"):
             (out / name).unlink(missing_ok=True)
+        span_file.remove(out)
     ranks.barrier()

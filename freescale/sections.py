@@ -206,6 +206,15 @@ class CommSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceSection:
+    """What is recorded of where the time goes."""
+
+    enabled: bool = _key(
+        True, "account for the time of every step, and keep spans for the timeline of the report", free=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole recipe. Every key has a default: `Config()` trains HSTU on the embedded data."""
 
@@ -220,6 +229,7 @@ class Config:
     balance: BalanceSection = field(default_factory=BalanceSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     comm: CommSection = field(default_factory=CommSection)
+    trace: TraceSection = field(default_factory=TraceSection)
 
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_config` reads back to an equal object."""

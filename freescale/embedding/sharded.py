@@ -27,6 +27,8 @@ from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.table import EmbeddingTable, as_compute
 from freescale.errors import DataError
 from freescale.kernels.rows import distinct, sum_by_row, take
+from freescale.trace import spans
+from freescale.trace.spans import compute, stage
 
 
 @dataclass
@@ -119,22 +121,31 @@ class ShardedEmbedding:
     def lookup(self, name: str, asked: Tensor) -> Lookup:
         """Fetch the distinct rows of one batch from their owners."""
         plan, table = self.plans[name], self.tables[name]
-        rows, slots = distinct(asked.long())
+        with compute("find distinct rows"):
+            rows, slots = distinct(asked.long())
         self._check_range(plan.spec, rows)
         if plan.replicated:
-            return Lookup(name, _leaf(table.gather(rows)), slots, rows)
-        send_counts = torch.searchsorted(rows, self._edges[name]).diff()
-        receive_counts = self.transport.exchange_counts(send_counts)
-        send, receive = send_counts.tolist(), receive_counts.tolist()
-        wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
-        arriving = self.transport.start(table.gather(wanted), send=receive, receive=send)
-        owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
-        return Lookup(name, _leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
+            with compute("gather rows"):
+                return Lookup(name, _leaf(table.gather(rows)), slots, rows)
+        with stage("exchange counts"):
+            send_counts = torch.searchsorted(rows, self._edges[name]).diff()
+            receive_counts = self.transport.exchange_counts(send_counts)
+            send, receive = send_counts.tolist(), receive_counts.tolist()
+        with stage("exchange ids"):
+            wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
+        with compute("gather rows"):
+            gathered = table.gather(wanted)
+        with stage("exchange rows"):
+            arriving = self.transport.start(gathered, send=receive, receive=send)
+            with compute("find own rows"):
+                owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
+            return Lookup(name, _leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
         rows, summed = self._send_home(lookup)
-        self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
+        with compute("update rows"):
+            self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
@@ -177,8 +188,10 @@ class ShardedEmbedding:
             return self._sum_replicated(lookup, grad)
         assert lookup.owned is not None
         assert lookup.owned_slot is not None
-        home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
-        return lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
+        with stage("send row gradients home"):
+            home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
+        with compute("sum row gradients"):
+            return lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
@@ -188,7 +201,10 @@ class ShardedEmbedding:
         # The extra column counts who touched the row: a zero gradient still ages a row's moments.
         dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
         dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
+        arrival = spans.arrive("sum replicated rows", on_device=dense.is_cuda)
         dist.all_reduce(dense, group=self._group)
+        if arrival is not None:
+            spans.waited(arrival, arrival.mark, on_device=dense.is_cuda)
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense[rows, :-1]
 

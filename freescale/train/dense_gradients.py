@@ -17,14 +17,29 @@ Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
 
 def reduced_in_backward(
-    model: nn.Module, group: dist.ProcessGroup, *, timeout_s: float = 600.0
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    *,
+    timeout_s: float = 600.0,
+    handed_over: Callable[[], None] = lambda: None,
 ) -> DistributedDataParallel:
-    """DDP whose buckets are summed, not averaged: the loss is already divided by the global count."""
+    """DDP whose buckets are summed, not averaged: the loss is already divided by the global count.
+
+    `handed_over` is called for every bucket that this rank is ready to add up.
+    """
     wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     transport = make_transport(group, device=next(model.parameters()).device, timeout_s=timeout_s)
     hook = _over_sockets(transport) if isinstance(transport, LocalTransport) else _over_group(group)
-    wrapped.register_comm_hook(None, hook)
+    wrapped.register_comm_hook(None, _reported(hook, handed_over))
     return wrapped
+
+
+def _reported(hook: Hook, handed_over: Callable[[], None]) -> Hook:
+    def watched(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        handed_over()
+        return hook(state, bucket)
+
+    return watched
 
 
 def _over_group(group: dist.ProcessGroup) -> Hook:

@@ -16,12 +16,14 @@ from freescale.data.examples import Examples
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.trace.bubbles import add_up
 from freescale.trace.spans import stage
+from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
-from freescale.train.events import Progress
+from freescale.train.events import Progress, time_fields
 from freescale.train.rebalance import Rebalancer
-from freescale.train.step import TrainStep
+from freescale.train.step import StepResult, TrainStep
 
 
 @dataclass(kw_only=True)
@@ -41,6 +43,7 @@ class Run:
         test: test examples.
         checkpoints: where state is kept.
         progress: where events go.
+        accounts: where step lines wait until their time is accounted for.
         total_steps: length of the run.
         eval_every: steps between evaluations.
         checkpoint_every: steps between checkpoints; None: with every evaluation.
@@ -63,6 +66,7 @@ class Run:
     test: Examples
     checkpoints: Checkpoints
     progress: Progress
+    accounts: Accounts
     total_steps: int
     eval_every: int
     checkpoint_every: int | None
@@ -84,57 +88,64 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     step = first_step
     if not out_of_patience(run):
         schedule = run.open_schedule(first_step)
-        for ready, clock in timed(schedule):
-            with stage("train", step=ready.plan.step + 1):
-                result = run.train_step.run(ready, schedule)
+        run.accounts.begin(first_step + 1)
+        for ready in named(schedule, first_step):
             step = ready.plan.step + 1
-            report_step(run, ready, result.loss, result.grad_norm, clock())
+            with stage("train", step=step):
+                result = run.train_step.run(ready, schedule)
+            run.accounts.end_step()
+            report_step(run, ready, result)
             rebalance(run, step)
             tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
             report_checkpoint(run, run.checkpoints.finished())
             if evaluate_and_save(run, step, schedule) and out_of_patience(run):
                 break
+    run.accounts.pause()
     report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
     speed = {"tokens_per_s": tokens / seconds, "samples_per_s": samples / seconds} if tokens else {}
+    if run.accounts.totals:
+        speed["bubble"] = add_up(run.accounts.totals).bubble
     status = "finished" if tokens else "was already complete"
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
-def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], float]]]:
-    """Batches, each with a clock that gives the milliseconds since the last batch was done."""
-    last = time.perf_counter()
-
-    def clock() -> float:
-        nonlocal last
-        now = time.perf_counter()
-        elapsed, last = now - last, now
-        return 1000 * elapsed
-
-    batches = iter(schedule)
+def named(schedule: PlainSchedule, first_step: int) -> Iterator[ReadyBatch]:
+    """Batches, with a name for the time spent on getting them."""
+    batches, step = iter(schedule), first_step
     while True:
-        with stage("load and look up"):
+        step += 1
+        with stage("load and look up", step=step):
             ready = next(batches, None)
         if ready is None:
             return
-        yield ready, clock
+        yield ready
 
 
-def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | None, step_ms: float) -> None:
-    """One line for this step. The loss is summed over the ranks, so every line is that of the global batch."""
+def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
+    """Hand in the line of this step. The loss is summed over the ranks: every line is that of the global batch."""
     plan = ready.plan
-    total = float(run.ranks.sum_on_cpu(torch.tensor(loss, dtype=torch.float64)))
-    run.progress.step(
-        plan.step + 1,
-        loss=total,
-        step_ms=step_ms,
-        tokens_per_s=1000 * plan.global_tokens / step_ms,
-        imbalance=plan.imbalance,
-        bound=plan.bound,
-        epoch=plan.epoch,
-        plan=plan.plan_hash,
-        **({} if grad_norm is None else {"grad_norm": grad_norm}),
-    )
+    loss = float(run.ranks.sum_on_cpu(torch.tensor(result.loss, dtype=torch.float64), what="sum the loss"))
+    line: dict[str, object] = {
+        "loss": loss,
+        "tokens": plan.global_tokens,
+        "imbalance": plan.imbalance,
+        "imbalance_in_turn": plan.imbalance_in_turn,
+        "bound": plan.bound,
+        "epoch": plan.epoch,
+        "plan": plan.plan_hash,
+    }
+    if result.grad_norm is not None:
+        line["grad_norm"] = result.grad_norm
+    run.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
+    run.accounts.add(plan.step + 1, line)
+
+
+def write_step(progress: Progress, accounted: AccountedStep) -> None:
+    """The event of a step, once its time is accounted for."""
+    line: dict[str, Any] = dict(accounted.line)
+    times = time_fields(accounted.ranks, tokens=line.pop("tokens"), seconds=accounted.seconds)
+    progress.step(accounted.step, **{**line, **times})
 
 
 def rebalance(run: Run, step: int) -> None:
@@ -153,12 +164,17 @@ def evaluate_and_save(run: Run, step: int, schedule: PlainSchedule) -> bool:
     improved = False
     if evaluates or saves:
         schedule.flush()
+        run.accounts.pause()  # evaluations and checkpoints are no part of a step's time
+        if run.accounts.totals:
+            run.progress.ranks(step, run.accounts.totals)
     if evaluates:
         with stage("evaluate", step=step):
             improved = evaluate(run, step)
     if saves or improved:
         with stage("save a checkpoint", step=step):
             save(run, step, best=improved)
+    if not last:
+        run.accounts.begin(step + 1)
     return evaluates
 
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freescale.trace import units
+from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import POPULARITY, Event, numeric_fields, step_of
 from freescale.train.events import Facts, JsonlSink, MetricSink, Progress, TensorBoardSink
 
@@ -40,7 +41,7 @@ Field = tuple[str, str, str]
 EVAL_SHOWN = ("hr@10", "hr@50", "ndcg@10", "mrr")
 """Metrics of an eval line; all others are in metrics.jsonl, one line must stay readable."""
 
-DROPPED_WHEN_NARROW = ("balance", "epoch", "bubble", "tokens")
+DROPPED_WHEN_NARROW = ("causes", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
 REFRESH_SECONDS = 0.1
 """Drawing takes about a millisecond; steps of a small model take less than that."""
@@ -80,6 +81,14 @@ class TerminalSink:
         self._first: tuple[int, float] | None = None
         self._drawn_at = -math.inf
         self._widths: dict[str, int] = {}
+        self._heard: Event = {}
+        self._ticked = 0
+
+    def tick(self, event: dict[str, object]) -> None:
+        """Move the live line on, with the speed and the bubble last heard of."""
+        if self._live is not None:
+            self._ticked = step_of(event) or 0
+            self._step({**self._heard, **event})
 
     def write(self, event: dict[str, object]) -> None:
         """Show the event; kinds a person does not need to see are passed over."""
@@ -87,7 +96,10 @@ class TerminalSink:
         if kind == "start" and isinstance(facts, Mapping):
             print_start(self._console, facts)
         elif kind == "step":
-            self._step(event)
+            self._heard = {name: event.get(name) for name in ("tokens_per_s", "bubble", *CAUSES)}
+            # A live line that ticks is already further on.
+            if (step_of(event) or 0) >= self._ticked:
+                self._step(event)
         elif kind == "eval":
             self._print(*_eval_parts(event))
         elif kind == "checkpoint":
@@ -206,6 +218,10 @@ def _step_fields(event: Event, step: int, total: int, seconds_left: float | None
         fields["balance"] = ("balance ", f"{balance:.2f}", "")
     if bubble is not None:
         fields["bubble"] = ("bubble ", f"{bubble:.1%}", "")
+        shares = {cause: units.number(event.get(cause)) for cause in CAUSES}
+        known = [f"{cause} {100 * share:4.1f}" for cause, share in shares.items() if share is not None]
+        if known:
+            fields["causes"] = ("(", " ".join(known), ")")
     if seconds_left is not None:
         fields["eta"] = ("eta ", units.duration(seconds_left), "")
     return fields

@@ -13,6 +13,7 @@ from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.trace.spans import compute
 from freescale.train.dense_gradients import reduced_in_backward
 from freescale.train.timer import StepTimer
 
@@ -61,7 +62,9 @@ class TrainStep:
         self.timer = StepTimer(ranks.device)
         self._model: nn.Module = model
         if ranks.group is not None:
-            self._model = reduced_in_backward(model, ranks.group, timeout_s=ranks.timeout_s)
+            self._model = reduced_in_backward(
+                model, ranks.group, timeout_s=ranks.timeout_s, handed_over=self.timer.handed_over
+            )
         self._optimizer = optimizer
         self._ranks = ranks
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
@@ -85,11 +88,12 @@ class TrainStep:
                 f"{_some(ready.batch.samples['row'])} on rank {self._ranks.rank}",
                 next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
             )
-        norm = self._clip()
         factor = self._lr_factor(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr * factor
-        self._optimizer.step()
+        with compute("update weights"):
+            norm = self._clip()
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._lr * factor
+            self._optimizer.step()
         schedule.update(ready, lr=self._table_lr * factor)
         return StepResult(loss=loss, grad_norm=norm)
 
