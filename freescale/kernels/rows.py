@@ -58,6 +58,67 @@ def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> No
     )
 
 
+def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """For two ascending lists of distinct int64 on the CPU: which values of each stand in the other, too."""
+    from freescale.kernels import row_loops
+
+    masks = torch.zeros(len(first), dtype=torch.bool), torch.zeros(len(second), dtype=torch.bool)
+    row_loops.shared(
+        first.contiguous().numpy(), second.contiguous().numpy(), masks[0].numpy(), masks[1].numpy()
+    )
+    return masks
+
+
+def mean_squares(values: Tensor) -> Tensor:
+    """[U] mean of the squares of each row, the same bits whatever other rows stand beside it.
+
+    torch's own reductions and vector loops may add in another order, or round once less, depending on how many rows
+    there are and where a row stands. A row's update must not depend on that.
+    """
+    if values.device.type != "cpu" or values.dtype not in _COMPILED:
+        return _halved_sum(values.square()) / values.shape[1]
+    from freescale.kernels import row_loops
+
+    out = values.new_empty(len(values))
+    row_loops.mean_squares(values.contiguous().numpy(), out.numpy())
+    return out
+
+
+def _halved_sum(values: Tensor) -> Tensor:
+    """Sum over the last dimension by adding its second half to its first: element by element, in one fixed order."""
+    while values.shape[1] > 1:
+        half = (values.shape[1] + 1) // 2
+        rest = values[:, half:]
+        values = torch.cat([values[:, : rest.shape[1]] + rest, values[:, rest.shape[1] : half]], dim=1)
+    return values[:, 0]
+
+
+def adam_direction(
+    grad: Tensor, moment1: Tensor, moment2: Tensor, *, beta1: float, beta2: float, step: int, eps: float
+) -> Tensor:
+    """Moves both moments, in place; the direction of Adam, each row the same bits whatever stands beside it."""
+    correction2 = 1 - beta2**step
+    if grad.device.type != "cpu" or grad.dtype not in _COMPILED:
+        moment1.lerp_(grad, 1 - beta1)
+        moment2.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        return moment1 / (moment2 / correction2).sqrt_().add_(eps)
+    from freescale.kernels import row_loops
+
+    kind = row_loops.np.float64 if grad.dtype == torch.float64 else row_loops.np.float32
+    direction = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    row_loops.adam(
+        grad.contiguous().numpy(),
+        moment1.numpy(),
+        moment2.numpy(),
+        direction.numpy(),
+        kind(beta1),
+        kind(beta2),
+        kind(correction2),
+        kind(eps),
+    )
+    return direction
+
+
 class _Take(torch.autograd.Function):
     """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row."""
 
