@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -104,7 +105,7 @@ def adam_direction(
         return moment1 / (moment2 / correction2).sqrt_().add_(eps)
     from freescale.kernels import row_loops
 
-    kind = row_loops.np.float64 if grad.dtype == torch.float64 else row_loops.np.float32
+    kind: Any = np.float64 if grad.dtype == torch.float64 else np.float32
     direction = torch.empty_like(grad, memory_format=torch.contiguous_format)
     row_loops.adam(
         grad.contiguous().numpy(),

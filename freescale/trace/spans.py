@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-_current: dict[str, object] = {"stage": "start", "step": None}
+
+class _Here(threading.local):
+    """Where this thread is."""
+
+    stage = "start"
+    step: int | None = None
+
+
+_here = _Here()
+_failed: dict[str, Any] = {"error": None}
 
 
 @contextmanager
 def stage(name: str, *, step: int | None = None) -> Iterator[None]:
-    """Mark the code inside as a named stage of a step; on an error the mark stays, so that it can be told."""
-    before = dict(_current)
-    _current["stage"] = name
+    """Mark the code inside as a named stage of a step; the innermost stage of an error is kept, to be told."""
+    before = _here.stage
+    _here.stage = name
     if step is not None:
-        _current["step"] = step
-    yield
-    _current.update(before)
-    if step is not None:
-        _current["step"] = step
+        _here.step = step
+    try:
+        yield
+    except BaseException as error:
+        if _failed["error"] is not error:
+            _failed.update(error=error, stage=name, step=_here.step)
+        raise
+    _here.stage = before
 
 
 def current_stage() -> tuple[str, int | None]:
-    """The stage and step this process is in, or was in when it failed."""
-    step = _current["step"]
-    return str(_current["stage"]), step if isinstance(step, int) else None
+    """The stage and step this thread is in, or those in which the failure began."""
+    if _failed["error"] is not None:
+        return str(_failed["stage"]), _failed["step"]
+    return _here.stage, _here.step
