@@ -12,6 +12,8 @@ import torch
 from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
+from freescale.comm.lanes import open_lanes
+from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
 from freescale.comm.transport import make_transport
 from freescale.config import Config
@@ -27,8 +29,10 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
+from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
-from freescale.pipeline.schedule import TABLE, PlainSchedule
+from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.pipeline.schedule import TABLE, PlainSchedule, PrioritizedSchedule, Schedule
 from freescale.train.checkpoint import Checkpoints
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
@@ -196,7 +200,10 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             step, schedule=optim.schedule, warmup_steps=optim.warmup_steps, total_steps=total_steps
         )
 
-    def open_schedule(first_step: int) -> PlainSchedule:
+    gate = Gate()
+    switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
+
+    def open_schedule(first_step: int) -> Schedule:
         batches = load_batches(
             sampler,
             train,
@@ -205,7 +212,22 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             workers=config.data.workers,
             pin=ranks.device.type == "cuda",
         )
-        return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+        if not hides_traffic(config, embedding, ranks):
+            return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+        return PrioritizedSchedule(
+            batches,
+            embedding=embedding,
+            id_map=id_map,
+            device=ranks.device,
+            first_step=first_step,
+            prioritized=switch.prioritized,
+            check=config.pipeline.check,
+            chunk_mb=config.pipeline.chunk_mb,
+            gate=gate,
+            lanes=open_lanes(
+                ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+            ),
+        )
 
     retrieval = config.head.kind == "retrieval"
     return Run(
@@ -224,14 +246,16 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             accumulate=optim.accumulate,
             autocast=config.model.dtype == "bfloat16",
             seed=config.run.seed,
+            gate=gate,
         ),
         rebalancer=Rebalancer(
             decisions=decisions,
             ranks=ranks,
             every=config.balance.refit_every if config.balance.enabled else None,
-            # The loader has at most two batches a process under way, and the next one.
-            lookahead=2 * config.data.workers + 2,
+            # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
+            lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
         ),
+        switch=switch,
         open_schedule=open_schedule,
         evaluator=Evaluator(
             model=model,
@@ -262,6 +286,12 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         else {},
         recipe=dataclasses.asdict(config),
     )
+
+
+def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> bool:
+    """Whether there is embedding traffic to hide: several ranks, and a table that is spread over them."""
+    sharded = any(not plan.replicated for plan in embedding.plans.values())
+    return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
 def agreement(config: Config, embedding: ShardedEmbedding, source: SequenceSource) -> dict[str, Any]:

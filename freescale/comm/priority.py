@@ -156,11 +156,11 @@ class TrafficQueue:
 
     Args:
         chunk_bytes: bulk travels in pieces of about this size; the most an urgent transfer waits for is two of them.
-        fairness_s: the longest that urgent traffic holds a chunk up.
+        gate: shared with others whose traffic is urgent, such as dense gradients.
     """
 
-    def __init__(self, *, chunk_bytes: int = 1 << 20, fairness_s: float = 0.02) -> None:
-        self.gate = Gate(fairness_s=fairness_s)
+    def __init__(self, *, chunk_bytes: int = 1 << 20, gate: Gate | None = None) -> None:
+        self.gate = gate or Gate()
         self.chunk_bytes = chunk_bytes
         self._jobs: deque[Ticket[Any]] = deque()
         self._changed = threading.Condition()

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.lanes import open_lanes
-from freescale.comm.priority import Lanes, TrafficQueue
+from freescale.comm.priority import Gate, Lanes, TrafficQueue
 from freescale.embedding.sharded import Lookup, ShardedEmbedding, as_leaf
 from freescale.errors import FreeScaleError
 from freescale.kernels.rows import distinct
@@ -69,6 +69,7 @@ class PrioritizedPipeline(Generic[B]):
             come in says no where its state is to be saved.
         check: prove the order of reads and updates as it goes (slow).
         chunk_mb: bulk travels in pieces of this size.
+        gate: shut by whoever has urgent traffic of another kind under way.
         lanes: connections, where not those of the embedding's group.
 
     Example:
@@ -90,6 +91,7 @@ class PrioritizedPipeline(Generic[B]):
         look_past: Callable[[int], bool] = lambda step: True,
         check: bool = False,
         chunk_mb: float = 1.0,
+        gate: Gate | None = None,
         lanes: Lanes | None = None,
     ) -> None:
         self._batches = iter(batches)
@@ -101,7 +103,7 @@ class PrioritizedPipeline(Generic[B]):
         self._flights: deque[Flight[B]] = deque()
         self._parked: deque[tuple[Flight[B], Waitable[None]]] = deque()
         self.order: RowOrder = OrderCheck() if check else NoCheck()
-        self.queue = TrafficQueue(chunk_bytes=int(chunk_mb * (1 << 20)))
+        self.queue = TrafficQueue(chunk_bytes=int(chunk_mb * (1 << 20)), gate=gate)
         self._side = make_side(self.queue, embedding.device)
         self._moves = RowMoves(
             embedding,

@@ -15,7 +15,9 @@ from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.pipeline.adaptive import Switch
+from freescale.pipeline.flight import Traffic
+from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import stage
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
@@ -35,6 +37,7 @@ class Run:
         embedding: the tables.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
+        switch: agrees on whether hiding traffic pays.
         open_schedule: (first step) -> batches with their rows, from there to the end.
         evaluator: ranks items for users.
         valid: validation examples.
@@ -57,7 +60,8 @@ class Run:
     embedding: ShardedEmbedding
     train_step: TrainStep
     rebalancer: Rebalancer
-    open_schedule: Callable[[int], PlainSchedule]
+    switch: Switch
+    open_schedule: Callable[[int], Schedule]
     evaluator: Evaluator
     valid: Examples
     test: Examples
@@ -83,17 +87,19 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step = first_step
     if not out_of_patience(run):
-        schedule = run.open_schedule(first_step)
-        for ready, clock in timed(schedule):
-            with stage("train", step=ready.plan.step + 1):
-                result = run.train_step.run(ready, schedule)
-            step = ready.plan.step + 1
-            report_step(run, ready, result.loss, result.grad_norm, clock())
-            rebalance(run, step)
-            tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
-            report_checkpoint(run, run.checkpoints.finished())
-            if evaluate_and_save(run, step, schedule) and out_of_patience(run):
-                break
+        with run.open_schedule(first_step) as schedule:
+            for ready, clock in timed(schedule):
+                with stage("train", step=ready.plan.step + 1):
+                    result = run.train_step.run(ready, schedule)
+                step = ready.plan.step + 1
+                step_ms = clock()
+                report_step(run, ready, result.loss, result.grad_norm, step_ms)
+                rebalance(run, step)
+                choose_way(run, step, step_ms)
+                tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
+                report_checkpoint(run, run.checkpoints.finished())
+                if evaluate_and_save(run, step, schedule) and out_of_patience(run):
+                    break
     report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
     speed = {"tokens_per_s": tokens / seconds, "samples_per_s": samples / seconds} if tokens else {}
@@ -101,7 +107,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
-def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], float]]]:
+def timed(schedule: Schedule) -> Iterator[tuple[ReadyBatch, Callable[[], float]]]:
     """Batches, each with a clock that gives the milliseconds since the last batch was done."""
     last = time.perf_counter()
 
@@ -121,9 +127,10 @@ def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], fl
 
 
 def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | None, step_ms: float) -> None:
-    """One line for this step. The loss is summed over the ranks, so every line is that of the global batch."""
+    """One line for this step. Loss and traffic are summed over the ranks, so every line is that of the global batch."""
     plan = ready.plan
-    total = float(run.ranks.sum_on_cpu(torch.tensor(loss, dtype=torch.float64)))
+    sums = torch.tensor([loss, *ready.traffic.values()], dtype=torch.float64)
+    total, *moved = run.ranks.sum_on_cpu(sums).tolist()
     run.progress.step(
         plan.step + 1,
         loss=total,
@@ -134,7 +141,22 @@ def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | Non
         epoch=plan.epoch,
         plan=plan.plan_hash,
         **({} if grad_norm is None else {"grad_norm": grad_norm}),
+        **traffic_fields(Traffic(*moved), run.ranks),
     )
+
+
+def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:
+    """What a step moved between the ranks; nothing where there is one rank only."""
+    if ranks.num_ranks == 1:
+        return {}
+    return {
+        "overlap": traffic.overlap,
+        "exposed_bytes": int(traffic.exposed_bytes),
+        "hidden_bytes": int(traffic.hidden_bytes),
+        "parked_rows": int(traffic.parked_rows),
+        "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
+        "split_ms": traffic.split_ms / ranks.num_ranks,
+    }
 
 
 def rebalance(run: Run, step: int) -> None:
@@ -145,7 +167,15 @@ def rebalance(run: Run, step: int) -> None:
         run.progress.balance(step, decided)
 
 
-def evaluate_and_save(run: Run, step: int, schedule: PlainSchedule) -> bool:
+def choose_way(run: Run, step: int, step_ms: float) -> None:
+    """Where it is due, agree on whether hiding embedding traffic pays."""
+    run.switch.observe(step - 1, step_ms)
+    decided = run.switch.agree(step - 1)
+    if decided is not None:
+        run.progress.pipeline(step, decided)
+
+
+def evaluate_and_save(run: Run, step: int, schedule: Schedule) -> bool:
     """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
     last = step == run.total_steps
     evaluates = last or step % run.eval_every == 0
@@ -184,6 +214,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "evaluations_since_best": run.evaluations_since_best,
         "num_ranks": run.ranks.num_ranks,
         "balance_decisions": run.rebalancer.decisions.state(),
+        "pipeline_decisions": run.switch.state(),
     }
     report_checkpoint(run, run.checkpoints.wait())
     run.checkpoints.save(step, run_tensors(run), meta, best=best)
@@ -202,6 +233,7 @@ def restore(run: Run, path: Path) -> int:
     run.best = dict(meta["best"])
     run.evaluations_since_best = int(meta["evaluations_since_best"])
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
+    run.switch.load_state(meta.get("pipeline_decisions", []))
     return int(meta["step"])
 
 
