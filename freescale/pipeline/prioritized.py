@@ -101,6 +101,7 @@ class PrioritizedPipeline(Generic[B]):
         self._next_step = first_step
         self._last_updated = first_step - 1
         self._flights: deque[Flight[B]] = deque()
+        self._left: tuple[Flight[B], dict[str, Tensor], float] | None = None
         self._parked: deque[tuple[Flight[B], Waitable[None]]] = deque()
         self.order: RowOrder = OrderCheck() if check else NoCheck()
         self.queue = TrafficQueue(chunk_bytes=int(chunk_mb * (1 << 20)), gate=gate)
@@ -119,18 +120,22 @@ class PrioritizedPipeline(Generic[B]):
 
     def __iter__(self) -> Iterator[ReadyRows[B]]:
         """Batches with their rows; take the next one only after `update` of the last."""
-        while True:
-            self._look_ahead()
-            if not self._flights:
-                return
+        self._look_ahead()
+        while self._flights:
             flight = self._flights[0]
-            yield self._ready(flight)
+            ready = self._ready(flight)
+            # Bulk starts only now: it would have taken the link from the OL rows.
+            self._start_bulk()
+            self._look_ahead()
+            yield ready
             if not flight.updated:
                 raise FreeScaleError(
                     f"step {flight.step + 1} has not been updated",
                     next_step="call pipeline.update(ready, lr=...) for every batch before you take the next one",
                 )
             self._flights.popleft()
+            if not self._flights:
+                self._look_ahead()
 
     def update(self, ready: ReadyRows[B], *, lr: float) -> None:
         """Send the gradients home: now those of rows the next batch needs, later all others."""
@@ -145,12 +150,12 @@ class PrioritizedPipeline(Generic[B]):
             self._send_home(flight, ready, lr=lr)
         flight.updated = True
         self._last_updated = flight.step
-        self._fetch_ahead()
         flight.traffic.exposed_ms += 1000 * (time.perf_counter() - began)
 
     def flush(self) -> None:
-        """Bring every row of this rank up to date: wait until parked gradients are applied. Sends nothing itself."""
+        """Bring every row of this rank up to date: wait until parked gradients are applied."""
         self.queue.check()
+        self._start_bulk()
         while self._parked:
             with stage("flush parked gradients", step=self._parked[0][0].step + 1):
                 self._parked[0][1].wait()
@@ -194,7 +199,7 @@ class PrioritizedPipeline(Generic[B]):
             self._next_step += 1
             if flight.prioritized:
                 flight.ids = self.queue.submit(partial(self._send_ids, flight, before))
-            self._fetch_ahead()
+            self._start_bulk()
 
     def _may_load(self) -> bool:
         """A batch whose ids do not go ahead is loaded when its time has come, and nothing overtakes it."""
@@ -208,8 +213,16 @@ class PrioritizedPipeline(Generic[B]):
             flight.asked = self._rows_of(flight.batch)
         self._moves.send_ids(flight, before)
 
-    def _fetch_ahead(self) -> None:
-        """Fetch NOL rows of every batch whose last but one has been updated: the jobs before have applied the rest."""
+    def _start_bulk(self) -> None:
+        """NOL gradients of the last batch, then NOL rows of every batch whose last but one has been updated."""
+        if self._left is not None:
+            flight, grads, lr = self._left
+            job = partial(self._moves.send_parked, flight, grads, lr=lr)
+            self._left = None
+            self._parked.append((flight, self._side.submit(job)))
+            # Jobs are done in order, so all but the last two have long been.
+            while len(self._parked) > LOOK_AHEAD:
+                self._parked.popleft()[1].wait()
         for flight in self._flights:
             if (
                 flight.ids is None
@@ -255,7 +268,7 @@ class PrioritizedPipeline(Generic[B]):
         return Lookup(name, as_leaf(used_here(storage[name])), slots, request.distinct)
 
     def _send_home(self, flight: Flight[B], ready: ReadyRows[B], *, lr: float) -> None:
-        """OL gradients now; NOL gradients become the next job."""
+        """OL gradients now; NOL gradients are left for the next job."""
         if len(self._flights) > 1:
             following = self._flights[1].ids
             assert following is not None
@@ -268,11 +281,7 @@ class PrioritizedPipeline(Generic[B]):
         if left:
             parts = [flight.tables[name].parked for name in left]
             flight.traffic.parked_rows += sum(len(part.places) for part in parts if part is not None)
-            job = partial(self._moves.send_parked, flight, left, lr=lr)
-            self._parked.append((flight, self._side.submit(job)))
-            # Jobs are done in order, so all but the last two have long been.
-            while len(self._parked) > LOOK_AHEAD:
-                self._parked.popleft()[1].wait()
+            self._left = (flight, left, lr)
 
     def _update_plainly(self, flight: Flight[B], ready: ReadyRows[B], *, lr: float) -> None:
         """A batch without look-ahead: everything travels while the rank stands still."""

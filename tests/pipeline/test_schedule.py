@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from freescale.assembly import build_run
-from freescale.train.loop import train
 from tests.ranks import run_on_ranks
-from tests.small_run import full_tensors, make_run, train_small
+from tests.small_run import train_small
 
 # Dropout, clipping, micro-batches and a schedule are on: none of them may notice the path.
 RECIPE = (
