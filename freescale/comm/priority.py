@@ -54,7 +54,7 @@ class Deadline(IntEnum):
 
 
 class Gate:
-    """Shut while urgent traffic is under way; bulk waits in front of it, but never long.
+    """Lets traffic through when nothing more urgent is under way, or when it has waited for long enough.
 
     Args:
         fairness_s: the longest a chunk is held up.
@@ -63,37 +63,40 @@ class Gate:
     def __init__(self, *, fairness_s: float = 0.02) -> None:
         self._fairness_s = fairness_s
         self._changed = threading.Condition()
-        self._num_urgent = 0
+        self._under_way = dict.fromkeys(Deadline, 0)
         self.held_s = 0.0
 
     @contextmanager
-    def urgent(self) -> Iterator[None]:
-        """Urgent traffic is under way inside."""
-        self.shut()
+    def urgent(self, deadline: Deadline) -> Iterator[None]:
+        """Traffic with this deadline is under way inside."""
+        self.shut(deadline)
         try:
             yield
         finally:
-            self.open()
+            self.open(deadline)
 
-    def shut(self) -> None:
-        """Urgent traffic begins; may be called again before `open`."""
+    def shut(self, deadline: Deadline) -> None:
+        """Traffic begins that everything less urgent has to wait for; may be called again before `open`."""
         with self._changed:
-            self._num_urgent += 1
+            self._under_way[deadline] += 1
 
-    def open(self) -> None:
-        """As much urgent traffic has ended."""
+    def open(self, deadline: Deadline) -> None:
+        """As much of it has ended."""
         with self._changed:
-            self._num_urgent -= 1
+            self._under_way[deadline] -= 1
             self._changed.notify_all()
 
-    def wait(self) -> None:
-        """Bulk goes through when nothing urgent is under way, or when it has been held up for long enough."""
+    def wait(self, deadline: Deadline) -> None:
+        """Go through when nothing more urgent is under way, or after having been held up for long enough."""
         with self._changed:
-            if self._num_urgent == 0:
+            if self._is_free(deadline):
                 return
             began = time.perf_counter()
-            self._changed.wait_for(lambda: self._num_urgent == 0, timeout=self._fairness_s)
+            self._changed.wait_for(lambda: self._is_free(deadline), timeout=self._fairness_s)
             self.held_s += time.perf_counter() - began
+
+    def _is_free(self, deadline: Deadline) -> bool:
+        return not any(self._under_way[other] for other in Deadline if other < deadline)
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ class TrafficQueue:
         transport: Transport,
         tensor: Tensor,
         *,
+        deadline: Deadline,
         send: Sequence[int],
         receive: Sequence[int],
         largest: int,
@@ -212,6 +216,7 @@ class TrafficQueue:
         Args:
             transport: the lane.
             tensor: as for `Transport.start`.
+            deadline: what it is.
             send: rows to every rank.
             receive: rows from every rank.
             largest: a bound on the rows any rank sends to any other, the same number on every rank: the number of
@@ -220,12 +225,12 @@ class TrafficQueue:
         row_bytes = max(1, tensor.shape[1:].numel() * tensor.itemsize)
         step = max(1, self.chunk_bytes // (row_bytes * transport.num_ranks))
         if largest <= step:
-            self.gate.wait()
+            self.gate.wait(deadline)
             return transport.start(tensor, send=send, receive=receive).wait()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])
         flying: deque[tuple[Any, Tensor]] = deque()
         for first in range(0, largest, step):
-            self.gate.wait()
+            self.gate.wait(deadline)
             leaving, sizes = _chunk(send, first, step)
             places, coming = _chunk(receive, first, step)
             flying.append(

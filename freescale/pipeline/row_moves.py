@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from freescale.comm.priority import Lanes, TrafficQueue
+from freescale.comm.priority import Deadline, Lanes, TrafficQueue
 from freescale.embedding.request import Part, exchange_ids, find_overlap
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
 from freescale.kernels.rows import sum_by_row
@@ -47,6 +47,7 @@ class RowMoves:
             plan = self._embedding.plans[name]
             if plan.replicated:
                 continue
+            self._queue.gate.wait(Deadline.IDS)
             with stage("exchange ids", step=flight.step + 1):
                 request = exchange_ids(plan, rows.cpu(), lane=self._lanes.ids)
                 self._order.uses(flight.step, name, request.owned)
@@ -88,6 +89,7 @@ class RowMoves:
                 arrived = self._side.send(
                     self._lanes.bulk,
                     leaving,
+                    deadline=Deadline.NOL_ROWS,
                     send=part.receive,
                     receive=part.send,
                     largest=table.request.largest,
@@ -110,6 +112,7 @@ class RowMoves:
                 home = self._side.send(
                     self._lanes.bulk,
                     leaving,
+                    deadline=Deadline.NOL_GRADIENTS,
                     send=part.send,
                     receive=part.receive,
                     largest=table.request.largest,
@@ -123,7 +126,7 @@ class RowMoves:
     def fetch_late(self, flight: Flight[B], storage: dict[str, Tensor]) -> None:
         """Fetch the rows the batch before has just updated."""
         coming = []
-        with self._queue.gate.urgent(), stage("fetch OL rows", step=flight.step + 1):
+        with self._queue.gate.urgent(Deadline.OL_ROWS), stage("fetch OL rows", step=flight.step + 1):
             for name, table in flight.tables.items():
                 part = table.late
                 if part is not None:
@@ -137,7 +140,8 @@ class RowMoves:
     def send_urgent(self, flight: Flight[B], lookups: dict[str, Lookup], *, lr: float) -> dict[str, Tensor]:
         """Send gradients home that the next batch depends on, and apply them; the gradients that are left to send."""
         coming, left = [], {}
-        with self._queue.gate.urgent(), stage("send OL gradients", step=flight.step + 1):
+        gate = self._queue.gate
+        with gate.urgent(Deadline.OL_GRADIENTS), stage("send OL gradients", step=flight.step + 1):
             for name, table in flight.tables.items():
                 grad = lookups[name].gradient()
                 part = table.urgent

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.comm.priority import TrafficQueue
+from freescale.comm.priority import Deadline, TrafficQueue
 from freescale.comm.transport import Transport
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Side(Protocol):
         transport: Transport,
         tensor: Tensor,
         *,
+        deadline: Deadline,
         send: Sequence[int],
         receive: Sequence[int],
         largest: int,
@@ -78,6 +79,7 @@ class SideStream:
         transport: Transport,
         tensor: Tensor,
         *,
+        deadline: Deadline,
         send: Sequence[int],
         receive: Sequence[int],
         largest: int,
