@@ -101,6 +101,7 @@ class PrioritizedPipeline(Generic[B]):
         self._next_step = first_step
         self._last_updated = first_step - 1
         self._flights: deque[Flight[B]] = deque()
+        self._under_way: dict[int, Flight[B]] = {}
         self._left: tuple[Flight[B], dict[str, Tensor], float] | None = None
         self._parked: deque[tuple[Flight[B], Waitable[None]]] = deque()
         self.order: RowOrder = OrderCheck() if check else NoCheck()
@@ -179,8 +180,8 @@ class PrioritizedPipeline(Generic[B]):
             self.queue.close()
 
     def rows_in_flight(self, table: str) -> Tensor:
-        """Distinct local rows that batches under way use and that may still change, ascending."""
-        flights = [*self._flights, *(flight for flight, _ in self._parked)]
+        """Distinct local rows that batches under way use and that may still change, ascending; from any thread."""
+        flights = list(self._under_way.values())
         rows = [flight.tables[table].request.owned for flight in flights if table in flight.tables]
         return distinct(torch.cat(rows))[0] if rows else torch.zeros(0, dtype=torch.int64)
 
@@ -196,6 +197,7 @@ class PrioritizedPipeline(Generic[B]):
             flight = Flight(self._next_step, batch, self._prioritized(self._next_step))
             before = self._flights[-1] if self._flights else None
             self._flights.append(flight)
+            self._under_way[flight.step] = flight
             self._next_step += 1
             if flight.prioritized:
                 flight.ids = self.queue.submit(partial(self._send_ids, flight, before))
@@ -217,9 +219,8 @@ class PrioritizedPipeline(Generic[B]):
         """NOL gradients of the last batch, then NOL rows of every batch whose last but one has been updated."""
         if self._left is not None:
             flight, grads, lr = self._left
-            job = partial(self._moves.send_parked, flight, grads, lr=lr)
             self._left = None
-            self._parked.append((flight, self._side.submit(job)))
+            self._parked.append((flight, self._side.submit(partial(self._send_parked, flight, grads, lr))))
             # Jobs are done in order, so all but the last two have long been.
             while len(self._parked) > LOOK_AHEAD:
                 self._parked.popleft()[1].wait()
@@ -236,6 +237,10 @@ class PrioritizedPipeline(Generic[B]):
         assert flight.ids is not None
         flight.ids.wait()  # in a thread it is done: jobs run in order
         return self._moves.fetch_early(flight)
+
+    def _send_parked(self, flight: Flight[B], grads: dict[str, Tensor], lr: float) -> None:
+        self._moves.send_parked(flight, grads, lr=lr)
+        self._under_way.pop(flight.step)
 
     def _ready(self, flight: Flight[B]) -> ReadyRows[B]:
         """The last moment before the forward: late rows, and everything of a batch without look-ahead."""
@@ -282,12 +287,15 @@ class PrioritizedPipeline(Generic[B]):
             parts = [flight.tables[name].parked for name in left]
             flight.traffic.parked_rows += sum(len(part.places) for part in parts if part is not None)
             self._left = (flight, left, lr)
+        else:
+            self._under_way.pop(flight.step)
 
     def _update_plainly(self, flight: Flight[B], ready: ReadyRows[B], *, lr: float) -> None:
         """A batch without look-ahead: everything travels while the rank stands still."""
         with stage("send gradients home", step=flight.step + 1):
             for lookup in ready.lookups.values():
                 self._embedding.update(lookup, lr=lr, step=flight.step + 1)
+        self._under_way.pop(flight.step)
         count_plain(flight.traffic, ready.lookups.values(), self._embedding)
 
 
