@@ -76,6 +76,7 @@ class Flight(Generic[B]):
         step: its number, from 0.
         batch: as it came from the loader.
         prioritized: whether its ids went ahead of it.
+        hidden: whether another batch computes while its ids and early rows travel.
         ids: done when `tables` is there and, for the batch before, which rows both share.
         early: done when the early rows are here: storage for all rows by table, filled in part.
     """
@@ -83,6 +84,7 @@ class Flight(Generic[B]):
     step: int
     batch: B
     prioritized: bool
+    hidden: bool = True
     ids: Waitable[None] | None = None
     early: Waitable[dict[str, Tensor]] | None = None
     tables: dict[str, TableFlight] = field(default_factory=dict)

@@ -194,8 +194,10 @@ class PrioritizedPipeline(Generic[B]):
                 batch = next(self._batches, _END)
             if isinstance(batch, _End):
                 return
-            flight = Flight(self._next_step, batch, self._prioritized(self._next_step))
             before = self._flights[-1] if self._flights else None
+            flight = Flight(
+                self._next_step, batch, self._prioritized(self._next_step), hidden=before is not None
+            )
             self._flights.append(flight)
             self._under_way[flight.step] = flight
             self._next_step += 1

@@ -99,7 +99,7 @@ class RowMoves:
                 else:
                     storage[name] = leaving.new_empty(len(table.request.distinct), leaving.shape[1])
                     storage[name].index_copy_(0, part.places, arrived)
-                self._count(flight, part, leaving, exposed=False)
+                self._count(flight, part, leaving, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: Flight[B], grads: dict[str, Tensor], *, lr: float) -> None:
@@ -185,8 +185,12 @@ class RowMoves:
         request, traffic = table.request, flight.traffic
         traffic.distinct_rows += len(request.distinct)
         traffic.shared_rows += 0 if table.late is None else len(table.late.places)
-        traffic.hidden_bytes += off_rank_bytes(request.send, request.receive, rank, _ID_BYTES)
-        traffic.hidden_bytes += 2 * _COUNT_BYTES * (len(request.send) - 1)
+        moved = off_rank_bytes(request.send, request.receive, rank, _ID_BYTES)
+        moved += 2 * _COUNT_BYTES * (len(request.send) - 1)
         if table.late is not None:
             # Two masks, this batch's and the one before's, of about as many bits.
-            traffic.hidden_bytes += off_rank_bytes(request.send, request.receive, rank, 1) / 4
+            moved += off_rank_bytes(request.send, request.receive, rank, 1) // 4
+        if flight.hidden:
+            traffic.hidden_bytes += moved
+        else:
+            traffic.exposed_bytes += moved
