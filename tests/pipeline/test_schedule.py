@@ -106,7 +106,7 @@ def changes_its_way(rank: int, folder: str) -> dict[str, Any]:
         "plain": plain["losses"],
         "ours": [event["loss"] for event in recorder.of("step")],
         "decided": recorder.of("pipeline"),
-        "hidden": [event["hidden_bytes"] > 0 for event in recorder.of("step")],
+        "ahead": [event["split_ms"] > 0 for event in recorder.of("step")],
         "saved": again.switch.state(),
     }
 
@@ -118,7 +118,7 @@ def test_a_run_that_changes_its_way_stays_on_the_curve_and_remembers(tmp_path):
     assert first["decided"][0]["changed"]
     assert not first["decided"][0]["prioritized"]
     assert first["saved"] == second["saved"] == [[0, 1], [43, 0]]
-    assert first["hidden"] == [True] * 30 + [False] * 10 + [True] * 3 + [False] * 17 + [True] * 10
+    assert first["ahead"] == [True] * 30 + [False] * 10 + [True] * 3 + [False] * 17 + [True] * 10
 
 
 def opened(rank: int, recipe: tuple[str, ...], folder: str) -> str:
