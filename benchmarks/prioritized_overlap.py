@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--time-rows", type=int, default=10_000_000)
     parser.add_argument("--time-events", type=int, default=20_000)
     parser.add_argument(
-        "--gb-per-s", type=float, nargs="*", default=[0, 0.05, 0.02], help="0: no link emulated"
+        "--gb-per-s", type=float, nargs="*", default=[0, 0.05, 0.03, 0.02], help="0: no link emulated"
     )
     parser.add_argument("--latency-us", type=float, default=50.0)
     parser.add_argument("--compute-ms", type=float, default=200.0)

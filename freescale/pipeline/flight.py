@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from freescale.embedding.request import Part, Request
@@ -78,6 +79,7 @@ class Flight(Generic[B]):
         prioritized: whether its ids went ahead of it.
         hidden: whether another batch computes while its ids and early rows travel.
         ids: done when `tables` is there and, for the batch before, which rows both share.
+        copied: when the parts of `tables`, and those of the batch before, are on the GPU.
         early: done when the early rows are here: storage for all rows by table, filled in part.
     """
 
@@ -88,6 +90,7 @@ class Flight(Generic[B]):
     ids: Waitable[None] | None = None
     early: Waitable[dict[str, Tensor]] | None = None
     tables: dict[str, TableFlight] = field(default_factory=dict)
+    copied: torch.cuda.Event | None = None
     asked: Mapping[str, Tensor] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     updated: bool = False

@@ -46,7 +46,7 @@ from freescale.kernels.rows import distinct
 from freescale.pipeline.flight import Flight, ReadyRows, count_plain
 from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
 from freescale.pipeline.row_moves import RowMoves
-from freescale.pipeline.streams import Waitable, make_side, used_here
+from freescale.pipeline.streams import Waitable, make_side, used_here, wait_for
 from freescale.trace.spans import stage
 
 B = TypeVar("B")
@@ -238,6 +238,7 @@ class PrioritizedPipeline(Generic[B]):
     def _fetch_early(self, flight: Flight[B]) -> dict[str, Tensor]:
         assert flight.ids is not None
         flight.ids.wait()  # in a thread it is done: jobs run in order
+        wait_for(flight.copied)
         return self._moves.fetch_early(flight)
 
     def _send_parked(self, flight: Flight[B], grads: dict[str, Tensor], lr: float) -> None:
@@ -252,6 +253,7 @@ class PrioritizedPipeline(Generic[B]):
             assert flight.early is not None
             with stage("wait for NOL rows", step=flight.step + 1):
                 storage = flight.early.wait()
+                wait_for(flight.copied)
             self._moves.fetch_late(flight, storage)
             lookups = {name: self._lookup(flight, name, storage) for name in flight.asked}
         else:
@@ -281,6 +283,7 @@ class PrioritizedPipeline(Generic[B]):
             assert following is not None
             with stage("wait for the split", step=flight.step + 1):
                 following.wait()
+                wait_for(self._flights[1].copied)
         left = self._moves.send_urgent(flight, ready.lookups, lr=lr)
         for name, lookup in ready.lookups.items():
             if name not in flight.tables:

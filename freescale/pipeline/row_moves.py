@@ -13,7 +13,7 @@ from freescale.embedding.sharded import Lookup, ShardedEmbedding
 from freescale.kernels.rows import sum_by_row
 from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
-from freescale.pipeline.streams import Side, used_here
+from freescale.pipeline.streams import Side, copies_of, used_here
 from freescale.trace.spans import stage
 
 B = TypeVar("B")
@@ -60,6 +60,7 @@ class RowMoves:
                 flight.traffic.split_ms += 1000 * (time.perf_counter() - began)
             self._to_device(flight.tables[name])
             self._count_ids(flight, name)
+        flight.copied = copies_of(self._embedding.device)
 
     def _split(self, before: TableFlight, after: TableFlight) -> None:
         """Mark what two batches share: it waits in one and hurries in the other."""
@@ -98,7 +99,7 @@ class RowMoves:
                     storage[name] = arrived
                 else:
                     storage[name] = leaving.new_empty(len(table.request.distinct), leaving.shape[1])
-                    storage[name].index_copy_(0, part.places, arrived)
+                    storage[name].index_copy_(0, used_here(part.places), arrived)
                 self._count(flight, part, leaving, exposed=not flight.hidden)
         return storage
 
@@ -108,7 +109,7 @@ class RowMoves:
             table, part = flight.tables[name], flight.tables[name].parked
             assert part is not None
             with stage("send NOL gradients", step=flight.step + 1):
-                leaving = used_here(grad).index_select(0, part.places)
+                leaving = used_here(grad).index_select(0, used_here(part.places))
                 home = self._side.send(
                     self._lanes.bulk,
                     leaving,

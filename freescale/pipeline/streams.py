@@ -93,6 +93,19 @@ def make_side(queue: TrafficQueue, device: torch.device) -> Side:
     return SideStream(device) if device.type == "cuda" else queue
 
 
+def copies_of(device: torch.device) -> torch.cuda.Event | None:
+    """The moment at which copies that this thread has sent to a GPU are there; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(device).record_event()
+
+
+def wait_for(event: torch.cuda.Event | None) -> None:
+    """Let the current stream wait for copies of another thread."""
+    if event is not None:
+        torch.cuda.current_stream().wait_event(event)
+
+
 def used_here(tensor: Tensor) -> Tensor:
     """A tensor made on another stream: its memory is kept until this stream has used it, too."""
     if tensor.is_cuda:
