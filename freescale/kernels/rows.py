@@ -73,8 +73,8 @@ def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def mean_squares(values: Tensor) -> Tensor:
     """[U] mean of the squares of each row, the same bits whatever other rows stand beside it.
 
-    torch's own reductions and vector loops may add in another order, or round once less, depending on how many rows
-    there are and where a row stands. A row's update must not depend on that.
+    torch does not promise that its reductions and vector loops add and round alike wherever a row stands and however
+    many there are (on one machine tried they did). The updates of parts of a batch rely on it, so it is made sure here.
     """
     if values.device.type != "cpu" or values.dtype not in _COMPILED:
         return _halved_sum(values.square()) / values.shape[1]

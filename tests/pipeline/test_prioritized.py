@@ -248,6 +248,7 @@ def watch_rows(rank: int) -> list[bool]:
         for ready in pipeline:
             backward(ready.vectors)
             pipeline.update(ready, lr=0.1)
+        pipeline.flush()
         assert len(pipeline.rows_in_flight("item")) == 0
     return held
 
