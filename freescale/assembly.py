@@ -14,6 +14,8 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.comm.clocks import SharedClock
+from freescale.comm.lanes import open_lanes
+from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
 from freescale.comm.transport import make_transport
 from freescale.comm.watched import WatchedTransport
@@ -30,8 +32,10 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
+from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
-from freescale.pipeline.schedule import TABLE, PlainSchedule
+from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.pipeline.schedule import TABLE, PlainSchedule, PrioritizedSchedule, Schedule
 from freescale.trace import spans
 from freescale.trace.span_file import SpanWriter
 from freescale.train.accounting import AccountedStep, Accounts
@@ -235,7 +239,10 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             step, schedule=optim.schedule, warmup_steps=optim.warmup_steps, total_steps=total_steps
         )
 
-    def open_schedule(first_step: int) -> PlainSchedule:
+    gate = Gate()
+    switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
+
+    def open_schedule(first_step: int) -> Schedule:
         batches = load_batches(
             sampler,
             train,
@@ -244,7 +251,24 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             workers=config.data.workers,
             pin=ranks.device.type == "cuda",
         )
-        return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+        if not hides_traffic(config, embedding, ranks):
+            return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+        return PrioritizedSchedule(
+            batches,
+            embedding=embedding,
+            id_map=id_map,
+            device=ranks.device,
+            first_step=first_step,
+            prioritized=switch.prioritized,
+            check=config.pipeline.check,
+            chunk_mb=config.pipeline.chunk_mb,
+            gate=gate,
+            lanes=watched_lanes(
+                open_lanes(
+                    ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+                )
+            ),
+        )
 
     retrieval = config.head.kind == "retrieval"
     return Run(
@@ -263,14 +287,16 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             accumulate=optim.accumulate,
             autocast=config.model.dtype == "bfloat16",
             seed=config.run.seed,
+            gate=gate,
         ),
         rebalancer=Rebalancer(
             decisions=decisions,
             ranks=ranks,
             every=config.balance.refit_every if config.balance.enabled else None,
-            # The loader has at most two batches a process under way, and the next one.
-            lookahead=2 * config.data.workers + 2,
+            # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
+            lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
         ),
+        switch=switch,
         open_schedule=open_schedule,
         evaluator=Evaluator(
             model=model,
@@ -302,6 +328,19 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         else {},
         recipe=dataclasses.asdict(config),
     )
+
+
+def watched_lanes(lanes: Lanes) -> Lanes:
+    """The same connections, their exchanges recorded."""
+    bulk = WatchedTransport(lanes.bulk)
+    ids = bulk if lanes.ids is lanes.bulk else WatchedTransport(lanes.ids)
+    return Lanes(express=WatchedTransport(lanes.express), bulk=bulk, ids=ids)
+
+
+def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> bool:
+    """Whether there is embedding traffic to hide: several ranks, and a table that is spread over them."""
+    sharded = any(not plan.replicated for plan in embedding.plans.values())
+    return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
 def agreement(config: Config, embedding: ShardedEmbedding, source: SequenceSource) -> dict[str, Any]:

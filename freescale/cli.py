@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -242,7 +243,7 @@ def main() -> None:
         # Another rank is gone; its own failure says more than the connection it left behind.
         if not note_failure(error):
             raise
-        sys.exit(1)
+        _leave(1)
     except (FreeScaleError, OSError) as error:
         if os.environ.get("FREESCALE_DEBUG"):
             raise
@@ -250,13 +251,22 @@ def main() -> None:
         if not note_failure(problem):
             text = f"[red]error:[/] {escape(str(problem))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _leave(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if not note_failure(error):
             raise
-        sys.exit(1)
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process. A thread that waits for another rank cannot be ended, so nothing is torn down under it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if threading.active_count() > 1:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _as_problem(error: FreeScaleError | OSError) -> FreeScaleError:

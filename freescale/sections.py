@@ -192,7 +192,26 @@ class BalanceSection:
 class PipelineSection:
     """How the stages of a batch overlap."""
 
-    prioritized: bool = _key(False, "hide embedding traffic under compute", free=True)
+    prioritized: bool = _key(
+        True, "hide embedding traffic under compute on more than one rank; false: the plain path", free=True
+    )
+    decide_every: int | None = _key(
+        100,
+        "steps before the first trial of the other way; trials follow at 2, 4, 8, ... times it; null: no trials",
+        at_least=1,
+        free=True,
+    )
+    chunk_mb: float = _key(
+        1.0,
+        "hidden traffic travels in pieces of this size, so that urgent traffic passes",
+        at_least=0.001,
+        free=True,
+    )
+    check: bool = _key(
+        False,
+        "prove in every step that no row is read before its last update (slow, for debugging)",
+        free=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ rank order: the same sum in every run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from freescale.comm.transport import Transport, make_transport
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
+from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute
-from freescale.errors import DataError
 from freescale.kernels.rows import distinct, sum_by_row, take
 from freescale.trace import spans
 from freescale.trace.spans import compute, stage
@@ -59,6 +59,10 @@ class Lookup:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
         return take(self.rows, self.slots)
 
+    def gradient(self) -> Tensor:
+        """[U, dim] what goes home after the backward; zeros where nothing depended on the rows."""
+        return self.rows.grad if self.rows.grad is not None else torch.zeros_like(self.rows)
+
 
 class ShardedEmbedding:
     """Embedding tables spread over the ranks of a group, with their optimizers.
@@ -91,10 +95,11 @@ class ShardedEmbedding:
         self.rank, self.num_ranks = self.transport.rank, self.transport.num_ranks
         plans = plan_tables(specs, num_ranks=self.num_ranks, replicate_below_mb=replicate_below_mb)
         self.plans = {plan.spec.name: plan for plan in plans}
-        self._group = group
+        self.group = group
         self._mesh: DeviceMesh | None = None
         self._edges = {name: torch.tensor(plan.edges(), device=device) for name, plan in self.plans.items()}
         self.tables = {name: self._make_table(plan) for name, plan in self.plans.items()}
+        self.before_reading: Callable[[], None] | None = None
         self._pending: list[Lookup] = []
         self._num_steps = 0
 
@@ -118,15 +123,17 @@ class ShardedEmbedding:
             self.tables[name].apply(*_add_up(parts), lr=lr, step=self._num_steps)
         self._pending = []
 
-    def lookup(self, name: str, asked: Tensor) -> Lookup:
-        """Fetch the distinct rows of one batch from their owners."""
+    def lookup(self, name: str, asked: Tensor, *, settled: bool = False) -> Lookup:
+        """Fetch the distinct rows of one batch from their owners; `settled`: no update of theirs is under way."""
+        if not settled:
+            self.settle()
         plan, table = self.plans[name], self.tables[name]
         with compute("find distinct rows"):
             rows, slots = distinct(asked.long())
-        self._check_range(plan.spec, rows)
+        check_range(plan.spec, rows)
         if plan.replicated:
             with compute("gather rows"):
-                return Lookup(name, _leaf(table.gather(rows)), slots, rows)
+                return Lookup(name, as_leaf(table.gather(rows)), slots, rows)
         with stage("exchange counts"):
             send_counts = torch.searchsorted(rows, self._edges[name]).diff()
             receive_counts = self.transport.exchange_counts(send_counts)
@@ -139,7 +146,7 @@ class ShardedEmbedding:
             arriving = self.transport.start(gathered, send=receive, receive=send)
             with compute("find own rows"):
                 owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
-            return Lookup(name, _leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
+            return Lookup(name, as_leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
@@ -149,11 +156,17 @@ class ShardedEmbedding:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
+        self.settle()
         return {
             f"{name}.{part}": self._global_view(plan, values)
             for name, plan in self.plans.items()
             for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
         }
+
+    def settle(self) -> None:
+        """Wait for updates that a pipeline still has under way; `lookup` and `state_dict` do it themselves."""
+        if self.before_reading is not None:
+            self.before_reading()
 
     def memory_mib(self) -> float:
         """Weights and optimizer state held by this rank."""
@@ -173,17 +186,9 @@ class ShardedEmbedding:
             first_row=first,
         )
 
-    def _check_range(self, spec: TableSpec, rows: Tensor) -> None:
-        """Distinct rows are sorted, so the first and the last tell."""
-        if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= spec.num_rows):
-            bad = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
-            raise DataError(
-                f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
-            )
-
     def _send_home(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
         """The local rows that any rank looked up, and the sums of their gradients in rank order."""
-        grad = lookup.rows.grad if lookup.rows.grad is not None else torch.zeros_like(lookup.rows)
+        grad = lookup.gradient()
         if self.plans[lookup.table].replicated:
             return self._sum_replicated(lookup, grad)
         assert lookup.owned is not None
@@ -202,7 +207,7 @@ class ShardedEmbedding:
         dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
         dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
         arrival = spans.arrive("sum replicated rows", on_device=dense.is_cuda)
-        dist.all_reduce(dense, group=self._group)
+        dist.all_reduce(dense, group=self.group)
         if arrival is not None:
             spans.waited(arrival, arrival.mark, on_device=dense.is_cuda)
         rows = dense[:, -1].nonzero().flatten()
@@ -212,8 +217,8 @@ class ShardedEmbedding:
         if plan.replicated:
             return values
         if self._mesh is None:
-            assert self._group is not None
-            self._mesh = DeviceMesh.from_group(self._group, self.device.type)
+            assert self.group is not None
+            self._mesh = DeviceMesh.from_group(self.group, self.device.type)
         width = values.shape[1]
         return DTensor.from_local(
             values,
@@ -233,6 +238,6 @@ def _add_up(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return rows, sum_by_row(slots, torch.cat([grad for _, grad in parts]), len(rows))
 
 
-def _leaf(rows: Tensor) -> Tensor:
+def as_leaf(rows: Tensor) -> Tensor:
     """Rows as the leaf of a graph."""
     return as_compute(rows).detach().requires_grad_()

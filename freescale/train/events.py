@@ -112,6 +112,10 @@ class Progress:
         """What the ranks agreed on: cost model, its error, rank speeds, and from which step on."""
         self._write({"event": "balance", "step": step, **decided})
 
+    def pipeline(self, step: int, decided: Mapping[str, object]) -> None:
+        """Which way rows travel from a step on, and the step times both ways that decided it."""
+        self._write({"event": "pipeline", "step": step, **decided})
+
     def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint that is complete on disk."""
         self._write({"event": "checkpoint", "step": step, "path": os.fspath(path)})

@@ -15,7 +15,9 @@ from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.pipeline.adaptive import Switch
+from freescale.pipeline.flight import Traffic
+from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.bubbles import add_up
 from freescale.trace.spans import stage
 from freescale.train.accounting import AccountedStep, Accounts
@@ -37,6 +39,7 @@ class Run:
         embedding: the tables.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
+        switch: agrees on whether hiding traffic pays.
         open_schedule: (first step) -> batches with their rows, from there to the end.
         evaluator: ranks items for users.
         valid: validation examples.
@@ -60,7 +63,8 @@ class Run:
     embedding: ShardedEmbedding
     train_step: TrainStep
     rebalancer: Rebalancer
-    open_schedule: Callable[[int], PlainSchedule]
+    switch: Switch
+    open_schedule: Callable[[int], Schedule]
     evaluator: Evaluator
     valid: Examples
     test: Examples
@@ -87,20 +91,21 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step = first_step
     if not out_of_patience(run):
-        schedule = run.open_schedule(first_step)
-        run.accounts.begin(first_step + 1)
-        for ready in named(schedule, first_step):
-            step = ready.plan.step + 1
-            with stage("train", step=step):
-                result = run.train_step.run(ready, schedule)
-            run.accounts.end_step()
-            report_step(run, ready, result)
-            rebalance(run, step)
-            tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
-            report_checkpoint(run, run.checkpoints.finished())
-            if evaluate_and_save(run, step, schedule) and out_of_patience(run):
-                break
-    run.accounts.pause()
+        with run.open_schedule(first_step) as schedule:
+            run.accounts.begin(first_step + 1)
+            for ready in named(schedule, first_step):
+                step = ready.plan.step + 1
+                with stage("train", step=step):
+                    result = run.train_step.run(ready, schedule)
+                seconds = run.accounts.end_step()
+                report_step(run, ready, result)
+                rebalance(run, step)
+                choose_way(run, step, 1000 * seconds)
+                tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
+                report_checkpoint(run, run.checkpoints.finished())
+                if evaluate_and_save(run, step, schedule) and out_of_patience(run):
+                    break
+            run.accounts.pause()
     report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
     speed = {"tokens_per_s": tokens / seconds, "samples_per_s": samples / seconds} if tokens else {}
@@ -110,7 +115,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
-def named(schedule: PlainSchedule, first_step: int) -> Iterator[ReadyBatch]:
+def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
     """Batches, with a name for the time spent on getting them."""
     batches, step = iter(schedule), first_step
     while True:
@@ -123,9 +128,10 @@ def named(schedule: PlainSchedule, first_step: int) -> Iterator[ReadyBatch]:
 
 
 def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
-    """Hand in the line of this step. The loss is summed over the ranks: every line is that of the global batch."""
+    """Hand in the line of this step. Loss and traffic are summed over the ranks: it is that of the global batch."""
     plan = ready.plan
-    loss = float(run.ranks.sum_on_cpu(torch.tensor(result.loss, dtype=torch.float64), what="sum the loss"))
+    sums = torch.tensor([result.loss, *ready.traffic.values()], dtype=torch.float64)
+    loss, *moved = run.ranks.sum_on_cpu(sums, what="sum the loss").tolist()
     line: dict[str, object] = {
         "loss": loss,
         "tokens": plan.global_tokens,
@@ -134,6 +140,7 @@ def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
         "bound": plan.bound,
         "epoch": plan.epoch,
         "plan": plan.plan_hash,
+        **traffic_fields(Traffic(*moved), run.ranks),
     }
     if result.grad_norm is not None:
         line["grad_norm"] = result.grad_norm
@@ -148,6 +155,20 @@ def write_step(progress: Progress, accounted: AccountedStep) -> None:
     progress.step(accounted.step, **{**line, **times})
 
 
+def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:
+    """What a step moved between the ranks; nothing where there is one rank only."""
+    if ranks.num_ranks == 1:
+        return {}
+    return {
+        "overlap": traffic.overlap,
+        "exposed_bytes": int(traffic.exposed_bytes),
+        "hidden_bytes": int(traffic.hidden_bytes),
+        "parked_rows": int(traffic.parked_rows),
+        "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
+        "split_ms": traffic.split_ms / ranks.num_ranks,
+    }
+
+
 def rebalance(run: Run, step: int) -> None:
     """Where it is due, agree on what was measured; later steps are planned with it."""
     run.rebalancer.observe(run.train_step.timer.take())
@@ -156,7 +177,15 @@ def rebalance(run: Run, step: int) -> None:
         run.progress.balance(step, decided)
 
 
-def evaluate_and_save(run: Run, step: int, schedule: PlainSchedule) -> bool:
+def choose_way(run: Run, step: int, step_ms: float) -> None:
+    """Where it is due, agree on whether hiding embedding traffic pays."""
+    run.switch.observe(step - 1, step_ms)
+    decided = run.switch.agree(step - 1)
+    if decided is not None:
+        run.progress.pipeline(step, decided)
+
+
+def evaluate_and_save(run: Run, step: int, schedule: Schedule) -> bool:
     """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
     last = step == run.total_steps
     evaluates = last or step % run.eval_every == 0
@@ -200,6 +229,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "evaluations_since_best": run.evaluations_since_best,
         "num_ranks": run.ranks.num_ranks,
         "balance_decisions": run.rebalancer.decisions.state(),
+        "pipeline_decisions": run.switch.state(),
     }
     report_checkpoint(run, run.checkpoints.wait())
     run.checkpoints.save(step, run_tensors(run), meta, best=best)
@@ -218,6 +248,7 @@ def restore(run: Run, path: Path) -> int:
     run.best = dict(meta["best"])
     run.evaluations_since_best = int(meta["evaluations_since_best"])
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
+    run.switch.load_state(meta.get("pipeline_decisions", []))
     return int(meta["step"])
 
 

@@ -104,6 +104,8 @@ class TerminalSink:
             self._print(*_eval_parts(event))
         elif kind == "checkpoint":
             self._print(f"saved  step {step_of(event)}  {event.get('path')}")
+        elif kind == "pipeline" and event.get("changed"):
+            self._print(_pipeline_line(event))
         elif kind == "end":
             self.close()
             print_summary(self._console, event)
@@ -237,6 +239,15 @@ def _eval_parts(event: Event) -> list[str]:
         baseline = f"(popularity {shown[0]} {_metric(event[POPULARITY + shown[0]])})  "
     label = "test" if event.get("split") == "test" else "eval"
     return [f"{label}  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
+
+
+def _pipeline_line(event: Event) -> str:
+    way = "prioritized" if event.get("prioritized") else "plain"
+    on, off = (units.number(event.get(name)) or 0.0 for name in ("prioritized_ms", "plain_ms"))
+    return (
+        f"rows   step {step_of(event)}  {way} communication from step {event.get('from_step')} on: "
+        f"{on:.1f} ms a step prioritized, {off:.1f} ms plain"
+    )
 
 
 def _metric(value: object) -> str:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute
 from freescale.train.dense_gradients import reduced_in_backward
 from freescale.train.timer import StepTimer
@@ -43,6 +44,7 @@ class TrainStep:
         accumulate: micro-batches a step.
         autocast: compute matrix products in bfloat16.
         seed: of dropout, together with step and rank; nothing else needs a random state.
+        gate: shut while dense gradients travel.
     """
 
     def __init__(
@@ -58,12 +60,17 @@ class TrainStep:
         accumulate: int = 1,
         autocast: bool = False,
         seed: int = 0,
+        gate: Gate | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device)
         self._model: nn.Module = model
         if ranks.group is not None:
             self._model = reduced_in_backward(
-                model, ranks.group, timeout_s=ranks.timeout_s, handed_over=self.timer.handed_over
+                model,
+                ranks.group,
+                timeout_s=ranks.timeout_s,
+                gate=gate,
+                handed_over=self.timer.handed_over,
             )
         self._optimizer = optimizer
         self._ranks = ranks
@@ -73,7 +80,7 @@ class TrainStep:
         self._autocast = autocast
         self._seed = seed
 
-    def run(self, ready: ReadyBatch, schedule: PlainSchedule) -> StepResult:
+    def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
         step = ready.plan.step
         torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
