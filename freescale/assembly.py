@@ -20,11 +20,14 @@ from freescale.data.parquet_source import ParquetSource, is_dataset
 from freescale.data.prepare import prepare
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
+from freescale.embedding.eviction import make_eviction
 from freescale.embedding.id_map import DirectMap, HashMap, IdMap
 from freescale.embedding.optimizer import make_optimizer
+from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec, plan_rows
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
+from freescale.kernels.slot_layout import make_layout
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.pipeline.loader import load_batches
@@ -121,20 +124,37 @@ def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
     return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
 
 
-def build_id_map(config: Config, source: SequenceSource) -> IdMap:
-    """Raw ids to rows."""
-    if config.embedding.id_map == "hash":
-        assert config.embedding.rows is not None
-        return HashMap(config.embedding.rows)
-    return DirectMap(config.embedding.rows or int(source.items.ids[-1]) + 1)
+def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
+    """The item table, and how raw ids become its rows."""
+    options = config.embedding
+    if options.id_map == "hash":
+        assert options.rows is not None
+        hashed = HashMap(options.rows)
+        return build_embedding(config, hashed.num_rows, ranks), hashed
+    if options.id_map == "direct":
+        direct = DirectMap(options.rows or int(source.items.ids[-1]) + 1)
+        return build_embedding(config, direct.num_rows, ranks), direct
+    rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
+    layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
+    embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
+    return embedding, OwnedIds(
+        embedding,
+        TABLE,
+        max_probe=options.max_probe,
+        eviction=make_eviction(options.eviction, ttl=options.ttl),
+        admit_after=options.admit_after,
+        admission=options.admission,
+        guard=options.guard,
+    )
 
 
-def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbedding:
+def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
     """The item table."""
     options = config.embedding
     spec = TableSpec(
         name=TABLE,
-        num_rows=id_map.num_rows,
+        num_rows=num_rows,
+        row_group=row_group,
         dim=config.model.dim,
         optimizer=make_optimizer(
             options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
@@ -178,8 +198,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
     model = build_model(config, source).to(ranks.device)
-    id_map = build_id_map(config, source)
-    embedding = build_embedding(config, id_map, ranks)
+    embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
@@ -213,6 +232,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         model=model,
         optimizer=optimizer,
         embedding=embedding,
+        id_map=id_map,
         train_step=TrainStep(
             model,
             optimizer,

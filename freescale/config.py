@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, as_yaml
+from freescale.sections import Config, EmbeddingSection, as_yaml
 
 __all__ = ["Config", "describe_keys", "free_keys", "load_config"]
 
@@ -222,12 +222,28 @@ def _cross_checks(config: Config) -> list[str]:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
+    problems += _id_map_problems(config.embedding)
     if config.head.kind == "retrieval" and config.eval.metric == "auc":
         problems.append("eval.metric: auc belongs to head.kind=ranking")
     if config.head.kind == "ranking" and config.eval.metric != "auc":
         problems.append(f"eval.metric: head.kind=ranking is judged by auc, got {config.eval.metric}")
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
+    return problems
+
+
+def _id_map_problems(options: EmbeddingSection) -> list[str]:
+    """Keys of the zero-collision map that do nothing, or miss each other."""
+    problems = []
+    if options.id_map != "zero_collision":
+        defaults = EmbeddingSection()
+        problems += [
+            f"embedding.{name}: only for embedding.id_map=zero_collision"
+            for name in ("max_probe", "buckets", "eviction", "ttl", "admit_after", "admission", "guard")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    elif (options.eviction == "ttl") != (options.ttl is not None):
+        problems.append("embedding.ttl: goes with embedding.eviction=ttl, both or none")
     return problems
 
 

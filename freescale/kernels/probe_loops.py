@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
-from numba import int32, int64, njit, uint64, void
-from numba.types import UniTuple
+from numba import njit
 from numpy.typing import NDArray
 
 from freescale.kernels.slot_layout import EMPTY, GOLDEN, MIX_1, MIX_2
@@ -18,6 +18,12 @@ from freescale.kernels.slot_layout import EMPTY, GOLDEN, MIX_1, MIX_2
 IntArray = NDArray[np.int64]
 WordArray = NDArray[np.int32]
 Scalar = Any
+# As types of signatures and as casts inside the loops.
+int64: Any = numba.int64
+int32: Any = numba.int32
+uint64: Any = numba.uint64
+void: Any = numba.void
+UniTuple: Any = numba.types.UniTuple
 INTS, WORDS = int64[::1], int32[::1]
 LAYOUT = UniTuple(int64, 6)
 BLOCK = 64

@@ -62,7 +62,9 @@ class PlainSchedule:
     def __iter__(self) -> Iterator[ReadyBatch]:
         """Batches with their rows; take the next one only after `update` of the last."""
         for plan, batch in self._batches:
-            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device)
+            lookup, slotted = with_slots(
+                batch, self._embedding, self._id_map, self._device, step=plan.step
+            )
             yield ReadyBatch(plan, slotted, lookup)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
@@ -74,15 +76,23 @@ class PlainSchedule:
 
 
 def with_slots(
-    batch: SequenceBatch, embedding: ShardedEmbedding, id_map: IdMap, device: torch.device
+    batch: SequenceBatch,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+    device: torch.device,
+    *,
+    step: int | None = None,
 ) -> tuple[Lookup, SequenceBatch]:
-    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids."""
+    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids.
+
+    In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
+    """
     parts = [batch.tokens["item"], batch.tokens["target"]]
     negatives = batch.samples.get("negatives")
     if negatives is not None:
         parts.append(negatives.flatten())
-    # Ids are mapped and checked on the CPU, where they come from: no wait for the GPU.
-    rows = id_map.rows(torch.cat(parts)).to(device, non_blocking=True)
+    # Ids are mapped where the map lives. Formulas work on the CPU, where ids come from: no wait for the GPU.
+    rows = id_map.rows(torch.cat(parts), step=step).to(device, non_blocking=True)
     lookup = embedding.lookup(TABLE, rows)
     item, target, *rest = lookup.slots.split([len(part) for part in parts])
     slotted = batch.to(device, non_blocking=True).with_tokens(item_slot=item, target_slot=target)

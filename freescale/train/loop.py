@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
+from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
@@ -33,6 +34,7 @@ class Run:
         model: the dense part.
         optimizer: of the dense part.
         embedding: the tables.
+        id_map: raw ids to rows.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
         open_schedule: (first step) -> batches with their rows, from there to the end.
@@ -55,6 +57,7 @@ class Run:
     model: Recommender
     optimizer: torch.optim.Optimizer
     embedding: ShardedEmbedding
+    id_map: IdMap
     train_step: TrainStep
     rebalancer: Rebalancer
     open_schedule: Callable[[int], PlainSchedule]
@@ -198,7 +201,7 @@ def report_checkpoint(run: Run, path: Path | None) -> None:
 def restore(run: Run, path: Path) -> int:
     """Bring a checkpoint back; returns the number of steps it has behind it."""
     meta = read_meta(path)
-    load_tensors(path, run_tensors(run), ranks=run.ranks)
+    load_run(run, path)
     run.best = dict(meta["best"])
     run.evaluations_since_best = int(meta["evaluations_since_best"])
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
@@ -215,7 +218,7 @@ def finish(run: Run, step: int, **speed: float) -> dict[str, Any]:
     best = run.checkpoints.best()
     if best is not None and run.best.get("step") not in (None, step):
         read_meta(best)
-        load_tensors(best, run_tensors(run), ranks=run.ranks)
+        load_run(run, best)
     with stage("evaluate", step=step):
         metrics = run.evaluator.run(run.test)
     popularity = run.popularity.get("test")
@@ -241,7 +244,14 @@ def run_tensors(run: Run) -> dict[str, Tensor]:
         for param in group["params"]:
             state = adam_state(run.optimizer, param)
             tensors |= {f"optimizer.{names[param]}.{part}": value for part, value in state.items()}
-    return tensors | {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
+    tensors |= {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
+    return tensors | {f"ids.{name}": value for name, value in run.id_map.state_dict().items()}
+
+
+def load_run(run: Run, path: Path) -> None:
+    """Fill every tensor of the run from a checkpoint."""
+    load_tensors(path, run_tensors(run), ranks=run.ranks)
+    run.id_map.restored()
 
 
 def adam_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:
