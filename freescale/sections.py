@@ -141,9 +141,13 @@ class EmbeddingSection:
     )
     ttl: int | None = _key(None, "eviction=ttl: steps an id stays after it was last seen", at_least=1)
     admit_after: int = _key(1, "zero_collision: steps an id must be seen in to get a row", at_least=1)
-    admission: Literal["count_min", "exact"] = _key("count_min", "admit_after: how ids without a row are counted")
+    admission: Literal["count_min", "exact"] = _key(
+        "count_min", "admit_after: how ids without a row are counted"
+    )
     guard: int = _key(
-        3, "zero_collision: rows of this many last steps are not taken over; bounds batches under way", at_least=0
+        3,
+        "zero_collision: rows of this many last steps are not taken over; bounds batches under way",
+        at_least=0,
     )
     optimizer: Literal["sgd", "rowwise_adagrad", "adam"] = _key("adam", "sparse optimizer of the table")
     lr: float = _key(1e-3, "learning rate of the table, follows optim.schedule", at_least=0)

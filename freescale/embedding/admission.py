@@ -55,7 +55,9 @@ class CountMin:
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
         """Count distinct ids once more; True where the smallest of an id's counters says often enough."""
         bucket = self._layout.bucket(ids) - self._layout.first_bucket
-        cells = torch.stack([keyed(n, ids).remainder(self._width) + n * self._width for n in range(_HASHES)], 1)
+        cells = torch.stack(
+            [keyed(n, ids).remainder(self._width) + n * self._width for n in range(_HASHES)], 1
+        )
         flat = (bucket[:, None] * self._counts.shape[1] + cells).flatten()
         counts = self._counts.view(-1)
         counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))

@@ -49,7 +49,9 @@ class TTL:
 
     def __post_init__(self) -> None:
         if self.ttl < 1:
-            raise ConfigError("a time to live is at least one unit of time", got=self.ttl, allowed="1 or more")
+            raise ConfigError(
+                "a time to live is at least one unit of time", got=self.ttl, allowed="1 or more"
+            )
 
     def values(self, ids: Tensor, *, now: int, ttl: Tensor | int | None) -> Tensor:
         """When each id expires."""
@@ -113,7 +115,8 @@ class ByScore:
         scores = self.score(ids, now)
         if scores.shape != ids.shape:
             raise DataError(
-                "the score function gives one number for each id", got=f"{tuple(scores.shape)} for {len(ids)} ids"
+                "the score function gives one number for each id",
+                got=f"{tuple(scores.shape)} for {len(ids)} ids",
             )
         return scores.to(ids.device).long()
 

@@ -85,7 +85,9 @@ class OwnedIds:
 
     def take_evicted(self) -> Tensor:
         """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending."""
-        gone, _ = distinct(torch.cat([*self._evicted, torch.zeros(0, dtype=torch.int64, device=self.map.device)]))
+        gone, _ = distinct(
+            torch.cat([*self._evicted, torch.zeros(0, dtype=torch.int64, device=self.map.device)])
+        )
         self._evicted = []
         return gone[self.map.lookup(gone) < 0].cpu()
 

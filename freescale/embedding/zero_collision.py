@@ -210,7 +210,9 @@ class ZeroCollisionMap:
         now = batch + 1 if now is None else int(now)
         if now < last:
             raise DataError(
-                "time runs backwards", got=f"now={now} after {last}", next_step="pass times that never fall, or none"
+                "time runs backwards",
+                got=f"now={now} after {last}",
+                next_step="pass times that never fall, or none",
             )
         self._clock.copy_(torch.tensor([now, batch + 1]))
         return now, batch + 1

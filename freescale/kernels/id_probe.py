@@ -45,9 +45,7 @@ def claim(ids: Tensor, identity: Tensor, settled: Tensor | None, layout: SlotLay
         return rows, new_rows[:0]
     from freescale.kernels import probe_loops
 
-    count = probe_loops.claim(
-        ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy(), new_rows.numpy()
-    )
+    count = probe_loops.claim(ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy(), new_rows.numpy())
     return rows, new_rows[:count]
 
 

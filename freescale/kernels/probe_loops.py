@@ -10,7 +10,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import njit
+from numba import int32, int64, njit, void
 from numpy.typing import NDArray
 
 from freescale.kernels.slot_layout import EMPTY, GOLDEN, MIX_1, MIX_2
@@ -18,11 +18,9 @@ from freescale.kernels.slot_layout import EMPTY, GOLDEN, MIX_1, MIX_2
 IntArray = NDArray[np.int64]
 WordArray = NDArray[np.int32]
 Scalar = Any
-# As types of signatures and as casts inside the loops.
-int64: Any = numba.int64
-int32: Any = numba.int32
-uint64: Any = numba.uint64
-void: Any = numba.void
+# Casts inside the loops.
+signed: Any = numba.int64
+unsigned: Any = numba.uint64
 UniTuple: Any = numba.types.UniTuple
 INTS, WORDS = int64[::1], int32[::1]
 LAYOUT = UniTuple(int64, 6)
@@ -35,18 +33,18 @@ _30, _27, _31, _32 = (np.uint64(bits) for bits in (30, 27, 31, 32))
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@njit(UniTuple(int64, 2)(int64, LAYOUT), inline="always", error_model="numpy")
+@njit((int64, LAYOUT), inline="always", error_model="numpy")
 def _place(id_: Scalar, layout: Any) -> Any:
     """First row of the id's bucket as held here (negative: not here) and the place of its home in it."""
     num_buckets, bucket_rows, bucket_slots, _, first_bucket, held = layout
-    x = uint64(id_) + _GOLDEN
+    x = unsigned(id_) + _GOLDEN
     x = (x ^ (x >> _30)) * _MIX_1
     x = (x ^ (x >> _27)) * _MIX_2
     x = x ^ (x >> _31)
-    bucket = int64(((x >> _32) * uint64(num_buckets)) >> _32) - first_bucket
-    home = int64(((x & _LOW) * uint64(bucket_slots)) >> _32)
+    bucket = signed(((x >> _32) * unsigned(num_buckets)) >> _32) - first_bucket
+    home = signed(((x & _LOW) * unsigned(bucket_slots)) >> _32)
     if bucket < 0 or bucket >= held or id_ == EMPTY:
-        return int64(-1), home
+        return signed(-1), home
     return bucket * bucket_rows, home
 
 
@@ -60,7 +58,7 @@ def _search(id_: Scalar, base: Scalar, row: Scalar, identity: IntArray, layout: 
         if GROUP <= left < far and row + GROUP <= end:
             some = False
             # Unsigned: numba looks at every signed index for a minus sign.
-            for step in range(uint64(row), uint64(row + GROUP)):
+            for step in range(unsigned(row), unsigned(row + GROUP)):
                 some |= (identity[step] == id_) | (identity[step] == EMPTY)
             if not some:
                 row, left = row + GROUP, left - GROUP
@@ -71,23 +69,29 @@ def _search(id_: Scalar, base: Scalar, row: Scalar, identity: IntArray, layout: 
         if key == id_:
             return row
         if key == EMPTY:
-            return int64(-1)
+            return signed(-1)
         row, left = row + 1, left - 1
         if row == end:
             row = base
-    return int64(-1)
+    return signed(-1)
 
 
 @njit(void(INTS, int64, INTS, LAYOUT, INTS, INTS, INTS), inline="always", error_model="numpy")
 def _look_ahead(
-    ids: IntArray, first: Scalar, identity: IntArray, layout: Any, bases: IntArray, homes: IntArray, keys: IntArray
+    ids: IntArray,
+    first: Scalar,
+    identity: IntArray,
+    layout: Any,
+    bases: IntArray,
+    homes: IntArray,
+    keys: IntArray,
 ) -> None:
     """Buckets and home slots of one block of ids, and who lives there; two short loops keep more loads under way."""
     count = min(BLOCK, len(ids) - first)
     for n in range(count):
         base, home = _place(ids[first + n], layout)
         bases[n] = base
-        homes[n] = max(base, int64(0)) + home
+        homes[n] = max(base, signed(0)) + home
     for n in range(count):
         keys[n] = identity[homes[n]]
 
@@ -113,13 +117,13 @@ def claim(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray, new_ro
     """rows[n] = row of ids[n], taken now if need be, or -1 if its window is full; new rows apart; returns their number."""
     slots, probe = layout[2], layout[3]
     bases, homes, keys = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    found = int64(0)
+    found = signed(0)
     for first in range(0, len(ids), BLOCK):
         _look_ahead(ids, first, identity, layout, bases, homes, keys)
         for n in range(min(BLOCK, len(ids) - first)):
             id_, row = ids[first + n], homes[n]
             end = bases[n] + slots
-            left = probe if bases[n] >= 0 else int64(0)
+            left = probe if bases[n] >= 0 else signed(0)
             # Read again: an id of the same block may have come first.
             while left > 0 and identity[row] != id_ and identity[row] != EMPTY:
                 row += 1
@@ -127,7 +131,7 @@ def claim(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray, new_ro
                 if row == end:
                     row = bases[n]
             if left == 0:
-                row = int64(-1)
+                row = signed(-1)
             elif identity[row] == EMPTY:
                 identity[row] = id_
                 new_rows[found] = row
@@ -160,14 +164,14 @@ def evict(
         base, place = _place(ids[n], layout)
         if base < 0:
             continue
-        best, lowest = int64(-1), threshold
+        best, lowest = signed(-1), threshold
         for _ in range(probe):
             row = base + place
             if score[row] < lowest and used[row] < safe_from:
                 best, lowest = row, score[row]
             place += 1
             if place == slots:
-                place = int64(0)
+                place = signed(0)
         if best >= 0:
             rows[n], gone[n] = best, identity[best]
             identity[best], used[best], score[best] = ids[n], now, blank

@@ -101,7 +101,9 @@ class SlotLayout:
 def make_layout(num_rows: int, *, num_buckets: int | None = None, max_probe: int = 128) -> SlotLayout:
     """A layout of at least num_rows rows; buckets are as many as keep 4,096 rows each, unless given."""
     if num_rows < 2 * SLOT_GROUP:
-        raise PlanError("a zero-collision table needs a few rows", got=num_rows, allowed=f"{2 * SLOT_GROUP} or more")
+        raise PlanError(
+            "a zero-collision table needs a few rows", got=num_rows, allowed=f"{2 * SLOT_GROUP} or more"
+        )
     if max_probe < 1:
         raise PlanError("max_probe counts the slots an id may live in", got=max_probe, allowed="1 or more")
     if num_buckets is None:

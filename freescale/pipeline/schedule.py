@@ -62,9 +62,7 @@ class PlainSchedule:
     def __iter__(self) -> Iterator[ReadyBatch]:
         """Batches with their rows; take the next one only after `update` of the last."""
         for plan, batch in self._batches:
-            lookup, slotted = with_slots(
-                batch, self._embedding, self._id_map, self._device, step=plan.step
-            )
+            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device, step=plan.step)
             yield ReadyBatch(plan, slotted, lookup)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
