@@ -35,6 +35,7 @@ from freescale.pipeline.schedule import TABLE, PlainSchedule
 from freescale.train.checkpoint import Checkpoints
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
+from freescale.train.id_report import IdReport
 from freescale.train.learning_rate import lr_factor
 from freescale.train.loop import Run
 from freescale.train.rebalance import Rebalancer
@@ -233,6 +234,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         optimizer=optimizer,
         embedding=embedding,
         id_map=id_map,
+        id_report=IdReport(id_map, ranks),
         train_step=TrainStep(
             model,
             optimizer,

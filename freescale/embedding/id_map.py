@@ -17,7 +17,7 @@ class IdMap(Protocol):
     num_rows: int
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
-        """Row of every id, same shape. With the number of a training step, new ids may get rows; without, nothing changes."""
+        """Row of every id, same shape. With the number of a training step, new ids may get rows; without, none does."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint must keep, in place."""

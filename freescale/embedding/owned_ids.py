@@ -2,12 +2,12 @@
 
     ids asked for ──unique──> distinct ids ──by bucket──> their owners: find or give rows ──row numbers──> back
 
-This is a step of its own before rows are fetched, so everything behind it (deduplication, exchange, schedules) works with
-row numbers and knows nothing of ids.
+This is a step of its own before rows are fetched, so everything behind it (deduplication, exchange, schedules) works
+with row numbers and knows nothing of ids.
 
-One curve: an owner merges what all ranks ask for and hands it to its map in ascending order. So what happens in a bucket is
-a function of the global batches alone, and a row's first value is one of (seed, id): the same rows hold the same
-vectors on any number of ranks.
+One curve: an owner merges what all ranks ask for and hands it to its map in ascending order. So what happens in a
+bucket is a function of the global batches alone, and a row's first value is one of (seed, id): the same rows hold the
+same vectors on any number of ranks.
 """
 
 from __future__ import annotations

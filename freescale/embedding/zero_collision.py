@@ -38,9 +38,9 @@ class Assignment:
 class ZeroCollisionMap:
     """Gives every id a row of its own, as long as there is one.
 
-    Ids are placed in the order they stand (on a GPU smallest first): pass them in ascending order, and rows and evictions
-    are the same on every device. Lookups only read; any number of threads may look up at once, also while one thread
-    inserts: they find every id that was there before, unless it is just being evicted.
+    Ids are placed in the order they stand (on a GPU smallest first): pass them in ascending order, and rows and
+    evictions are the same on every device. Lookups only read; any number of threads may look up at once, also while
+    one thread inserts: they find every id that was there before, unless it is just being evicted.
 
     Args:
         num_rows: rows of the table; rounded up to whole buckets. A few rows of each bucket are shared ones.
@@ -147,7 +147,7 @@ class ZeroCollisionMap:
         return counts
 
     def stats(self) -> dict[str, Any]:
-        """Occupancy, counts since the last `take_counts`, and histograms of probe lengths and of batches since last use."""
+        """Occupancy, counts since the last `take_counts`, histograms of slots from home and of batches since last use."""
         ids, rows = self.residents()
         counts = dict(zip(COUNTS, self._counts.tolist()))
         age = int(self._clock[1]) - self._used[rows].long() if self.eviction else rows[:0]

@@ -114,7 +114,7 @@ def find(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray) -> None
 
 @njit(int64(INTS, INTS, LAYOUT, INTS, INTS), cache=True, nogil=True, error_model="numpy")
 def claim(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray, new_rows: IntArray) -> Any:
-    """rows[n] = row of ids[n], taken now if need be, or -1 if its window is full; new rows apart; returns their number."""
+    """rows[n] = row of ids[n], taken now if need be, or -1 if its window is full; returns the number of new_rows."""
     slots, probe = layout[2], layout[3]
     bases, homes, keys = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
     found = signed(0)
@@ -156,7 +156,10 @@ def evict(
     rows: IntArray,
     gone: IntArray,
 ) -> None:
-    """Distinct ids without a slot, ascending, take over the lowest score of their windows; rule: now, safe_from, threshold, blank."""
+    """Ids without a slot, ascending, take over the lowest score of their windows.
+
+    rule: now, safe_from, threshold, blank, as in `id_probe.evict`.
+    """
     now, safe_from, threshold, blank = rule
     slots, probe = layout[2], layout[3]
     for n in range(len(ids)):

@@ -88,7 +88,7 @@ def evict(
 
 
 def touch(rows: Tensor, used: Tensor, score: Tensor, values: Tensor, *, now: int, mode: str) -> None:
-    """Mark rows as used now; scores rise to the value ("max"), grow by it once a batch ("add"), or become it ("set")."""
+    """Mark rows as used now; scores rise to the value ("max"), grow by it once a batch ("add") or become it ("set")."""
     for n, row in enumerate(rows.tolist()):
         if row < 0:
             continue

@@ -41,6 +41,14 @@ TITLES = {
     "samples_per_s": "Samples per second",
     "memory_mb": "Memory (MB)",
 }
+ID_COUNTS = {
+    "asked": "asked for, a step at a time",
+    "hits": "had a row",
+    "inserts": "got a row",
+    "evictions": "lost theirs",
+    "collisions": "shared a row: window full",
+    "not_admitted": "shared a row: not admitted yet",
+}
 SHOWN_ELSEWHERE = frozenset({"loss", "step_ms", "tokens_per_s", "imbalance", "bubble", *BUBBLE_PARTS})
 
 
@@ -79,6 +87,7 @@ def render_report(name: str, log: MetricsLog, *, config: str | None) -> str:
         page.section("Every evaluation", eval_table(log), kind="panel"),
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
         page.section("Bubbles", _drawn(bubble_charts(log)), kind="charts"),
+        page.section("Ids", page.facts(id_facts(log)), kind="facts"),
         page.section("More curves", _drawn(other_charts(log)), kind="charts"),
         page.section("The run at its start", page.facts(log.facts()), kind="facts"),
         page.section("Configuration", f"<pre>{escape(config)}</pre>" if config else "", kind="panel"),
@@ -176,6 +185,28 @@ def bubble_charts(log: MetricsLog) -> list[Chart]:
     curves = measured or _curves(log, "bubble", 1, averaged=True)
     stacked = bool(measured)
     return [Chart(title, _steps(log.steps), curves, note, percent, percent, True, stacked, wide=True)]
+
+
+def id_facts(log: MetricsLog) -> dict[str, dict[str, object]]:
+    """The id map as it was last seen, and what happened to ids over the whole run; nothing if ids are not learnt."""
+    if not log.ids:
+        return {}
+    last = log.ids[-1]
+    totals = {name: sum(value or 0 for value in column(log.ids, name)) for name in ID_COUNTS}
+    table: dict[str, object] = {
+        "slots": last.get("slots"),
+        "taken": units.percent(column([last], "occupancy")[0] or 0.0),
+        **{meaning: f"{totals[name]:,.0f}" for name, meaning in ID_COUNTS.items()},
+    }
+    sections = {f"at step {step_of(last):,}": table}
+    for name, title in {
+        "probe_histogram": "slots from home",
+        "age_histogram": "steps since last use",
+    }.items():
+        counts = last.get(name)
+        if isinstance(counts, dict) and counts:
+            sections[title] = {f"{span}": f"{count:,} ids" for span, count in counts.items()}
+    return sections
 
 
 def other_charts(log: MetricsLog) -> list[Chart]:

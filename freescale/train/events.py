@@ -1,7 +1,7 @@
 """A run's events and the files that keep them: metrics.jsonl always, TensorBoard on request.
 
-An event is a dictionary with a kind: `start`, `step`, `eval`, `checkpoint` or `end`. `Progress` makes the
-events and hands each to every sink; ranks that should stay silent are given no sinks.
+An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `ids`, `checkpoint` or `end`. `Progress`
+makes the events and hands each to every sink; ranks that should stay silent are given no sinks.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ class Progress:
     def balance(self, step: int, decided: Mapping[str, object]) -> None:
         """What the ranks agreed on: cost model, its error, rank speeds, and from which step on."""
         self._write({"event": "balance", "step": step, **decided})
+
+    def ids(self, step: int, picture: Mapping[str, object] | None) -> None:
+        """The state of an id map that learns ids: counts since the last such event, histograms, evicted ids."""
+        if picture is not None:
+            self._write({"event": "ids", "step": step, **picture})
 
     def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint that is complete on disk."""

@@ -21,6 +21,7 @@ from freescale.trace.spans import stage
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress
+from freescale.train.id_report import IdReport
 from freescale.train.rebalance import Rebalancer
 from freescale.train.step import TrainStep
 
@@ -35,6 +36,7 @@ class Run:
         optimizer: of the dense part.
         embedding: the tables.
         id_map: raw ids to rows.
+        id_report: what happened to ids.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
         open_schedule: (first step) -> batches with their rows, from there to the end.
@@ -58,6 +60,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     embedding: ShardedEmbedding
     id_map: IdMap
+    id_report: IdReport
     train_step: TrainStep
     rebalancer: Rebalancer
     open_schedule: Callable[[int], PlainSchedule]
@@ -126,10 +129,11 @@ def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], fl
 def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | None, step_ms: float) -> None:
     """One line for this step. The loss is summed over the ranks, so every line is that of the global batch."""
     plan = ready.plan
-    total = float(run.ranks.sum_on_cpu(torch.tensor(loss, dtype=torch.float64)))
+    mine = torch.cat([torch.tensor([loss], dtype=torch.float64), run.id_report.counts()])
+    total, *_ = summed = run.ranks.sum_on_cpu(mine)
     run.progress.step(
         plan.step + 1,
-        loss=total,
+        loss=float(total),
         step_ms=step_ms,
         tokens_per_s=1000 * plan.global_tokens / step_ms,
         imbalance=plan.imbalance,
@@ -137,6 +141,7 @@ def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | Non
         epoch=plan.epoch,
         plan=plan.plan_hash,
         **({} if grad_norm is None else {"grad_norm": grad_norm}),
+        **run.id_report.step_fields(summed[1:]),
     )
 
 
@@ -156,6 +161,7 @@ def evaluate_and_save(run: Run, step: int, schedule: PlainSchedule) -> bool:
     improved = False
     if evaluates or saves:
         schedule.flush()
+        run.progress.ids(step, run.id_report.picture())
     if evaluates:
         with stage("evaluate", step=step):
             improved = evaluate(run, step)

@@ -90,6 +90,8 @@ class TerminalSink:
             self._step(event)
         elif kind == "eval":
             self._print(*_eval_parts(event))
+        elif kind == "ids":
+            self._print(*_id_parts(event))
         elif kind == "checkpoint":
             self._print(f"saved  step {step_of(event)}  {event.get('path')}")
         elif kind == "end":
@@ -221,6 +223,17 @@ def _eval_parts(event: Event) -> list[str]:
         baseline = f"(popularity {shown[0]} {_metric(event[POPULARITY + shown[0]])})  "
     label = "test" if event.get("split") == "test" else "eval"
     return [f"{label}  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
+
+
+def _id_parts(event: Event) -> list[str]:
+    """How full the table is and what happened to ids since the last such line; a warning if there is one."""
+    counts = {name: units.number(event.get(name)) or 0 for name in ("asked", "hits", "inserts", "evictions")}
+    shared = (units.number(event.get("collisions")) or 0) + (units.number(event.get("not_admitted")) or 0)
+    full, hits = units.number(event.get("occupancy")) or 0.0, counts["hits"] / max(1, counts["asked"])
+    line = f"ids   step {step_of(event)}  {full:.1%} of {event.get('slots'):,} slots taken  {hits:.1%} hits"
+    line += f"  {counts['inserts']:,.0f} new  {counts['evictions']:,.0f} evicted  {shared:,.0f} shared a row"
+    warning = event.get("warning")
+    return [line, f"warning: {warning}"] if warning else [line]
 
 
 def _metric(value: object) -> str:
