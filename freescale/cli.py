@@ -183,9 +183,7 @@ def plan_ids(
     """How many rows and probes a zero-collision table needs, from measured tables."""
     from freescale.embedding.sizing import size_table
 
-    table = Table(
-        "embedding.max_probe", "embedding.rows", "rows an id", "share a row", "plain hashing", "GiB"
-    )
+    table = Table("max_probe", "rows", "rows an id", "share a row", "by plain hashing", "GiB")
     for size in size_table(num_ids, target=target):
         table.add_row(
             str(size.max_probe),

@@ -67,6 +67,6 @@ def size_table(num_ids: int, *, target: float) -> list[Size]:
 
 
 def plain_hash_collisions(num_rows: int, num_ids: int) -> float:
-    """Share of the ids that do not have a row of a plain hash table to themselves as the first: 1 - taken rows / ids."""
+    """Share of the ids that come second or later to a row of a plain hash table: 1 - taken rows / ids."""
     taken = num_rows * (1 - (1 - 1 / num_rows) ** num_ids)
     return 1 - taken / num_ids

@@ -147,7 +147,7 @@ class ZeroCollisionMap:
         return counts
 
     def stats(self) -> dict[str, Any]:
-        """Occupancy, counts since the last `take_counts`, histograms of slots from home and of batches since last use."""
+        """Occupancy, counts since the last `take_counts`, histograms of slots from home and batches since last use."""
         ids, rows = self.residents()
         counts = dict(zip(COUNTS, self._counts.tolist()))
         age = int(self._clock[1]) - self._used[rows].long() if self.eviction else rows[:0]

@@ -45,7 +45,7 @@ class IdReport:
         }
 
     def picture(self) -> dict[str, Any] | None:
-        """Counts since the last picture, occupancy, histograms, evicted ids; the same on every rank. None: a formula."""
+        """Counts since the last picture, occupancy, histograms, evicted ids; the same on every rank."""
         if self._ids is None:
             return None
         stats = self._ids.map.stats()
