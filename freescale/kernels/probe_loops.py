@@ -26,6 +26,7 @@ INTS, WORDS = int64[::1], int32[::1]
 LAYOUT = UniTuple(int64, 6)
 BLOCK = 64
 GROUP = 8
+ONE, EIGHT = np.uint64(1), np.uint64(GROUP)
 MODES = {"max": 0, "add": 1, "set": 2}
 
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(GOLDEN), np.uint64(MIX_1), np.uint64(MIX_2)
@@ -52,27 +53,32 @@ def _place(id_: Scalar, layout: Any) -> Any:
 def _search(id_: Scalar, base: Scalar, row: Scalar, identity: IntArray, layout: Any) -> Any:
     """Row of an id whose home slot `row` holds another one, or -1."""
     end, left = base + layout[2], layout[3]
-    far = left - GROUP
     while left > 0:
-        # Eight slots by one branch: a full window is read at the speed of memory, not of guessed branches.
-        if GROUP <= left < far and row + GROUP <= end:
+        stop = min(end, row + left)
+        left -= stop - row
+        # Most searches end within a few slots. Unsigned, since numba looks at every signed index for a minus sign.
+        place, near, last = unsigned(row), unsigned(min(stop, row + GROUP)), unsigned(stop)
+        while place < near:
+            if identity[place] == id_:
+                return signed(place)
+            if identity[place] == EMPTY:
+                return signed(-1)
+            place += ONE
+        # The others are long: eight slots by one branch, at the speed of memory and not of guessed branches.
+        while place + EIGHT <= last:
             some = False
-            # Unsigned: numba looks at every signed index for a minus sign.
-            for step in range(unsigned(row), unsigned(row + GROUP)):
+            for step in range(place, place + EIGHT):
                 some |= (identity[step] == id_) | (identity[step] == EMPTY)
-            if not some:
-                row, left = row + GROUP, left - GROUP
-                if row == end:
-                    row = base
-                continue
-        key = identity[row]
-        if key == id_:
-            return row
-        if key == EMPTY:
-            return signed(-1)
-        row, left = row + 1, left - 1
-        if row == end:
-            row = base
+            if some:
+                break
+            place += EIGHT
+        while place < last:
+            if identity[place] == id_:
+                return signed(place)
+            if identity[place] == EMPTY:
+                return signed(-1)
+            place += ONE
+        row = base
     return signed(-1)
 
 

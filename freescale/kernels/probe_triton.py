@@ -277,6 +277,20 @@ def claim(
 ) -> tuple[Tensor, Tensor]:
     """Rows of all ids, -1 where the window is full, and the rows that were empty before."""
     rows, new = torch.full_like(ids, -1), torch.empty_like(ids, dtype=torch.int8)
+    launch_claim(ids, identity, settled, rows, new, layout, tiles)
+    return rows, rows[new.bool()]
+
+
+def launch_claim(
+    ids: Tensor,
+    identity: Tensor,
+    settled: Tensor,
+    rows: Tensor,
+    new: Tensor,
+    layout: SlotLayout,
+    tiles: Tiles,
+) -> None:
+    """The kernels of `claim` alone: `rows` comes in as -1, `new` marks one id for each row that was empty."""
     if len(ids):
         numbers, shape = (
             _numbers(layout),
@@ -284,7 +298,6 @@ def claim(
         )
         _claim_kernel[_grid(len(ids), tiles)](ids, identity, settled, rows, len(ids), *numbers, **shape)
         _settle_kernel[_grid(len(ids), tiles)](ids, identity, settled, rows, new, len(ids), *numbers, **shape)
-    return rows, rows[new.bool()]
 
 
 def evict(

@@ -171,7 +171,7 @@ def test_a_row_that_changes_owner_starts_afresh(optimizer: str) -> None:
     embedding, ids = make(optimizer, eviction=LRU())
     train(embedding, ids, range(6))
     table = embedding.tables["item"]
-    before = {id_: row for id_, row in zip(*(part.tolist() for part in ids.residents()))}
+    before = dict(zip(*(part.tolist() for part in ids.residents())))
     owner_of = {row: id_ for id_, row in before.items()}
     asked = torch.arange(10**6, 10**6 + 40)
     rows = ids.rows(asked, step=6)
