@@ -69,8 +69,9 @@ def measure_kernels(powers: list[int], *, sweep: bool) -> dict[str, Any]:
     copied = copy_rate()
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, copies read and write {copied:.2f} TB/s\n")
+    kinds = ("insert", "hit", "touch", "miss")
     print(
-        f"{'rows':>6} {'load':>5} {'insert':>8} {'hit':>8} {'touch':>8} {'miss':>8}  G ids/s   insert, hit: TB/s (share)"
+        f"{'rows':>6} {'load':>5}", *(f"{kind:>8}" for kind in kinds), "  G ids/s; TB/s (share): insert, hit"
     )
     rates = []
     for power, load in itertools.product(powers, LOADS):
