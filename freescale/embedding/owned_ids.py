@@ -24,6 +24,9 @@ from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import PlanError
 from freescale.kernels.rows import distinct
 
+# Counts of steps nobody has asked for.
+_STEPS_KEPT = 64
+
 
 class OwnedIds:
     """Ids to rows of one table of a ShardedEmbedding; rows that change owner start afresh. Implements IdMap.
@@ -59,6 +62,7 @@ class OwnedIds:
         self._first_row = first
         self._buckets_per_rank = max(1, plan.block_rows // group)
         self._evicted: list[Tensor] = []
+        self._counts: dict[int, Tensor] = {}
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; with a step, ids met for the first time get rows. Others share overflow rows."""
@@ -78,10 +82,9 @@ class OwnedIds:
         found[order] = transport.start(answer, send=receive, receive=send).wait()
         return found[slots].view(ids.shape)
 
-    def take_counts(self) -> Tensor:
-        """Counts on this rank since the last call (COUNTS), and the slots taken now."""
-        occupied = round(self.map.occupancy * self.map.layout.held_slots)
-        return torch.cat([self.map.take_counts(), torch.tensor([occupied])])
+    def take_counts(self, step: int) -> Tensor:
+        """Counts of a step on this rank (COUNTS), and the slots taken after it. Later steps may be resolved already."""
+        return self._counts.pop(step, torch.zeros(len(COUNTS) + 1, dtype=torch.int64)).cpu()
 
     def take_evicted(self) -> Tensor:
         """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending."""
@@ -107,6 +110,7 @@ class OwnedIds:
         """The tensors of `state_dict` were filled from a checkpoint."""
         self.map.restored()
         self._evicted = []
+        self._counts = {}
 
     def _answer(self, ids: Tensor, step: int | None) -> Tensor:
         """Row numbers of distinct ids of this rank's buckets, ascending."""
@@ -116,6 +120,10 @@ class OwnedIds:
         self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
         if len(assigned.evicted_ids):
             self._evicted.append(assigned.evicted_ids)
+        occupied = assigned.counts.new_tensor([self.map.occupied])
+        self._counts[step] = torch.cat([assigned.counts, occupied])
+        if len(self._counts) > _STEPS_KEPT:
+            del self._counts[next(iter(self._counts))]
         return assigned.rows + self._first_row
 
 

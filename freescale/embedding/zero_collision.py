@@ -27,12 +27,14 @@ class Assignment:
         new_ids: ids that have a row of their own from now on.
         new_rows: their rows; whatever is kept for a row must be made afresh.
         evicted_ids: ids that lost their rows to some of the new ones.
+        counts: what happened, in the order of COUNTS.
     """
 
     rows: Tensor
     new_ids: Tensor
     new_rows: Tensor
     evicted_ids: Tensor
+    counts: Tensor
 
 
 class ZeroCollisionMap:
@@ -89,7 +91,8 @@ class ZeroCollisionMap:
         # [time of the last batch, number of batches]
         self._clock = torch.tensor([FIRST, 0])
         self._counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
-        self._occupied = 0
+        self.occupied = 0
+        """Slots held here that are taken."""
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +102,7 @@ class ZeroCollisionMap:
     @property
     def occupancy(self) -> float:
         """Share of the slots held here that are taken."""
-        return self._occupied / max(1, self.layout.held_slots)
+        return self.occupied / max(1, self.layout.held_slots)
 
     def insert(self, ids: Tensor, now: int | None = None, *, ttl: Tensor | int | None = None) -> Tensor:
         """Rows of these ids; those that have none get one. `now` never falls; without it, time is the batch number."""
@@ -123,7 +126,7 @@ class ZeroCollisionMap:
         asked = flat if admitted is None else flat[admitted]
         ttl = ttl if admitted is None or not isinstance(ttl, Tensor) else ttl[admitted]
         rows, new_rows = id_probe.claim(asked, self._identity, self._settled, self.layout)
-        self._occupied += len(new_rows)
+        self.occupied += len(new_rows)
         new_ids, evicted = self._identity[new_rows], flat[:0]
         if self.eviction is not None:
             values = self.eviction.values(asked, now=now, ttl=ttl)
@@ -131,8 +134,11 @@ class ZeroCollisionMap:
             taken, evicted = self._evict(asked, rows, values, now, batch)
             new_rows = torch.cat([new_rows, taken])
             new_ids = torch.cat([new_ids, self._identity[taken]])
-        rows = self._with_shared(flat, rows, admitted, num_new=len(new_rows), num_evicted=len(evicted))
-        return Assignment(rows.view(ids.shape), new_ids, new_rows, evicted)
+        counts = self._count(flat, rows, num_new=len(new_rows), num_evicted=len(evicted))
+        if admitted is not None:
+            rows = torch.full_like(flat, -1).masked_scatter_(admitted, rows)
+        rows = torch.where(rows < 0, self.layout.overflow(flat), rows)
+        return Assignment(rows.view(ids.shape), new_ids, new_rows, evicted, counts)
 
     def residents(self) -> tuple[Tensor, Tensor]:
         """Ids that have a row of their own, ascending, and their rows."""
@@ -140,21 +146,15 @@ class ZeroCollisionMap:
         ids, order = self._identity[rows].sort()
         return ids, rows[order]
 
-    def take_counts(self) -> Tensor:
-        """Counts of COUNTS since the last call of this method, on the CPU."""
-        counts = self._counts.cpu().clone()
-        self._counts.zero_()
-        return counts
-
     def stats(self) -> dict[str, Any]:
-        """Occupancy, counts since the last `take_counts`, histograms of slots from home and batches since last use."""
+        """Occupancy, counts since the map was made or restored, histograms of slots from home and of age in batches."""
         ids, rows = self.residents()
         counts = dict(zip(COUNTS, self._counts.tolist()))
         age = int(self._clock[1]) - self._used[rows].long() if self.eviction else rows[:0]
         return {
             "rows": self.layout.held_rows,
             "slots": self.layout.held_slots,
-            "occupied": self._occupied,
+            "occupied": self.occupied,
             "occupancy": self.occupancy,
             **counts,
             "overflow": counts["collisions"] + counts["not_admitted"],
@@ -174,7 +174,7 @@ class ZeroCollisionMap:
 
     def restored(self) -> None:
         """The tensors of `state_dict` were filled from a checkpoint: bring the rest in line with them."""
-        self._occupied = int((self._identity != EMPTY).sum())
+        self.occupied = int((self._identity != EMPTY).sum())
         if self._settled is not None:
             self._settled = id_probe.settled_bits(self._identity)
         if self._admission is not None:
@@ -256,18 +256,14 @@ class ZeroCollisionMap:
         got = taken >= 0
         return taken[got], gone[got]
 
-    def _with_shared(
-        self, flat: Tensor, rows: Tensor, admitted: Tensor | None, *, num_new: int, num_evicted: int
-    ) -> Tensor:
-        """Rows of all ids, overflow rows included; and the counts of this batch."""
+    def _count(self, flat: Tensor, rows: Tensor, *, num_new: int, num_evicted: int) -> Tensor:
+        """Counts of one batch, from the rows of its admitted ids; they stay on the device, where nobody waits."""
         collisions = (rows < 0).sum()
-        num_admitted = len(rows)
-        if admitted is not None:
-            rows = torch.full_like(flat, -1).masked_scatter_(admitted, rows)
-        change = torch.tensor(
-            [len(flat), num_admitted - num_new, num_new, num_evicted, 0, len(flat) - num_admitted]
+        outside = len(flat) - len(rows)
+        counts = torch.tensor([len(flat), len(rows) - num_new, num_new, num_evicted, 0, outside]).to(
+            self.device
         )
-        self._counts += change.to(self.device, non_blocking=True)
-        self._counts[1] -= collisions
-        self._counts[4] += collisions
-        return torch.where(rows < 0, self.layout.overflow(flat), rows)
+        counts[1] -= collisions
+        counts[4] += collisions
+        self._counts += counts
+        return counts

@@ -28,9 +28,11 @@ class IdReport:
         self._totals = dict.fromkeys(COUNTS, 0)
         self._warned = False
 
-    def counts(self) -> Tensor:
-        """This rank's numbers of the last step, to be summed over the ranks with its loss; may be empty."""
-        return torch.zeros(0, dtype=torch.float64) if self._ids is None else self._ids.take_counts().double()
+    def counts(self, step: int) -> Tensor:
+        """This rank's numbers of a step, to be summed over the ranks with its loss; may be empty."""
+        if self._ids is None:
+            return torch.zeros(0, dtype=torch.float64)
+        return self._ids.take_counts(step).double()
 
     def step_fields(self, summed: Tensor) -> dict[str, float]:
         """Fields of the step event from the sum over all ranks; counts are distinct ids of the global batch."""

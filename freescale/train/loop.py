@@ -129,7 +129,7 @@ def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], fl
 def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | None, step_ms: float) -> None:
     """One line for this step. The loss is summed over the ranks, so every line is that of the global batch."""
     plan = ready.plan
-    mine = torch.cat([torch.tensor([loss], dtype=torch.float64), run.id_report.counts()])
+    mine = torch.cat([torch.tensor([loss], dtype=torch.float64), run.id_report.counts(plan.step)])
     total, *_ = summed = run.ranks.sum_on_cpu(mine)
     run.progress.step(
         plan.step + 1,

@@ -89,7 +89,7 @@ def whole_state(embedding: ShardedEmbedding, ids: OwnedIds) -> dict[str, np.ndar
 def one_run(rank: int, optimizer: str, policy: str, options: dict[str, Any]) -> dict[str, Any]:
     embedding, ids = make(optimizer, eviction=LRU() if policy == "lru" else None, **options)
     rows = train(embedding, ids, range(8))
-    counts = ids.take_counts()
+    counts = torch.stack([ids.take_counts(step) for step in range(8)]).sum(0)
     if dist.is_initialized():
         dist.all_reduce(counts)
     evicted = gather_ids(ids.take_evicted(), dist.group.WORLD if dist.is_initialized() else None)

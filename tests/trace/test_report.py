@@ -134,6 +134,31 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
     assert "What is missing" not in page.text
 
 
+def test_an_id_map_is_shown_as_last_seen_with_the_counts_of_the_whole_run(tmp_path: Path) -> None:
+    counts = {"asked": 500, "hits": 450, "inserts": 40, "evictions": 5, "collisions": 10, "not_admitted": 0}
+    pictures: list[dict[str, object]] = [
+        {
+            "event": "ids",
+            "step": step,
+            "slots": 4000,
+            "occupancy": full,
+            **counts,
+            "probe_histogram": {"2-3": 77},
+        }
+        for step, full in ((40, 0.25), (80, 0.5))
+    ]
+    page = report_of(write_run(tmp_path / "demo", [*run_events()[:-1], *pictures, run_events()[-1]]))
+    for words in (
+        "Ids at step 80",
+        "slots 4,000",
+        "taken 50.0%",
+        "lost theirs 10",
+        "slots from home 2-3 77 ids",
+    ):
+        assert words in page.text
+    assert "Ids at step" not in report_of(write_run(tmp_path / "other", run_events())).text
+
+
 def test_report_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = write_report(write_run(tmp_path / "demo", run_events())).read_text()
     page = Page(html)
