@@ -57,7 +57,7 @@ def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[s
 
 
 def test_there_are_blocks_to_test() -> None:
-    assert [language for language, _ in blocks()] == ["bash", "bash", "python", "python"]
+    assert [language for language, _ in blocks()] == ["bash", "bash", "python", "python", "python"]
 
 
 # One test and in this order: later blocks use what earlier ones have made.
