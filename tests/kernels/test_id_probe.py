@@ -157,3 +157,22 @@ def test_layouts_hold_what_was_asked_for(rows: int, buckets: int) -> None:
 def test_layouts_that_cannot_work_are_refused(options, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         make_layout(**options)
+
+
+@pytest.mark.parametrize("scores", ["equal", "random"])
+def test_the_first_of_the_lowest_scores_is_taken_over(scores: str) -> None:
+    layout = make_layout(64, num_buckets=1, max_probe=9)
+    generator = torch.Generator().manual_seed(1)
+    full = torch.arange(1000, 1000 + layout.held_rows)
+    used = torch.zeros(layout.held_rows, dtype=torch.int32)
+    score = torch.randint(0, 1 if scores == "equal" else 4, (layout.held_rows,), generator=generator)
+    rule = {"now": 5, "safe_from": 5, "threshold": 3, "blank": 9}
+    ours, truth = ([full.clone(), used.clone(), score.clone()] for _ in range(2))
+    wanting = torch.arange(30)
+    taken, gone = id_probe.evict(wanting, *ours, layout, **rule)
+    true_taken, true_gone = reference.evict(wanting, *truth, layout, **rule)
+    assert torch.equal(taken, true_taken)
+    assert torch.equal(gone, true_gone)
+    assert all(torch.equal(a, b) for a, b in zip(ours, truth))
+    first = next(iter(reference.window(layout, 0)))
+    assert scores == "random" or int(taken[0]) == first
