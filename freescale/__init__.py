@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from freescale.data.sequence_batch import SequenceBatch
     from freescale.embedding.plan import TableSpec
     from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.embedding.zero_collision import ZeroCollisionMap
     from freescale.pipeline.prioritized import PrioritizedPipeline
     from freescale.train.export import load_export
 
@@ -24,6 +25,7 @@ _HOME = {
     "SequenceBatch": "freescale.data.sequence_batch",
     "ShardedEmbedding": "freescale.embedding.sharded",
     "TableSpec": "freescale.embedding.plan",
+    "ZeroCollisionMap": "freescale.embedding.zero_collision",
     "load_export": "freescale.train.export",
 }
 
@@ -33,6 +35,7 @@ __all__ = [
     "SequenceBatch",
     "ShardedEmbedding",
     "TableSpec",
+    "ZeroCollisionMap",
     "__version__",
     "load_export",
 ]

@@ -14,10 +14,10 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.comm.clocks import SharedClock
-from freescale.comm.lanes import open_lanes
+from freescale.comm.lanes import open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
-from freescale.comm.transport import make_transport
+from freescale.comm.transport import Transport, make_transport
 from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
@@ -25,11 +25,14 @@ from freescale.data.parquet_source import ParquetSource, is_dataset
 from freescale.data.prepare import prepare
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
+from freescale.embedding.eviction import make_eviction
 from freescale.embedding.id_map import DirectMap, HashMap, IdMap
 from freescale.embedding.optimizer import make_optimizer
+from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec, plan_rows
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
+from freescale.kernels.slot_layout import make_layout
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.pipeline.adaptive import Switch
@@ -43,8 +46,9 @@ from freescale.train.checkpoint import Checkpoints
 from freescale.train.cuda_clock import CudaClock
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
+from freescale.train.id_report import IdReport
 from freescale.train.learning_rate import lr_factor
-from freescale.train.loop import Run, write_step
+from freescale.train.loop import Run, due_at, write_step
 from freescale.train.rebalance import Rebalancer
 from freescale.train.step import TrainStep
 
@@ -132,20 +136,44 @@ def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
     return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
 
 
-def build_id_map(config: Config, source: SequenceSource) -> IdMap:
-    """Raw ids to rows."""
-    if config.embedding.id_map == "hash":
-        assert config.embedding.rows is not None
-        return HashMap(config.embedding.rows)
-    return DirectMap(config.embedding.rows or int(source.items.ids[-1]) + 1)
+def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
+    """The item table, and how raw ids become its rows."""
+    options = config.embedding
+    if options.id_map == "hash":
+        assert options.rows is not None
+        hashed = HashMap(options.rows)
+        return build_embedding(config, hashed.num_rows, ranks), hashed
+    if options.id_map == "direct":
+        direct = DirectMap(options.rows or int(source.items.ids[-1]) + 1)
+        return build_embedding(config, direct.num_rows, ranks), direct
+    rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
+    layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
+    embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
+    return embedding, OwnedIds(
+        embedding,
+        TABLE,
+        lane=id_lane(config, ranks) if hides_traffic(config, embedding, ranks) else None,
+        max_probe=options.max_probe,
+        eviction=make_eviction(options.eviction, ttl=options.ttl),
+        admit_after=options.admit_after,
+        admission=options.admission,
+        guard=options.guard,
+    )
 
 
-def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbedding:
+def id_lane(config: Config, ranks: Ranks) -> Transport:
+    """How ids travel to their owners while the training thread has traffic of its own under way."""
+    assert ranks.group is not None
+    return WatchedTransport(open_lane(ranks.group, kind=config.comm.transport, timeout_s=ranks.timeout_s))
+
+
+def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
     """The item table."""
     options = config.embedding
     spec = TableSpec(
         name=TABLE,
-        num_rows=id_map.num_rows,
+        num_rows=num_rows,
+        row_group=row_group,
         dim=config.model.dim,
         optimizer=make_optimizer(
             options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
@@ -221,8 +249,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
     model = build_model(config, source).to(ranks.device)
-    id_map = build_id_map(config, source)
-    embedding = build_embedding(config, id_map, ranks)
+    embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
@@ -237,6 +264,15 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     def factor(step: int) -> float:
         return lr_factor(
             step, schedule=optim.schedule, warmup_steps=optim.warmup_steps, total_steps=total_steps
+        )
+
+    eval_every = config.run.eval_every or steps_per_epoch
+    learns_ids = isinstance(id_map, OwnedIds)
+
+    def may_look_past(step: int) -> bool:
+        """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
+        return not learns_ids or not any(
+            due_at(step + 1, every=eval_every, save_every=config.run.checkpoint_every)
         )
 
     gate = Gate()
@@ -260,6 +296,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             device=ranks.device,
             first_step=first_step,
             prioritized=switch.prioritized,
+            look_past=may_look_past,
             check=config.pipeline.check,
             chunk_mb=config.pipeline.chunk_mb,
             gate=gate,
@@ -276,6 +313,8 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         model=model,
         optimizer=optimizer,
         embedding=embedding,
+        id_map=id_map,
+        id_report=IdReport(id_map, ranks),
         train_step=TrainStep(
             model,
             optimizer,
@@ -312,7 +351,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         progress=progress,
         accounts=build_accounts(config, ranks, progress),
         total_steps=total_steps,
-        eval_every=config.run.eval_every or steps_per_epoch,
+        eval_every=eval_every,
         checkpoint_every=config.run.checkpoint_every,
         metric=config.eval.metric,
         patience=config.run.patience,

@@ -25,6 +25,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
+app.add_typer(plan_app, name="plan")
+
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run (run.out of its recipe).")]
 
 
@@ -217,6 +220,30 @@ def doctor() -> None:
     Console().print(table)
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+@plan_app.command("ids")
+def plan_ids(
+    num_ids: Annotated[int, typer.Argument(help="Different ids alive at a time.", min=1)],
+    target: Annotated[float, typer.Option(help="Share of the ids that may share a row.")] = 0.0001,
+    row_bytes: Annotated[
+        int, typer.Option(help="Bytes of a row with its optimizer state (float32, dim 64, Adam: 768).", min=1)
+    ] = 768,
+) -> None:
+    """How many rows and probes a zero-collision table needs, from measured tables."""
+    from freescale.embedding.sizing import size_table
+
+    table = Table("max_probe", "rows", "rows an id", "share a row", "by plain hashing", "GiB")
+    for size in size_table(num_ids, target=target):
+        table.add_row(
+            str(size.max_probe),
+            f"{size.num_rows:,}",
+            f"{size.rows_per_id:g}",
+            f"{size.collisions:.4%}",
+            f"{size.plain_hash:.2%}",
+            f"{size.num_rows * (row_bytes + 20) / 2**30:,.2f}",
+        )
+    Console().print(table)
 
 
 @app.command()

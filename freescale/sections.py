@@ -124,8 +124,31 @@ class HeadSection:
 class EmbeddingSection:
     """The item table and its own optimizer."""
 
-    id_map: Literal["direct", "hash"] = _key("direct", "how raw ids become rows")
-    rows: int | None = _key(None, "table rows; null: largest id + 1 (required for id_map=hash)", at_least=1)
+    id_map: Literal["direct", "hash", "zero_collision"] = _key(
+        "direct", "how raw ids become rows: a row for each number, by hash, or learnt in training"
+    )
+    rows: int | None = _key(
+        None,
+        "table rows; null: largest id + 1, zero_collision: 1.5 times the items (required for id_map=hash)",
+        at_least=1,
+    )
+    max_probe: int = _key(128, "zero_collision: rows an id may live in", at_least=1)
+    buckets: int | None = _key(
+        None, "zero_collision: parts that ranks hold as a whole; null: by the number of rows", at_least=1
+    )
+    eviction: Literal["none", "ttl", "lru", "lfu"] = _key(
+        "none", "zero_collision: which id gives way when all rows it may live in are taken"
+    )
+    ttl: int | None = _key(None, "eviction=ttl: steps an id stays after it was last seen", at_least=1)
+    admit_after: int = _key(1, "zero_collision: steps an id must be seen in to get a row", at_least=1)
+    admission: Literal["count_min", "exact"] = _key(
+        "count_min", "admit_after: how ids without a row are counted"
+    )
+    guard: int = _key(
+        3,
+        "zero_collision: rows of this many last steps are not taken over; bounds batches under way",
+        at_least=0,
+    )
     optimizer: Literal["sgd", "rowwise_adagrad", "adam"] = _key("adam", "sparse optimizer of the table")
     lr: float = _key(1e-3, "learning rate of the table, follows optim.schedule", at_least=0)
     dtype: Literal["float32", "bfloat16"] = _key(

@@ -23,13 +23,21 @@ def open_lanes(
         alone = AloneTransport()
         return Lanes(express=alone, bulk=alone, ids=alone)
     on_cpu = torch.device(device).type == "cpu"
-    express, bulk = (_open(group, str(device), kind=kind, timeout_s=timeout_s) for _ in range(2))
+    express, bulk = (open_lane(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
-    ids = bulk if on_cpu else _open(group, "cpu", kind=kind, timeout_s=timeout_s)
+    ids = bulk if on_cpu else open_lane(group, kind=kind, timeout_s=timeout_s)
     return Lanes(express=express, bulk=bulk, ids=ids)
 
 
-def _open(group: dist.ProcessGroup, device: str, *, kind: str, timeout_s: float) -> Transport:
+def open_lane(
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+) -> Transport:
+    """One connection between the ranks of a group that nothing else uses."""
+    device = str(device)
     transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
     if transport.name == "collective":
         transport = make_transport(

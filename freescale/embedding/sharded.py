@@ -158,7 +158,7 @@ class ShardedEmbedding:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
         self.settle()
         return {
-            f"{name}.{part}": self._global_view(plan, values)
+            f"{name}.{part}": self.global_view(name, values)
             for name, plan in self.plans.items()
             for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
         }
@@ -213,7 +213,18 @@ class ShardedEmbedding:
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense[rows, :-1]
 
-    def _global_view(self, plan: TablePlan, values: Tensor) -> Tensor:
+    def global_view(self, name: str, values: Tensor, *, grouped: bool = False) -> Tensor:
+        """What this rank holds of a table as its part of one global tensor.
+
+        Args:
+            name: of the table.
+            values: one entry for each row held here; or, grouped, one for each group of rows that stay together.
+            grouped: rows become groups otherwise, so that every cut falls between them.
+        """
+        plan = self.plans[name]
+        group = plan.spec.row_group
+        if group > 1 and not grouped:
+            values = values.view(len(values) // group, group * values.shape[1])
         if plan.replicated:
             return values
         if self._mesh is None:
@@ -225,7 +236,7 @@ class ShardedEmbedding:
             self._mesh,
             [Shard(0)],
             run_check=False,
-            shape=torch.Size((plan.spec.num_rows, width)),
+            shape=torch.Size((plan.spec.num_rows // group, width)),
             stride=(width, 1),
         )
 

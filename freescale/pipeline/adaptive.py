@@ -21,6 +21,7 @@ import torch.distributed as dist
 from freescale.comm.ranks import Ranks
 from freescale.errors import CheckpointError
 from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.trace.spans import exchange
 
 PROBE = 10
 # The first steps after a change are neither one way nor the other.
@@ -108,7 +109,8 @@ class Switch:
         """Mean over the ranks of their median step time, the same bits on every rank; 0 where one has none."""
         mine = [self._ms[step] for step in steps[_UNSETTLED:] if step in self._ms]
         known = torch.tensor([median(mine) if mine else 0.0, float(bool(mine))], dtype=torch.float64)
-        dist.all_reduce(known, group=self._ranks.control)
-        dist.broadcast(known, src=0, group=self._ranks.control)
+        with exchange("agree on the way"):
+            dist.all_reduce(known, group=self._ranks.control)
+            dist.broadcast(known, src=0, group=self._ranks.control)
         complete = int(known[1]) == self._ranks.num_ranks
         return float(known[0]) / self._ranks.num_ranks if complete else 0.0

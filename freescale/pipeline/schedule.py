@@ -90,7 +90,7 @@ class PlainSchedule:
     def __iter__(self) -> Iterator[ReadyBatch]:
         """Batches with their rows; take the next one only after `update` of the last."""
         for plan, batch in self._batches:
-            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device)
+            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device, step=plan.step)
             yield ReadyBatch(plan, slotted, lookup)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
@@ -156,15 +156,24 @@ class PrioritizedSchedule:
         self.pipeline.__exit__(*error)
 
     def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
-        return {TABLE: self._id_map.rows(torch.cat(_ids_of(planned.batch)))}
+        ids = torch.cat(_ids_of(planned.batch))
+        return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
 
 
 def with_slots(
-    batch: SequenceBatch, embedding: ShardedEmbedding, id_map: IdMap, device: torch.device
+    batch: SequenceBatch,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+    device: torch.device,
+    *,
+    step: int | None = None,
 ) -> tuple[Lookup, SequenceBatch]:
-    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids."""
-    # Ids are mapped and checked on the CPU, where they come from: no wait for the GPU.
-    rows = id_map.rows(torch.cat(_ids_of(batch))).to(device, non_blocking=True)
+    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids.
+
+    In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
+    """
+    # Ids are mapped where the map lives. Formulas work on the CPU, where ids come from: no wait for the GPU.
+    rows = id_map.rows(torch.cat(_ids_of(batch)), step=step).to(device, non_blocking=True)
     lookup = embedding.lookup(TABLE, rows)
     return lookup, _slotted(batch, lookup, device)
 

@@ -31,6 +31,7 @@ class MetricsLog:
     start: Event = field(default_factory=dict)
     steps: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
+    ids: list[Event] = field(default_factory=list)
     test: Event | None = None
     end: Event | None = None
     ranks: Event | None = None
@@ -89,6 +90,7 @@ def read_metrics(path: Path) -> MetricsLog:
         start=kinds["start"][-1] if kinds["start"] else {},
         steps=steps,
         evals=evals,
+        ids=_latest_per_step(kinds.get("ids", [])),
         test=tests[-1] if tests else None,
         end=kinds["end"][-1] if kinds["end"] else None,
         ranks=kinds["ranks"][-1] if kinds["ranks"] else None,

@@ -14,7 +14,7 @@ from freescale.trace.time_account import WORDS
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
 TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")
-IDS = ("id_map", "zero_collision", "ids_", "evicted", "collision")
+IDS = ("id_",)
 """How names of step fields begin that a feature logs about itself; each has a section of its own."""
 
 TITLES = {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
+from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
 from freescale.pipeline.adaptive import Switch
@@ -24,6 +25,7 @@ from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress, time_fields
+from freescale.train.id_report import IdReport
 from freescale.train.rebalance import Rebalancer
 from freescale.train.step import StepResult, TrainStep
 
@@ -37,6 +39,8 @@ class Run:
         model: the dense part.
         optimizer: of the dense part.
         embedding: the tables.
+        id_map: raw ids to rows.
+        id_report: what happened to ids.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
         switch: agrees on whether hiding traffic pays.
@@ -61,6 +65,8 @@ class Run:
     model: Recommender
     optimizer: torch.optim.Optimizer
     embedding: ShardedEmbedding
+    id_map: IdMap
+    id_report: IdReport
     train_step: TrainStep
     rebalancer: Rebalancer
     switch: Switch
@@ -130,8 +136,9 @@ def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
 def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
     """Hand in the line of this step. Loss and traffic are summed over the ranks: it is that of the global batch."""
     plan = ready.plan
-    sums = torch.tensor([result.loss, *ready.traffic.values()], dtype=torch.float64)
-    loss, *moved = run.ranks.sum_on_cpu(sums, what="sum the loss").tolist()
+    own = torch.tensor([result.loss, *ready.traffic.values()], dtype=torch.float64)
+    sums = run.ranks.sum_on_cpu(torch.cat([own, run.id_report.counts(plan.step)]), what="sum the loss")
+    loss, *moved = sums[: len(own)].tolist()
     line: dict[str, object] = {
         "loss": loss,
         "tokens": plan.global_tokens,
@@ -141,6 +148,7 @@ def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
         "epoch": plan.epoch,
         "plan": plan.plan_hash,
         **traffic_fields(Traffic(*moved), run.ranks),
+        **run.id_report.step_fields(sums[len(own) :]),
     }
     if result.grad_norm is not None:
         line["grad_norm"] = result.grad_norm
@@ -185,17 +193,23 @@ def choose_way(run: Run, step: int, step_ms: float) -> None:
         run.progress.pipeline(step, decided)
 
 
+def due_at(step: int, *, every: int, save_every: int | None, last: bool = False) -> tuple[bool, bool]:
+    """Whether an evaluation and a checkpoint are due after a step (from 1); without `save_every` they go together."""
+    evaluates = last or step % every == 0
+    return evaluates, last or (evaluates if save_every is None else step % save_every == 0)
+
+
 def evaluate_and_save(run: Run, step: int, schedule: Schedule) -> bool:
     """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
     last = step == run.total_steps
-    evaluates = last or step % run.eval_every == 0
-    saves = last or (evaluates if run.checkpoint_every is None else step % run.checkpoint_every == 0)
+    evaluates, saves = due_at(step, every=run.eval_every, save_every=run.checkpoint_every, last=last)
     improved = False
     if evaluates or saves:
         schedule.flush()
         run.accounts.pause()  # evaluations and checkpoints are no part of a step's time
         if run.accounts.totals:
             run.progress.ranks(step, run.accounts.totals)
+        run.progress.ids(step, run.id_report.picture())
     if evaluates:
         with stage("evaluate", step=step):
             improved = evaluate(run, step)
@@ -244,7 +258,7 @@ def report_checkpoint(run: Run, path: Path | None) -> None:
 def restore(run: Run, path: Path) -> int:
     """Bring a checkpoint back; returns the number of steps it has behind it."""
     meta = read_meta(path)
-    load_tensors(path, run_tensors(run), ranks=run.ranks)
+    load_run(run, path)
     run.best = dict(meta["best"])
     run.evaluations_since_best = int(meta["evaluations_since_best"])
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
@@ -262,7 +276,7 @@ def finish(run: Run, step: int, **speed: float) -> dict[str, Any]:
     best = run.checkpoints.best()
     if best is not None and run.best.get("step") not in (None, step):
         read_meta(best)
-        load_tensors(best, run_tensors(run), ranks=run.ranks)
+        load_run(run, best)
     with stage("evaluate", step=step):
         metrics = run.evaluator.run(run.test)
     popularity = run.popularity.get("test")
@@ -288,7 +302,14 @@ def run_tensors(run: Run) -> dict[str, Tensor]:
         for param in group["params"]:
             state = adam_state(run.optimizer, param)
             tensors |= {f"optimizer.{names[param]}.{part}": value for part, value in state.items()}
-    return tensors | {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
+    tensors |= {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
+    return tensors | {f"ids.{name}": value for name, value in run.id_map.state_dict().items()}
+
+
+def load_run(run: Run, path: Path) -> None:
+    """Fill every tensor of the run from a checkpoint."""
+    load_tensors(path, run_tensors(run), ranks=run.ranks)
+    run.id_map.restored()
 
 
 def adam_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:

@@ -102,6 +102,8 @@ class TerminalSink:
                 self._step(event)
         elif kind == "eval":
             self._print(*_eval_parts(event))
+        elif kind == "ids":
+            self._print(*_id_parts(event))
         elif kind == "checkpoint":
             self._print(f"saved  step {step_of(event)}  {event.get('path')}")
         elif kind == "pipeline" and event.get("changed"):
@@ -248,6 +250,17 @@ def _pipeline_line(event: Event) -> str:
         f"rows   step {step_of(event)}  {way} communication from step {event.get('from_step')} on: "
         f"{on:.1f} ms a step prioritized, {off:.1f} ms plain"
     )
+
+
+def _id_parts(event: Event) -> list[str]:
+    """How full the table is and what happened to ids since the last such line; a warning if there is one."""
+    counts = {name: units.number(event.get(name)) or 0 for name in ("asked", "hits", "inserts", "evictions")}
+    shared = (units.number(event.get("collisions")) or 0) + (units.number(event.get("not_admitted")) or 0)
+    full, hits = units.number(event.get("occupancy")) or 0.0, counts["hits"] / max(1, counts["asked"])
+    line = f"ids   step {step_of(event)}  {full:.1%} of {event.get('slots'):,} slots taken  {hits:.1%} hits"
+    line += f"  {counts['inserts']:,.0f} new  {counts['evictions']:,.0f} evicted  {shared:,.0f} shared a row"
+    warning = event.get("warning")
+    return [line, f"warning: {warning}"] if warning else [line]
 
 
 def _metric(value: object) -> str:

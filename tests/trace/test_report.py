@@ -135,6 +135,31 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
     assert "What is missing" not in page.text
 
 
+def test_an_id_map_is_shown_as_last_seen_with_the_counts_of_the_whole_run(tmp_path: Path) -> None:
+    counts = {"asked": 500, "hits": 450, "inserts": 40, "evictions": 5, "collisions": 10, "not_admitted": 0}
+    pictures: list[dict[str, object]] = [
+        {
+            "event": "ids",
+            "step": step,
+            "slots": 4000,
+            "occupancy": full,
+            **counts,
+            "probe_histogram": {"2-3": 77},
+        }
+        for step, full in ((40, 0.25), (80, 0.5))
+    ]
+    page = report_of(write_run(tmp_path / "demo", [*run_events()[:-1], *pictures, run_events()[-1]]))
+    for words in (
+        "Zero-collision ids at step 80",
+        "slots 4,000",
+        "taken 50.0%",
+        "lost theirs 10",
+        "slots from home 2-3 77 ids",
+    ):
+        assert words in page.text
+    assert "Ids at step" not in report_of(write_run(tmp_path / "other", run_events())).text
+
+
 def test_report_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = write_report(write_run(tmp_path / "demo", run_events())).read_text()
     page = Page(html)
@@ -348,9 +373,9 @@ def test_fields_of_features_have_sections_of_their_own(tmp_path: Path) -> None:
     events = run_events(40)
     for event in events:
         if event["event"] == "step":
-            event |= {"overlap": 0.25, "exposed_bytes": 1e6, "id_map_evicted": 3, "imbalance_in_turn": 1.3}
+            event |= {"overlap": 0.25, "exposed_bytes": 1e6, "id_evictions": 3, "imbalance_in_turn": 1.3}
     page = report_of(write_run(tmp_path / "demo", events))
-    for words in ("Embedding traffic", "Exposed bytes", "Zero-collision ids", "Id map evicted"):
+    for words in ("Embedding traffic", "Exposed bytes", "Ids, step by step", "Id evictions"):
         assert words in page.text
     assert "samples dealt out in turn 23.1%" in page.text
     assert "as planned 0.40%" in page.text
