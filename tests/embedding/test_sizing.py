@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freescale.embedding.id_stats import advice, histogram, merged
-from freescale.embedding.sizing import MEASURED, PROBES, plain_hash_collisions, size_table
+from freescale.embedding.sizing import MEASURED, PROBES, Size, plain_hash_collisions, size_table
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import ConfigError
 
@@ -14,11 +14,18 @@ from freescale.errors import ConfigError
 @pytest.mark.parametrize("target", [0.01, 0.001, 0.0001])
 def test_a_table_of_the_advised_size_keeps_the_target(target: float) -> None:
     num_ids = 200_000
-    ids = torch.randint(-(2**63), 2**63 - 1, (num_ids,))
     for size in size_table(num_ids, target=target):
-        ids_map = ZeroCollisionMap(size.num_rows, max_probe=size.max_probe)
-        ids_map.insert(ids)
-        assert ids_map.stats()["collisions"] <= target * num_ids * 1.15 + 10, size
+        # Full windows come in clusters: one draw may be a third off its mean.
+        counts = [collisions_of(size, num_ids, seed) for seed in range(4)]
+        assert sum(counts) / len(counts) <= target * num_ids * 1.15 + 10, size
+
+
+def collisions_of(size: Size, num_ids: int, seed: int) -> int:
+    drawn = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-(2**63), 2**63 - 1, (num_ids,), generator=drawn)
+    ids_map = ZeroCollisionMap(size.num_rows, max_probe=size.max_probe)
+    ids_map.insert(ids)
+    return int(ids_map.stats()["collisions"])
 
 
 def test_more_probes_and_more_rows_never_hurt() -> None:

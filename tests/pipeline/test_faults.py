@@ -50,9 +50,9 @@ def hook_stages(act: Callable[[str, int], None]) -> None:
     """Call act(stage, step) at the beginning of every stage of the schedule, in the thread that does it."""
 
     @contextlib.contextmanager
-    def stage(name: str, *, step: int) -> Iterator[None]:
+    def stage(name: str, *, step: int, **options: str) -> Iterator[None]:
         act(name, step)
-        with spans.stage(name, step=step):
+        with spans.stage(name, step=step, **options):
             yield
 
     prioritized.stage = row_moves.stage = stage
