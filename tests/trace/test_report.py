@@ -373,10 +373,14 @@ def test_fields_of_features_have_sections_of_their_own(tmp_path: Path) -> None:
     events = run_events(40)
     for event in events:
         if event["event"] == "step":
-            event |= {"overlap": 0.25, "exposed_bytes": 1e6, "id_evictions": 3, "imbalance_in_turn": 1.3}
+            event |= {"overlap": 0.25, "exposed_bytes": 1e6, "hidden_bytes": 3e6, "parked_rows": 70}
+            event |= {"exposed_ms": 2.5, "split_ms": 0.4, "id_evictions": 3, "imbalance_in_turn": 1.3}
     page = report_of(write_run(tmp_path / "demo", events))
-    for words in ("Embedding traffic", "Exposed bytes", "Ids, step by step", "Id evictions"):
-        assert words in page.text
+    traffic = page.text.partition("Embedding traffic")[2].partition("Ids, step by step")[0]
+    for words in ("Overlap", "Exposed bytes", "Hidden bytes", "Parked rows", "Exposed ms", "Split ms"):
+        assert words in traffic
+        assert words not in page.text.replace(traffic, ""), "one place for each"
+    assert "Id evictions" in page.text.partition("Ids, step by step")[2]
     assert "samples dealt out in turn 23.1%" in page.text
     assert "as planned 0.40%" in page.text
 
