@@ -15,17 +15,30 @@ if TYPE_CHECKING:
     from freescale.data.sequence_batch import SequenceBatch
     from freescale.embedding.plan import TableSpec
     from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.embedding.zero_collision import ZeroCollisionMap
+    from freescale.pipeline.prioritized import PrioritizedPipeline
     from freescale.train.export import load_export
 
 _HOME = {
     "BalancedSampler": "freescale.balance.sampler",
+    "PrioritizedPipeline": "freescale.pipeline.prioritized",
     "SequenceBatch": "freescale.data.sequence_batch",
     "ShardedEmbedding": "freescale.embedding.sharded",
     "TableSpec": "freescale.embedding.plan",
+    "ZeroCollisionMap": "freescale.embedding.zero_collision",
     "load_export": "freescale.train.export",
 }
 
-__all__ = ["BalancedSampler", "SequenceBatch", "ShardedEmbedding", "TableSpec", "__version__", "load_export"]
+__all__ = [
+    "BalancedSampler",
+    "PrioritizedPipeline",
+    "SequenceBatch",
+    "ShardedEmbedding",
+    "TableSpec",
+    "ZeroCollisionMap",
+    "__version__",
+    "load_export",
+]
 
 
 def __getattr__(name: str) -> Any:

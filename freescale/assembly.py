@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,42 @@ import torch
 from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
-from freescale.comm.ranks import Ranks
-from freescale.comm.transport import make_transport
+from freescale.comm.clocks import SharedClock
+from freescale.comm.lanes import open_lane, open_lanes
+from freescale.comm.priority import Gate, Lanes
+from freescale.comm.ranks import Ranks, device_name
+from freescale.comm.transport import Transport, make_transport
+from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
 from freescale.data.parquet_source import ParquetSource, is_dataset
 from freescale.data.prepare import prepare
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
+from freescale.embedding.eviction import make_eviction
 from freescale.embedding.id_map import DirectMap, HashMap, IdMap
 from freescale.embedding.optimizer import make_optimizer
+from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec, plan_rows
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
+from freescale.kernels.slot_layout import make_layout
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
+from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
-from freescale.pipeline.schedule import TABLE, PlainSchedule
+from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.pipeline.schedule import TABLE, PlainSchedule, PrioritizedSchedule, Schedule
+from freescale.trace import spans
+from freescale.trace.span_file import SpanWriter
+from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints
+from freescale.train.cuda_clock import CudaClock
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
+from freescale.train.id_report import IdReport
 from freescale.train.learning_rate import lr_factor
-from freescale.train.loop import Run
+from freescale.train.loop import Run, due_at, write_step
 from freescale.train.rebalance import Rebalancer
 from freescale.train.step import TrainStep
 
@@ -121,20 +136,44 @@ def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
     return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
 
 
-def build_id_map(config: Config, source: SequenceSource) -> IdMap:
-    """Raw ids to rows."""
-    if config.embedding.id_map == "hash":
-        assert config.embedding.rows is not None
-        return HashMap(config.embedding.rows)
-    return DirectMap(config.embedding.rows or int(source.items.ids[-1]) + 1)
+def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
+    """The item table, and how raw ids become its rows."""
+    options = config.embedding
+    if options.id_map == "hash":
+        assert options.rows is not None
+        hashed = HashMap(options.rows)
+        return build_embedding(config, hashed.num_rows, ranks), hashed
+    if options.id_map == "direct":
+        direct = DirectMap(options.rows or int(source.items.ids[-1]) + 1)
+        return build_embedding(config, direct.num_rows, ranks), direct
+    rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
+    layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
+    embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
+    return embedding, OwnedIds(
+        embedding,
+        TABLE,
+        lane=id_lane(config, ranks) if hides_traffic(config, embedding, ranks) else None,
+        max_probe=options.max_probe,
+        eviction=make_eviction(options.eviction, ttl=options.ttl),
+        admit_after=options.admit_after,
+        admission=options.admission,
+        guard=options.guard,
+    )
 
 
-def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbedding:
+def id_lane(config: Config, ranks: Ranks) -> Transport:
+    """How ids travel to their owners while the training thread has traffic of its own under way."""
+    assert ranks.group is not None
+    return WatchedTransport(open_lane(ranks.group, kind=config.comm.transport, timeout_s=ranks.timeout_s))
+
+
+def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
     """The item table."""
     options = config.embedding
     spec = TableSpec(
         name=TABLE,
-        num_rows=id_map.num_rows,
+        num_rows=num_rows,
+        row_group=row_group,
         dim=config.model.dim,
         optimizer=make_optimizer(
             options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
@@ -142,14 +181,15 @@ def build_embedding(config: Config, id_map: IdMap, ranks: Ranks) -> ShardedEmbed
         dtype=torch.float64 if config.model.dtype == "float64" else _DTYPES[options.dtype],
         seed=config.run.seed,
     )
+    transport = make_transport(
+        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+    )
     return ShardedEmbedding(
         [spec],
         group=ranks.group,
         device=ranks.device,
         replicate_below_mb=options.replicate_below_mb,
-        transport=make_transport(
-            ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
-        ),
+        transport=transport if ranks.num_ranks == 1 else WatchedTransport(transport),
     )
 
 
@@ -174,12 +214,42 @@ def build_sampler(
     )
 
 
+def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts:
+    """What accounts for the time of every step; spans are recorded from here on."""
+
+    def write(step: AccountedStep) -> None:
+        write_step(progress, step)
+
+    if not config.trace.enabled:
+        spans.record_into(None)
+        return Accounts(ranks=ranks, recorder=None, write=write)
+    recorder = spans.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
+    spans.record_into(recorder)
+    return Accounts(
+        ranks=ranks, recorder=recorder, write=write, every=config.run.log_every, clock=SharedClock(ranks)
+    )
+
+
+def open_span_file(run: Run, config: Config) -> None:
+    """Let the accounts keep the spans of this rank, with one time zero for all of them."""
+    accounts = run.accounts
+    if accounts.recorder is None:
+        return
+    assert accounts.clock is not None
+    accounts.spans = SpanWriter(
+        Path(config.run.out),
+        rank=run.ranks.rank,
+        num_ranks=run.ranks.num_ranks,
+        origin=accounts.clock.origin,
+        facts={"host": platform.node(), "device": device_name(run.ranks.device)},
+    )
+
+
 def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
     model = build_model(config, source).to(ranks.device)
-    id_map = build_id_map(config, source)
-    embedding = build_embedding(config, id_map, ranks)
+    embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
@@ -196,7 +266,19 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             step, schedule=optim.schedule, warmup_steps=optim.warmup_steps, total_steps=total_steps
         )
 
-    def open_schedule(first_step: int) -> PlainSchedule:
+    eval_every = config.run.eval_every or steps_per_epoch
+    learns_ids = isinstance(id_map, OwnedIds)
+
+    def may_look_past(step: int) -> bool:
+        """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
+        return not learns_ids or not any(
+            due_at(step + 1, every=eval_every, save_every=config.run.checkpoint_every)
+        )
+
+    gate = Gate()
+    switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
+
+    def open_schedule(first_step: int) -> Schedule:
         batches = load_batches(
             sampler,
             train,
@@ -205,7 +287,25 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             workers=config.data.workers,
             pin=ranks.device.type == "cuda",
         )
-        return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+        if not hides_traffic(config, embedding, ranks):
+            return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+        return PrioritizedSchedule(
+            batches,
+            embedding=embedding,
+            id_map=id_map,
+            device=ranks.device,
+            first_step=first_step,
+            prioritized=switch.prioritized,
+            look_past=may_look_past,
+            check=config.pipeline.check,
+            chunk_mb=config.pipeline.chunk_mb,
+            gate=gate,
+            lanes=watched_lanes(
+                open_lanes(
+                    ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+                )
+            ),
+        )
 
     retrieval = config.head.kind == "retrieval"
     return Run(
@@ -213,6 +313,8 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         model=model,
         optimizer=optimizer,
         embedding=embedding,
+        id_map=id_map,
+        id_report=IdReport(id_map, ranks),
         train_step=TrainStep(
             model,
             optimizer,
@@ -224,14 +326,16 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             accumulate=optim.accumulate,
             autocast=config.model.dtype == "bfloat16",
             seed=config.run.seed,
+            gate=gate,
         ),
         rebalancer=Rebalancer(
             decisions=decisions,
             ranks=ranks,
             every=config.balance.refit_every if config.balance.enabled else None,
-            # The loader has at most two batches a process under way, and the next one.
-            lookahead=2 * config.data.workers + 2,
+            # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
+            lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
         ),
+        switch=switch,
         open_schedule=open_schedule,
         evaluator=Evaluator(
             model=model,
@@ -245,8 +349,9 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         test=test,
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
         progress=progress,
+        accounts=build_accounts(config, ranks, progress),
         total_steps=total_steps,
-        eval_every=config.run.eval_every or steps_per_epoch,
+        eval_every=eval_every,
         checkpoint_every=config.run.checkpoint_every,
         metric=config.eval.metric,
         patience=config.run.patience,
@@ -262,6 +367,19 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         else {},
         recipe=dataclasses.asdict(config),
     )
+
+
+def watched_lanes(lanes: Lanes) -> Lanes:
+    """The same connections, their exchanges recorded."""
+    bulk = WatchedTransport(lanes.bulk)
+    ids = bulk if lanes.ids is lanes.bulk else WatchedTransport(lanes.ids)
+    return Lanes(express=WatchedTransport(lanes.express), bulk=bulk, ids=ids)
+
+
+def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> bool:
+    """Whether there is embedding traffic to hide: several ranks, and a table that is spread over them."""
+    sharded = any(not plan.replicated for plan in embedding.plans.values())
+    return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
 def agreement(config: Config, embedding: ShardedEmbedding, source: SequenceSource) -> dict[str, Any]:

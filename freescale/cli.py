@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
+app.add_typer(plan_app, name="plan")
 
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run (run.out of its recipe).")]
 
@@ -148,11 +152,60 @@ def export(run_dir: RunDir, out_dir: Annotated[Path, typer.Argument(help="New fo
 
 
 @app.command()
-def report(run_dir: RunDir) -> None:
-    """Write RUN_DIR/report.html from the run's log."""
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR | FILES", help="Folder of a run; with --trace, torch profiler files, one a rank."
+        ),
+    ],
+    compare: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="An earlier run: write RUN_DIR/compare.html, too.")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Account for torch profiler traces of any program.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="With --trace: the page to write.")] = Path("trace-report.html"),
+) -> None:
+    """Show where the time went: RUN_DIR/report.html and trace.json from a run's log, or a page from profiler traces."""
+    if trace:
+        _report_traces(paths, out)
+        return
     from freescale.trace.report import write_report
 
-    _print(str(write_report(run_dir)))
+    if len(paths) > 1:
+        raise FreeScaleError(
+            "report takes one run folder",
+            got=" ".join(map(str, paths)),
+            next_step="--compare OTHER_DIR for two runs, --trace FILES for profiler traces",
+        )
+    _print(str(write_report(paths[0])))
+    if compare is not None:
+        from freescale.trace.compare import write_comparison
+
+        _print(str(write_comparison(paths[0], compare)))
+
+
+def _report_traces(files: list[Path], out: Path) -> None:
+    from freescale.trace.profiler_report import write_trace_report
+    from freescale.trace.units import percent
+
+    account = write_trace_report(files, out)
+    columns = ("compute", "straggler", "comm", "host")
+    table = Table("rank", "ms a step", *columns, "bubble", "any kernel")
+    for rank, parts in account.parts().items():
+        busy = account.busy[rank]
+        table.add_row(
+            str(rank),
+            f"{1000 * parts.total / len(account.ranks[rank]):,.2f}",
+            *(percent(parts.share(name)) for name in columns),
+            percent(parts.bubble),
+            percent(busy.busy / busy.window) if busy.window else "-",
+        )
+    Console().print(table)
+    for problem in account.problems:
+        _print(problem)
+    _print(str(out))
 
 
 @app.command()
@@ -167,6 +220,30 @@ def doctor() -> None:
     Console().print(table)
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+@plan_app.command("ids")
+def plan_ids(
+    num_ids: Annotated[int, typer.Argument(help="Different ids alive at a time.", min=1)],
+    target: Annotated[float, typer.Option(help="Share of the ids that may share a row.")] = 0.0001,
+    row_bytes: Annotated[
+        int, typer.Option(help="Bytes of a row with its optimizer state (float32, dim 64, Adam: 768).", min=1)
+    ] = 768,
+) -> None:
+    """How many rows and probes a zero-collision table needs, from measured tables."""
+    from freescale.embedding.sizing import size_table
+
+    table = Table("max_probe", "rows", "rows an id", "share a row", "by plain hashing", "GiB")
+    for size in size_table(num_ids, target=target):
+        table.add_row(
+            str(size.max_probe),
+            f"{size.num_rows:,}",
+            f"{size.rows_per_id:g}",
+            f"{size.collisions:.4%}",
+            f"{size.plain_hash:.2%}",
+            f"{size.num_rows * (row_bytes + 20) / 2**30:,.2f}",
+        )
+    Console().print(table)
 
 
 @app.command()
@@ -193,7 +270,7 @@ def main() -> None:
         # Another rank is gone; its own failure says more than the connection it left behind.
         if not note_failure(error):
             raise
-        sys.exit(1)
+        _leave(1)
     except (FreeScaleError, OSError) as error:
         if os.environ.get("FREESCALE_DEBUG"):
             raise
@@ -201,13 +278,22 @@ def main() -> None:
         if not note_failure(problem):
             text = f"[red]error:[/] {escape(str(problem))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _leave(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if not note_failure(error):
             raise
-        sys.exit(1)
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process. A thread that waits for another rank cannot be ended, so nothing is torn down under it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if threading.active_count() > 1:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _as_problem(error: FreeScaleError | OSError) -> FreeScaleError:

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from freescale.assembly import build_run, build_source, describe, encoder_shape
+from freescale.assembly import build_run, build_source, describe, encoder_shape, open_span_file
 from freescale.comm.ranks import Ranks, device_name, join_ranks
 from freescale.config import Config, free_keys, load_config
+from freescale.data.source import IntArray
+from freescale.embedding.owned_ids import OwnedIds
 from freescale.errors import CheckpointError, ConfigError
+from freescale.trace import span_file
 from freescale.trace.report import write_report
 from freescale.trace.spans import stage
-from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
+from freescale.train.checkpoint import Checkpoints, read_meta
 from freescale.train.events import JsonlSink, MetricSink, Progress, TensorBoardSink
 from freescale.train.export import write_export
-from freescale.train.loop import Run, run_tensors, train
+from freescale.train.loop import Run, load_run, train
 
 OpenTerminal = Callable[[int], MetricSink]
 
@@ -44,14 +47,18 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
             if ranks.is_first:
                 _open_sinks(progress, config, resume_from, open_terminal(run.total_steps))
             progress.start(describe(run, config, source), total_steps=run.total_steps)
+            open_span_file(run, config)
         try:
             summary = train(run, resume_from=resume_from)
+            run.accounts.close()
+            ranks.barrier()  # the report reads the spans of every rank
             if ranks.is_first:
                 save_cost_model(run, out / "cost_model.json", name=config.model.kind)
                 progress.end({**summary, "report": str(out / "report.html")})
                 write_report(out)
             return summary
         finally:
+            run.accounts.close()
             progress.close()
 
 
@@ -79,11 +86,19 @@ def export_run(run_dir: Path, out: Path) -> Path:
         out,
         model=run.model,
         embedding=run.embedding,
-        id_map=run.evaluator.id_map,
-        catalog=source.items.ids,
+        id_map=run.id_map,
+        catalog=known_items(run),
         encoder=encoder_shape(config, source),
         facts={"trained_steps": meta["step"], "best": meta["best"], "data": source.name},
     )
+
+
+def known_items(run: Run) -> IntArray:
+    """Items the model has vectors for, ascending: those with rows of their own, where rows are learnt."""
+    if isinstance(run.id_map, OwnedIds):
+        ids: IntArray = run.id_map.residents()[0].cpu().numpy()
+        return ids
+    return run.test.source.items.ids
 
 
 def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
@@ -104,7 +119,7 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
                 "the run has no checkpoint yet", got=run_dir, next_step=f"freescale train {recipe}"
             )
         read_meta(path)
-        load_tensors(path, run_tensors(run), ranks=ranks)
+        load_run(run, path)
     return config, run, path
 
 
@@ -180,6 +195,7 @@ def _clear(out: Path, ranks: Ranks) -> None:
     """Forget an earlier run in this folder, and only what a run writes."""
     if ranks.is_first and (out / "config.yaml").exists():
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        for name in ("metrics.jsonl", "report.html"):
+        for name in ("metrics.jsonl", "report.html", "trace.json"):
             (out / name).unlink(missing_ok=True)
+        span_file.remove(out)
     ranks.barrier()

@@ -15,7 +15,10 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, as_yaml
+from freescale.sections import Config, EmbeddingSection, as_yaml
+
+# Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
+_BATCHES_UNDER_WAY = 3
 
 __all__ = ["Config", "describe_keys", "free_keys", "load_config"]
 
@@ -222,12 +225,32 @@ def _cross_checks(config: Config) -> list[str]:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
+    problems += _id_map_problems(config)
     if config.head.kind == "retrieval" and config.eval.metric == "auc":
         problems.append("eval.metric: auc belongs to head.kind=ranking")
     if config.head.kind == "ranking" and config.eval.metric != "auc":
         problems.append(f"eval.metric: head.kind=ranking is judged by auc, got {config.eval.metric}")
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
+    return problems
+
+
+def _id_map_problems(config: Config) -> list[str]:
+    """Keys of the zero-collision map that do nothing, or miss each other."""
+    options, problems = config.embedding, []
+    if options.id_map != "zero_collision":
+        defaults = EmbeddingSection()
+        problems += [
+            f"embedding.{name}: only for embedding.id_map=zero_collision"
+            for name in ("max_probe", "buckets", "eviction", "ttl", "admit_after", "admission", "guard")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    elif (options.eviction == "ttl") != (options.ttl is not None):
+        problems.append("embedding.ttl: goes with embedding.eviction=ttl, both or none")
+    if config.pipeline.prioritized and options.guard < _BATCHES_UNDER_WAY:
+        problems.append(
+            f"embedding.guard: pipeline.prioritized has {_BATCHES_UNDER_WAY} batches under way, got {options.guard}"
+        )
     return problems
 
 

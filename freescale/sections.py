@@ -124,8 +124,31 @@ class HeadSection:
 class EmbeddingSection:
     """The item table and its own optimizer."""
 
-    id_map: Literal["direct", "hash"] = _key("direct", "how raw ids become rows")
-    rows: int | None = _key(None, "table rows; null: largest id + 1 (required for id_map=hash)", at_least=1)
+    id_map: Literal["direct", "hash", "zero_collision"] = _key(
+        "direct", "how raw ids become rows: a row for each number, by hash, or learnt in training"
+    )
+    rows: int | None = _key(
+        None,
+        "table rows; null: largest id + 1, zero_collision: 1.5 times the items (required for id_map=hash)",
+        at_least=1,
+    )
+    max_probe: int = _key(128, "zero_collision: rows an id may live in", at_least=1)
+    buckets: int | None = _key(
+        None, "zero_collision: parts that ranks hold as a whole; null: by the number of rows", at_least=1
+    )
+    eviction: Literal["none", "ttl", "lru", "lfu"] = _key(
+        "none", "zero_collision: which id gives way when all rows it may live in are taken"
+    )
+    ttl: int | None = _key(None, "eviction=ttl: steps an id stays after it was last seen", at_least=1)
+    admit_after: int = _key(1, "zero_collision: steps an id must be seen in to get a row", at_least=1)
+    admission: Literal["count_min", "exact"] = _key(
+        "count_min", "admit_after: how ids without a row are counted"
+    )
+    guard: int = _key(
+        3,
+        "zero_collision: rows of this many last steps are not taken over; bounds batches under way",
+        at_least=0,
+    )
     optimizer: Literal["sgd", "rowwise_adagrad", "adam"] = _key("adam", "sparse optimizer of the table")
     lr: float = _key(1e-3, "learning rate of the table, follows optim.schedule", at_least=0)
     dtype: Literal["float32", "bfloat16"] = _key(
@@ -192,7 +215,26 @@ class BalanceSection:
 class PipelineSection:
     """How the stages of a batch overlap."""
 
-    prioritized: bool = _key(False, "hide embedding traffic under compute", free=True)
+    prioritized: bool = _key(
+        True, "hide embedding traffic under compute on more than one rank; false: the plain path", free=True
+    )
+    decide_every: int | None = _key(
+        100,
+        "steps before the first trial of the other way; trials follow at 2, 4, 8, ... times it; null: no trials",
+        at_least=1,
+        free=True,
+    )
+    chunk_mb: float = _key(
+        1.0,
+        "hidden traffic travels in pieces of this size, so that urgent traffic passes",
+        at_least=0.001,
+        free=True,
+    )
+    check: bool = _key(
+        False,
+        "prove in every step that no row is read before its last update (slow, for debugging)",
+        free=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +245,15 @@ class CommSection:
         "auto", "route of the embedding exchange; auto: sockets between CPU ranks of one machine", free=True
     )
     timeout_s: float = _key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSection:
+    """What is recorded of where the time goes."""
+
+    enabled: bool = _key(
+        True, "account for the time of every step, and keep spans for the timeline of the report", free=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +271,7 @@ class Config:
     balance: BalanceSection = field(default_factory=BalanceSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     comm: CommSection = field(default_factory=CommSection)
+    trace: TraceSection = field(default_factory=TraceSection)
 
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_config` reads back to an equal object."""

@@ -182,6 +182,14 @@ def test_the_last_override_of_a_key_wins():
     [
         (["model.heads=3"], "model.heads: must divide model.dim = 64, got 3"),
         (["embedding.id_map=hash"], "embedding.rows: required when embedding.id_map=hash"),
+        (["embedding.eviction=lru"], "embedding.eviction: only for embedding.id_map=zero_collision"),
+        (["embedding.guard=1"], "embedding.guard: only for embedding.id_map=zero_collision"),
+        (["embedding.id_map=zero_collision", "embedding.eviction=ttl"], "embedding.ttl: goes with"),
+        (["embedding.id_map=zero_collision", "embedding.ttl=5"], "embedding.ttl: goes with"),
+        (
+            ["embedding.id_map=zero_collision", "embedding.guard=2", "pipeline.prioritized=true"],
+            "embedding.guard: pipeline.prioritized has 3 batches under way, got 2",
+        ),
         (["eval.metric=auc"], "eval.metric: auc belongs to head.kind=ranking"),
         (["head.kind=ranking"], "eval.metric: head.kind=ranking is judged by auc, got ndcg@10"),
         (["head.kind=ranking", "eval.metric=auc", "head.label_thresholds=[]"], "needs at least one"),
@@ -195,6 +203,8 @@ def test_keys_that_go_together_are_taken():
     load_config(None, ["head.kind=ranking", "eval.metric=auc"])
     load_config(None, ["embedding.id_map=hash", "embedding.rows=100"])
     load_config(None, ["model.heads=3", "model.dim=66"])
+    load_config(None, ["embedding.id_map=zero_collision", "embedding.eviction=ttl", "embedding.ttl=100"])
+    load_config(None, ["embedding.id_map=zero_collision", "embedding.guard=0", "pipeline.prioritized=false"])
 
 
 @pytest.mark.parametrize(

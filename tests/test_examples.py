@@ -26,7 +26,9 @@ def losses(output: str) -> list[float]:
     return [float(text) for text in re.findall(r"loss (\d+\.\d+)", output)]
 
 
-@pytest.mark.parametrize("name", ["balanced_dataloader.py", "sharded_embedding.py"])
+@pytest.mark.parametrize(
+    "name", ["balanced_dataloader.py", "sharded_embedding.py", "prioritized_pipeline.py"]
+)
 def test_one_and_two_ranks_print_the_same_losses(name: str) -> None:
     alone = losses(run(EXAMPLES / name))
     together = losses(

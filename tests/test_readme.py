@@ -57,7 +57,8 @@ def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[s
 
 
 def test_there_are_blocks_to_test() -> None:
-    assert [language for language, _ in blocks()] == ["bash", "bash", "python", "python"]
+    languages = [language for language, _ in blocks()]
+    assert languages == ["bash", "bash", "python", "python", "bash", "python", "python"]
 
 
 # One test and in this order: later blocks use what earlier ones have made.

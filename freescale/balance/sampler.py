@@ -14,7 +14,7 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.limits import checked_speeds
-from freescale.balance.step_plan import Cost, StepPlan, assign, plan_hash
+from freescale.balance.step_plan import Cost, StepPlan, assign, imbalance_in_turn, plan_hash
 from freescale.errors import CheckpointError, PlanError
 
 __all__ = ["BalancedSampler", "StepPlan"]
@@ -126,6 +126,9 @@ class BalancedSampler:
             imbalance=assignment.imbalance,
             bound=assignment.bound,
             plan_hash=plan_hash(rows, assignment.owner),
+            imbalance_in_turn=imbalance_in_turn(
+                cost_model.cost(lengths), num_ranks=self.num_ranks, speeds=speeds
+            ),
         )
 
     def plans(self, start_step: int, num_steps: int) -> Iterator[StepPlan]:

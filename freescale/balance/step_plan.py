@@ -32,6 +32,7 @@ class StepPlan:
         imbalance: latest / mean predicted finish of a rank; 1 is perfect.
         bound: the imbalance no assignment can beat, above 1 when one sample outweighs a rank's fair share.
         plan_hash: short hash of the whole assignment, equal on all ranks.
+        imbalance_in_turn: what the imbalance would be with the samples dealt out in turn.
     """
 
     step: int
@@ -42,6 +43,7 @@ class StepPlan:
     imbalance: float
     bound: float
     plan_hash: str
+    imbalance_in_turn: float = 1.0
 
 
 def assign(
@@ -61,6 +63,15 @@ def assign(
     return partition_report(
         costs, num_ranks, tokens=lengths, max_tokens_ratio=max_tokens_ratio, speeds=speeds
     )
+
+
+def imbalance_in_turn(costs: FloatArray, *, num_ranks: int, speeds: FloatArray | None) -> float:
+    """Latest / mean predicted finish of a rank if nothing were balanced: what balancing is held against."""
+    in_turn = np.arange(len(costs), dtype=np.int64) % num_ranks
+    loads = np.bincount(in_turn, weights=costs, minlength=num_ranks)
+    speeds = np.ones(num_ranks) if speeds is None else speeds
+    mean = float(loads.sum() / speeds.sum())
+    return float((loads / speeds).max()) / mean if mean > 0 else 1.0
 
 
 def plan_hash(rows: IntArray, owner: IntArray) -> str:

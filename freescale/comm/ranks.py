@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from freescale.comm.launch import RENDEZVOUS
 from freescale.errors import FreeScaleError, TrainingError
+from freescale.trace.spans import exchange
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ class Ranks:
             dist.all_reduce(values, group=self.group)
         return values
 
-    def sum_on_cpu(self, values: torch.Tensor) -> torch.Tensor:
-        """The same for a tensor that lives on the CPU."""
+    def sum_on_cpu(self, values: torch.Tensor, *, what: str = "sum over ranks") -> torch.Tensor:
+        """The same for a tensor that lives on the CPU; `what` is its name in a timeline."""
         if self.control is not None:
-            dist.all_reduce(values, group=self.control)
+            with exchange(what):
+                dist.all_reduce(values, group=self.control)
         return values
 
     def agree(self, what: dict[str, Any], *, subject: str) -> None:

@@ -16,8 +16,14 @@ class IdMap(Protocol):
 
     num_rows: int
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Row of every id, same shape."""
+    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
+        """Row of every id, same shape. With the number of a training step, new ids may get rows; without, none does."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep, in place."""
+
+    def restored(self) -> None:
+        """The tensors of `state_dict` were filled from a checkpoint."""
 
 
 class DirectMap:
@@ -45,7 +51,7 @@ class DirectMap:
             if math.gcd(f, num_rows) == 1
         )
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; an id outside the table is refused here, where it still has its raw name."""
         inside = (ids >= 0) & (ids < self.num_rows)
         if not bool(inside.all()):
@@ -57,6 +63,13 @@ class DirectMap:
                 next_step="set embedding.rows to the largest id + 1, or use embedding.id_map=hash",
             )
         return (ids.long() * self._factor) % self.num_rows
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The map is a formula: nothing to keep."""
+        return {}
+
+    def restored(self) -> None:
+        """Nothing to bring in line."""
 
 
 class HashMap:
@@ -71,6 +84,13 @@ class HashMap:
         self.num_rows = num_rows
         self._seed = seed
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id."""
         return keyed(self._seed, ids).remainder(self.num_rows)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The map is a formula: nothing to keep."""
+        return {}
+
+    def restored(self) -> None:
+        """Nothing to bring in line."""

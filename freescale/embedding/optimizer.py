@@ -1,7 +1,8 @@
 """Sparse optimizers: they change the rows a step touched, in place, and leave all others alone.
 
 Every rule is a pure function of (row, its state, its summed gradient, learning rate, step), computed in float32 or
-better. So it does not matter where a row lives or when its gradient arrives, only that it arrives once a step.
+better. So it does not matter where a row lives, which rows are updated with it, or when its gradient arrives, only
+that it arrives once a step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freescale.errors import ConfigError
+from freescale.kernels.rows import adam_direction, add_scaled, mean_squares
 
 
 class SparseOptimizer(Protocol):
@@ -64,7 +66,7 @@ class RowwiseAdagrad:
 
     def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
         """Descent scaled by the row's gradient history."""
-        state["square_sum"] += grad.square().mean(-1, keepdim=True)
+        state["square_sum"] += mean_squares(grad)[:, None]
         return grad, -lr / (state["square_sum"].flatten().sqrt() + self.eps)
 
     def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
@@ -87,10 +89,16 @@ class Adam:
 
     def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
         """Descent along the bias-corrected moments."""
-        state["moment1"].lerp_(grad, 1 - self.beta1)
-        state["moment2"].mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
-        denominator = (state["moment2"] / (1 - self.beta2**step)).sqrt_().add_(self.eps)
-        return state["moment1"] / denominator, grad.new_full((len(grad),), -lr / (1 - self.beta1**step))
+        direction = adam_direction(
+            grad,
+            state["moment1"],
+            state["moment2"],
+            beta1=self.beta1,
+            beta2=self.beta2,
+            step=step,
+            eps=self.eps,
+        )
+        return direction, grad.new_full((len(grad),), -lr / (1 - self.beta1**step))
 
     def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
         """New rows."""
@@ -111,4 +119,6 @@ def make_optimizer(
 
 
 def _moved(rows: Tensor, direction: Tensor, scale: Tensor) -> Tensor:
-    return torch.addcmul(rows, direction, scale[:, None])
+    moved = rows.clone(memory_format=torch.contiguous_format)
+    add_scaled(moved, torch.arange(len(rows), device=rows.device), direction, scale)
+    return moved

@@ -25,6 +25,8 @@ class TableSpec:
         dtype: storage type.
         seed: of the initial values.
         init_std: their standard deviation.
+        row_group: rows that always stay together on one rank, and are never replicated if there is more than one
+            (buckets of a zero-collision table); num_rows is a multiple of it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class TableSpec:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     init_std: float = 0.02
+    row_group: int = 1
 
     @property
     def bytes_per_row(self) -> int:
@@ -60,7 +63,10 @@ class TablePlan:
     @property
     def block_rows(self) -> int:
         """Rows of a full block; the last ranks may hold fewer or none."""
-        return self.spec.num_rows if self.replicated else -(-self.spec.num_rows // self.num_ranks)
+        if self.replicated:
+            return self.spec.num_rows
+        groups = -(-self.spec.num_rows // self.spec.row_group)
+        return -(-groups // self.num_ranks) * self.spec.row_group
 
     def block(self, rank: int) -> tuple[int, int]:
         """First row and number of rows that a rank holds."""
@@ -108,7 +114,8 @@ def plan_tables(
         TablePlan(
             spec=spec,
             num_ranks=num_ranks,
-            replicated=num_ranks == 1 or spec.num_rows * spec.bytes_per_row < replicate_below_mb * _MIB,
+            replicated=num_ranks == 1
+            or (spec.row_group == 1 and spec.num_rows * spec.bytes_per_row < replicate_below_mb * _MIB),
         )
         for spec in specs
     ]

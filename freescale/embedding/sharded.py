@@ -13,7 +13,7 @@ rank order: the same sum in every run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,9 +24,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from freescale.comm.transport import Transport, make_transport
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
+from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute
-from freescale.errors import DataError
 from freescale.kernels.rows import distinct, sum_by_row, take
+from freescale.trace import spans
+from freescale.trace.spans import compute, stage
 
 
 @dataclass
@@ -56,6 +58,10 @@ class Lookup:
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
         return take(self.rows, self.slots)
+
+    def gradient(self) -> Tensor:
+        """[U, dim] what goes home after the backward; zeros where nothing depended on the rows."""
+        return self.rows.grad if self.rows.grad is not None else torch.zeros_like(self.rows)
 
 
 class ShardedEmbedding:
@@ -89,10 +95,11 @@ class ShardedEmbedding:
         self.rank, self.num_ranks = self.transport.rank, self.transport.num_ranks
         plans = plan_tables(specs, num_ranks=self.num_ranks, replicate_below_mb=replicate_below_mb)
         self.plans = {plan.spec.name: plan for plan in plans}
-        self._group = group
+        self.group = group
         self._mesh: DeviceMesh | None = None
         self._edges = {name: torch.tensor(plan.edges(), device=device) for name, plan in self.plans.items()}
         self.tables = {name: self._make_table(plan) for name, plan in self.plans.items()}
+        self.before_reading: Callable[[], None] | None = None
         self._pending: list[Lookup] = []
         self._num_steps = 0
 
@@ -116,33 +123,50 @@ class ShardedEmbedding:
             self.tables[name].apply(*_add_up(parts), lr=lr, step=self._num_steps)
         self._pending = []
 
-    def lookup(self, name: str, asked: Tensor) -> Lookup:
-        """Fetch the distinct rows of one batch from their owners."""
+    def lookup(self, name: str, asked: Tensor, *, settled: bool = False) -> Lookup:
+        """Fetch the distinct rows of one batch from their owners; `settled`: no update of theirs is under way."""
+        if not settled:
+            self.settle()
         plan, table = self.plans[name], self.tables[name]
-        rows, slots = distinct(asked.long())
-        self._check_range(plan.spec, rows)
+        with compute("find distinct rows"):
+            rows, slots = distinct(asked.long())
+        check_range(plan.spec, rows)
         if plan.replicated:
-            return Lookup(name, _leaf(table.gather(rows)), slots, rows)
-        send_counts = torch.searchsorted(rows, self._edges[name]).diff()
-        receive_counts = self.transport.exchange_counts(send_counts)
-        send, receive = send_counts.tolist(), receive_counts.tolist()
-        wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
-        arriving = self.transport.start(table.gather(wanted), send=receive, receive=send)
-        owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
-        return Lookup(name, _leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
+            with compute("gather rows"):
+                return Lookup(name, as_leaf(table.gather(rows)), slots, rows)
+        with stage("exchange counts"):
+            send_counts = torch.searchsorted(rows, self._edges[name]).diff()
+            receive_counts = self.transport.exchange_counts(send_counts)
+            send, receive = send_counts.tolist(), receive_counts.tolist()
+        with stage("exchange ids"):
+            wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
+        with compute("gather rows"):
+            gathered = table.gather(wanted)
+        with stage("exchange rows"):
+            arriving = self.transport.start(gathered, send=receive, receive=send)
+            with compute("find own rows"):
+                owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
+            return Lookup(name, as_leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
         rows, summed = self._send_home(lookup)
-        self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
+        with compute("update rows"):
+            self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
+        self.settle()
         return {
-            f"{name}.{part}": self._global_view(plan, values)
+            f"{name}.{part}": self.global_view(name, values)
             for name, plan in self.plans.items()
             for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
         }
+
+    def settle(self) -> None:
+        """Wait for updates that a pipeline still has under way; `lookup` and `state_dict` do it themselves."""
+        if self.before_reading is not None:
+            self.before_reading()
 
     def memory_mib(self) -> float:
         """Weights and optimizer state held by this rank."""
@@ -162,23 +186,17 @@ class ShardedEmbedding:
             first_row=first,
         )
 
-    def _check_range(self, spec: TableSpec, rows: Tensor) -> None:
-        """Distinct rows are sorted, so the first and the last tell."""
-        if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= spec.num_rows):
-            bad = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
-            raise DataError(
-                f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
-            )
-
     def _send_home(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
         """The local rows that any rank looked up, and the sums of their gradients in rank order."""
-        grad = lookup.rows.grad if lookup.rows.grad is not None else torch.zeros_like(lookup.rows)
+        grad = lookup.gradient()
         if self.plans[lookup.table].replicated:
             return self._sum_replicated(lookup, grad)
         assert lookup.owned is not None
         assert lookup.owned_slot is not None
-        home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
-        return lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
+        with stage("send row gradients home"):
+            home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
+        with compute("sum row gradients"):
+            return lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
@@ -188,23 +206,37 @@ class ShardedEmbedding:
         # The extra column counts who touched the row: a zero gradient still ages a row's moments.
         dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
         dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
-        dist.all_reduce(dense, group=self._group)
+        arrival = spans.arrive("sum replicated rows", on_device=dense.is_cuda)
+        dist.all_reduce(dense, group=self.group)
+        if arrival is not None:
+            spans.waited(arrival, arrival.mark, on_device=dense.is_cuda)
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense[rows, :-1]
 
-    def _global_view(self, plan: TablePlan, values: Tensor) -> Tensor:
+    def global_view(self, name: str, values: Tensor, *, grouped: bool = False) -> Tensor:
+        """What this rank holds of a table as its part of one global tensor.
+
+        Args:
+            name: of the table.
+            values: one entry for each row held here; or, grouped, one for each group of rows that stay together.
+            grouped: rows become groups otherwise, so that every cut falls between them.
+        """
+        plan = self.plans[name]
+        group = plan.spec.row_group
+        if group > 1 and not grouped:
+            values = values.view(len(values) // group, group * values.shape[1])
         if plan.replicated:
             return values
         if self._mesh is None:
-            assert self._group is not None
-            self._mesh = DeviceMesh.from_group(self._group, self.device.type)
+            assert self.group is not None
+            self._mesh = DeviceMesh.from_group(self.group, self.device.type)
         width = values.shape[1]
         return DTensor.from_local(
             values,
             self._mesh,
             [Shard(0)],
             run_check=False,
-            shape=torch.Size((plan.spec.num_rows, width)),
+            shape=torch.Size((plan.spec.num_rows // group, width)),
             stride=(width, 1),
         )
 
@@ -217,6 +249,6 @@ def _add_up(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return rows, sum_by_row(slots, torch.cat([grad for _, grad in parts]), len(rows))
 
 
-def _leaf(rows: Tensor) -> Tensor:
+def as_leaf(rows: Tensor) -> Tensor:
     """Rows as the leaf of a graph."""
     return as_compute(rows).detach().requires_grad_()

@@ -10,6 +10,8 @@ from freescale.embedding.optimizer import SparseOptimizer
 from freescale.kernels.rows import add_scaled
 
 _INIT_CHUNK_ROWS = 1 << 16
+# Values drawn by key must not be those drawn by row number.
+_KEYED_SEED = 0x1D5_0F_04E
 
 
 class EmbeddingTable:
@@ -65,6 +67,14 @@ class EmbeddingTable:
         """Fresh values of these local rows."""
         normals = keyed_normal(self._seed, rows + self.first_row, self.dim)
         return (normals * self._init_std).to(self.weight.dtype)
+
+    def reset(self, rows: Tensor, keys: Tensor) -> None:
+        """Local rows that change owner: fresh values, a function of (seed, key) alone, and no trace of old state."""
+        for part, owners in zip(rows.split(_INIT_CHUNK_ROWS), keys.split(_INIT_CHUNK_ROWS)):
+            normals = keyed_normal(self._seed + _KEYED_SEED, owners, self.dim)
+            self.weight.index_copy_(0, part, (normals * self._init_std).to(self.weight.dtype))
+            for values in self.state.values():
+                values.index_fill_(0, part, 0)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Copies of these local rows in storage type."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import float32, float64, int64, njit, void
+from numba import boolean, float32, float64, int64, njit, void
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
 INTS = int64[::1]
 FLOAT_TYPES = (float32, float64)
 # Bits of one pass of the radix sort: a table of 2,048 counters stays in the first-level cache.
@@ -93,3 +94,55 @@ def add_scaled(table: FloatArray, rows: IntArray, values: FloatArray, scale: Flo
             raise IndexError("row index out of range")
         for column in range(values.shape[1]):
             table[row, column] += factor * values[n, column]
+
+
+@njit(void(INTS, INTS, boolean[::1], boolean[::1]), cache=True, nogil=True, error_model="numpy")
+def shared(first: IntArray, second: IntArray, in_second: BoolArray, in_first: BoolArray) -> None:
+    """Which values of two ascending lists of distinct values stand in the other one, too: one walk through both."""
+    m = n = 0
+    while m < len(first) and n < len(second):
+        if first[m] < second[n]:
+            m += 1
+        elif first[m] > second[n]:
+            n += 1
+        else:
+            in_second[m] = in_first[n] = True
+            m += 1
+            n += 1
+
+
+@njit([void(t[:, ::1], t[::1]) for t in FLOAT_TYPES], cache=True, nogil=True, error_model="numpy")
+def mean_squares(values: FloatArray, out: FloatArray) -> None:
+    """out[n] = mean of the squares of values[n], added from left to right."""
+    for n in range(len(values)):
+        total = values[n, 0] * values[n, 0]
+        for column in range(1, values.shape[1]):
+            total += values[n, column] * values[n, column]
+        out[n] = total / values.dtype.type(values.shape[1])
+
+
+@njit(
+    [void(t[:, ::1], t[:, ::1], t[:, ::1], t[:, ::1], t, t, t, t) for t in FLOAT_TYPES],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def adam(
+    grad: FloatArray,
+    moment1: FloatArray,
+    moment2: FloatArray,
+    direction: FloatArray,
+    beta1: float,
+    beta2: float,
+    correction2: float,
+    eps: float,
+) -> None:
+    """Both moments of every row, in place, and direction = moment1 / (sqrt(moment2 / correction2) + eps)."""
+    one = grad.dtype.type(1)
+    for n in range(len(grad)):
+        for column in range(grad.shape[1]):
+            g = grad[n, column]
+            first = moment1[n, column] + (one - beta1) * (g - moment1[n, column])
+            second = beta2 * moment2[n, column] + (one - beta2) * g * g
+            moment1[n, column], moment2[n, column] = first, second
+            direction[n, column] = first / (np.sqrt(second / correction2) + eps)

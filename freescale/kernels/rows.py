@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,6 +57,67 @@ def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> No
     row_loops.add_scaled(
         table.numpy(), rows.contiguous().numpy(), values.contiguous().numpy(), scale.contiguous().numpy()
     )
+
+
+def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """For two ascending lists of distinct int64 on the CPU: which values of each stand in the other, too."""
+    from freescale.kernels import row_loops
+
+    masks = torch.zeros(len(first), dtype=torch.bool), torch.zeros(len(second), dtype=torch.bool)
+    row_loops.shared(
+        first.contiguous().numpy(), second.contiguous().numpy(), masks[0].numpy(), masks[1].numpy()
+    )
+    return masks
+
+
+def mean_squares(values: Tensor) -> Tensor:
+    """[U] mean of the squares of each row, the same bits whatever other rows stand beside it.
+
+    torch does not promise that its reductions and vector loops add and round alike wherever a row stands and however
+    many there are (on one machine tried they did). The updates of parts of a batch rely on it, so it is made sure here.
+    """
+    if values.device.type != "cpu" or values.dtype not in _COMPILED:
+        return _halved_sum(values.square()) / values.shape[1]
+    from freescale.kernels import row_loops
+
+    out = values.new_empty(len(values))
+    row_loops.mean_squares(values.contiguous().numpy(), out.numpy())
+    return out
+
+
+def _halved_sum(values: Tensor) -> Tensor:
+    """Sum over the last dimension by adding its second half to its first: element by element, in one fixed order."""
+    while values.shape[1] > 1:
+        half = (values.shape[1] + 1) // 2
+        rest = values[:, half:]
+        values = torch.cat([values[:, : rest.shape[1]] + rest, values[:, rest.shape[1] : half]], dim=1)
+    return values[:, 0]
+
+
+def adam_direction(
+    grad: Tensor, moment1: Tensor, moment2: Tensor, *, beta1: float, beta2: float, step: int, eps: float
+) -> Tensor:
+    """Moves both moments, in place; the direction of Adam, each row the same bits whatever stands beside it."""
+    correction2 = 1 - beta2**step
+    if grad.device.type != "cpu" or grad.dtype not in _COMPILED:
+        moment1.lerp_(grad, 1 - beta1)
+        moment2.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        return moment1 / (moment2 / correction2).sqrt_().add_(eps)
+    from freescale.kernels import row_loops
+
+    kind: Any = np.float64 if grad.dtype == torch.float64 else np.float32
+    direction = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    row_loops.adam(
+        grad.contiguous().numpy(),
+        moment1.numpy(),
+        moment2.numpy(),
+        direction.numpy(),
+        kind(beta1),
+        kind(beta2),
+        kind(correction2),
+        kind(eps),
+    )
+    return direction
 
 
 class _Take(torch.autograd.Function):

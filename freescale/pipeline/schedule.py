@@ -1,22 +1,29 @@
-"""The plain schedule: the stages of one batch, one after the other.
+"""The schedules of a training run: batches with their rows come out, gradients go in.
+
+The plain schedule does the stages of one batch one after the other:
 
     load ──> look up rows ──> [forward, backward: the model's] ──> send gradients home, update rows
 
-Every later schedule must give exactly the same rows, losses and updates as this one.
+`PrioritizedSchedule` moves rows and gradients under the compute of other batches (`prioritized.py` draws how). It must
+give exactly the same rows, losses and updates as the plain one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from freescale.balance.sampler import StepPlan
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
+from freescale.pipeline.flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.loader import PlannedBatch
+from freescale.pipeline.prioritized import PrioritizedPipeline
 
 TABLE = "item"
 
@@ -29,11 +36,32 @@ class ReadyBatch:
         plan: what the whole step consists of.
         batch: carries "item_slot", "target_slot" and "negative_slot": places in `lookup.rows`.
         lookup: the distinct rows.
+        traffic: what the step moves between ranks; complete after the update.
     """
 
     plan: StepPlan
     batch: SequenceBatch
     lookup: Lookup
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+class Schedule(Protocol):
+    """What the training loop sees of a schedule."""
+
+    def __iter__(self) -> Iterator[ReadyBatch]:
+        """Batches with their rows; take the next one only after `update` of the last."""
+
+    def update(self, ready: ReadyBatch, *, lr: float) -> None:
+        """Send the gradients of a batch home and update its rows, now or before anybody reads them."""
+
+    def flush(self) -> None:
+        """Bring every row up to date: before an evaluation, a checkpoint, the end."""
+
+    def __enter__(self) -> Self:
+        """Close the schedule at the end of the block."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Flush and stop, or only stop after an error."""
 
 
 class PlainSchedule:
@@ -62,30 +90,105 @@ class PlainSchedule:
     def __iter__(self) -> Iterator[ReadyBatch]:
         """Batches with their rows; take the next one only after `update` of the last."""
         for plan, batch in self._batches:
-            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device)
+            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device, step=plan.step)
             yield ReadyBatch(plan, slotted, lookup)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
         self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
+        count_plain(ready.traffic, [ready.lookup], self._embedding)
 
     def flush(self) -> None:
         """Bring every row up to date; here they always are."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+class PrioritizedSchedule:
+    """Moves rows and gradients under the compute of other batches wherever the order of updates allows it.
+
+    Args:
+        batches: planned batches in step order.
+        embedding: the item table.
+        id_map: raw ids to rows; asked in step order, two batches ahead, from the communication thread.
+        device: where the model computes.
+        options: of `PrioritizedPipeline`.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[PlannedBatch],
+        *,
+        embedding: ShardedEmbedding,
+        id_map: IdMap,
+        device: torch.device,
+        **options: Any,
+    ) -> None:
+        self._id_map = id_map
+        self._device = device
+        self._taken: ReadyRows[PlannedBatch] | None = None
+        self.pipeline = PrioritizedPipeline(batches, embedding=embedding, rows_of=self._rows_of, **options)
+
+    def __iter__(self) -> Iterator[ReadyBatch]:
+        """Batches with their rows; take the next one only after `update` of the last."""
+        for ready in self.pipeline:
+            self._taken = ready
+            (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
+            yield ReadyBatch(plan, _slotted(batch, lookup, self._device), lookup, ready.traffic)
+
+    def update(self, ready: ReadyBatch, *, lr: float) -> None:
+        """Send the gradients home that the next batch depends on; the others follow under its forward."""
+        assert self._taken is not None
+        self.pipeline.update(self._taken, lr=lr)
+
+    def flush(self) -> None:
+        """Bring every row up to date: wait for gradients that are still under way."""
+        self.pipeline.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.pipeline.__exit__(*error)
+
+    def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
+        ids = torch.cat(_ids_of(planned.batch))
+        return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
+
 
 def with_slots(
-    batch: SequenceBatch, embedding: ShardedEmbedding, id_map: IdMap, device: torch.device
+    batch: SequenceBatch,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+    device: torch.device,
+    *,
+    step: int | None = None,
 ) -> tuple[Lookup, SequenceBatch]:
-    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids."""
+    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids.
+
+    In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
+    """
+    # Ids are mapped where the map lives. Formulas work on the CPU, where ids come from: no wait for the GPU.
+    rows = id_map.rows(torch.cat(_ids_of(batch)), step=step).to(device, non_blocking=True)
+    lookup = embedding.lookup(TABLE, rows)
+    return lookup, _slotted(batch, lookup, device)
+
+
+def _ids_of(batch: SequenceBatch) -> list[Tensor]:
+    """Everything a batch mentions."""
     parts = [batch.tokens["item"], batch.tokens["target"]]
     negatives = batch.samples.get("negatives")
-    if negatives is not None:
-        parts.append(negatives.flatten())
-    # Ids are mapped and checked on the CPU, where they come from: no wait for the GPU.
-    rows = id_map.rows(torch.cat(parts)).to(device, non_blocking=True)
-    lookup = embedding.lookup(TABLE, rows)
-    item, target, *rest = lookup.slots.split([len(part) for part in parts])
+    return parts if negatives is None else [*parts, negatives.flatten()]
+
+
+def _slotted(batch: SequenceBatch, lookup: Lookup, device: torch.device) -> SequenceBatch:
+    """The batch on its device, with the place of every id in the rows looked up."""
+    item, target, *rest = lookup.slots.split([len(part) for part in _ids_of(batch)])
     slotted = batch.to(device, non_blocking=True).with_tokens(item_slot=item, target_slot=target)
-    if negatives is not None:
-        slotted = slotted.with_samples(negative_slot=rest[0].view(negatives.shape))
-    return lookup, slotted
+    if rest:
+        slotted = slotted.with_samples(negative_slot=rest[0].view(batch.samples["negatives"].shape))
+    return slotted

@@ -24,14 +24,17 @@ NOT_A_METRIC = frozenset(
 class MetricsLog:
     """One run's events by kind; `problems` says in plain words what could not be read.
 
-    `evals` are those along the way, on validation targets; `test` is the last one on test targets.
+    `evals` are those along the way, on validation targets; `test` is the last one on test targets. `ranks` is the last
+    summary of where each rank's time went.
     """
 
     start: Event = field(default_factory=dict)
     steps: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
+    ids: list[Event] = field(default_factory=list)
     test: Event | None = None
     end: Event | None = None
+    ranks: Event | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -76,7 +79,7 @@ def read_metrics(path: Path) -> MetricsLog:
     if not path.is_file():
         return MetricsLog(problems=[f"{path.name} is missing: no curves and no headline numbers."])
     problems: list[str] = []
-    kinds: dict[str, list[Event]] = {"start": [], "step": [], "eval": [], "end": []}
+    kinds: dict[str, list[Event]] = {"start": [], "step": [], "eval": [], "ranks": [], "end": []}
     with path.open("rb") as lines:
         for event in _whole_events(lines, problems):
             kinds.setdefault(str(event.get("event")), []).append(event)
@@ -87,8 +90,10 @@ def read_metrics(path: Path) -> MetricsLog:
         start=kinds["start"][-1] if kinds["start"] else {},
         steps=steps,
         evals=evals,
+        ids=_latest_per_step(kinds.get("ids", [])),
         test=tests[-1] if tests else None,
         end=kinds["end"][-1] if kinds["end"] else None,
+        ranks=kinds["ranks"][-1] if kinds["ranks"] else None,
         problems=problems,
     )
     problems.extend(_gaps(log))

@@ -1,8 +1,8 @@
 """The report's page: style, script and the building blocks around the charts.
 
 One file that opens from disk, from a mail or from an object store: no network, no fonts, no libraries.
-The content policy in its head makes the browser hold it to that. report.css and report.js lie beside this
-file and are copied into every page.
+The content policy in its head makes the browser hold it to that. report.css, report.js and timeline.js lie
+beside this file and are copied into the pages that need them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ class Row:
     role: str = ""
 
 
-def document(*, title: str, header: str, body: Iterable[str], footer: str) -> str:
+def document(
+    *, title: str, header: str, body: Iterable[str], footer: str, scripts: Sequence[str] = ("report.js",)
+) -> str:
     """The whole file around fragments that are HTML already; only the title is escaped here."""
+    code = "".join(f"<script>{_asset(name)}</script>\n" for name in scripts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
         f"{header}\n{chr(10).join(filter(None, body))}\n<footer>{escape(footer)}</footer>\n</main>\n"
-        f"<script>{_asset('report.js')}</script>\n</body>\n</html>\n"
+        f"{code}</body>\n</html>\n"
     )
 
 

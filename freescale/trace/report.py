@@ -8,40 +8,40 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 from freescale.errors import FreeScaleError
 from freescale.trace import page, units
-from freescale.trace.charts import Chart, Series, draw
+from freescale.trace.bubbles import CAUSES
+from freescale.trace.charts import Chart, draw
+from freescale.trace.id_facts import id_facts
 from freescale.trace.metrics_log import (
     POPULARITY,
     Event,
     MetricsLog,
     column,
-    numeric_fields,
     read_metrics,
     step_of,
 )
-from freescale.trace.smoothing import is_noisy, moving_average, moving_median
+from freescale.trace.perfetto import write_trace
+from freescale.trace.run_charts import (
+    IDS,
+    TRAFFIC,
+    bubble_charts,
+    eval_charts,
+    field_charts,
+    loss_chart,
+    metric_label,
+    other_charts,
+    speed_charts,
+)
+from freescale.trace.span_file import RunSpans, read_spans
+from freescale.trace.time_account import WORDS, account_of, lateness, rank_parts, slowest_of_steps
+from freescale.trace.time_panels import balance_panel, headline_panel, rank_bars
+from freescale.trace.timeline import draw_timeline
 
 HEADLINE = "hr@10"
-BUBBLE_PARTS = {
-    "straggler": "waiting for the slowest rank",
-    "comm": "exposed communication",
-    "host": "host and the rest",
-}
-TITLES = {
-    "hr": "Hit rate",
-    "ndcg": "NDCG",
-    "mrr": "Mean reciprocal rank",
-    "lr": "Learning rate",
-    "grad_norm": "Gradient norm",
-    "samples_per_s": "Samples per second",
-    "memory_mb": "Memory (MB)",
-}
-SHOWN_ELSEWHERE = frozenset({"loss", "step_ms", "tokens_per_s", "imbalance", "bubble", *BUBBLE_PARTS})
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -57,28 +57,43 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         FreeScaleError: the folder does not exist or no run was ever written to it.
     """
     folder = Path(run_dir)
-    _require_run(folder)
+    require_run(folder)
     log = read_metrics(folder / "metrics.jsonl")
-    html = render_report(folder.resolve().name, log, config=_config_text(folder))
-    target = folder / "report.html"
-    # Written aside and moved, so that a reader of an earlier report never sees half of this one.
+    spans = read_spans(folder)
+    html = render_report(folder.resolve().name, log, spans=spans, config=_config_text(folder))
+    if spans.ranks:
+        write_trace(folder / "trace.json", spans)
+    return replace_file(folder / "report.html", html)
+
+
+def replace_file(target: Path, text: str) -> Path:
+    """Write a file aside and move it, so that a reader of an earlier one never sees half of this one."""
     aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.write_text(html, encoding="utf-8", errors="replace")
+    aside.write_text(text, encoding="utf-8", errors="replace")
     aside.replace(target)
     return target
 
 
-def render_report(name: str, log: MetricsLog, *, config: str | None) -> str:
+def render_report(name: str, log: MetricsLog, *, config: str | None, spans: RunSpans | None = None) -> str:
     """The page of one run as text; every word of it that comes from the run is escaped."""
     no_config = ["config.yaml is missing: the configuration cannot be shown."] if config is None else []
+    spans = spans or RunSpans()
+    timeline = draw_timeline(spans.ranks)
     body = [
-        page.missing(log.problems + no_config),
+        page.missing(log.problems + no_config + spans.problems),
         page.cards(headline(log)),
+        page.section("Where the time went", time_panel(log, spans), kind="panel"),
+        page.section("Timeline", timeline, kind="panel"),
+        page.section("Rank by rank", rank_panel(log, spans), kind="panel"),
+        page.section("Bubbles over the run", _drawn(bubble_charts(log)), kind="charts"),
         page.section("Training", _drawn([loss_chart(log)]), kind="charts"),
         page.section("Evaluation", _drawn(eval_charts(log)), kind="charts"),
         page.section("Every evaluation", eval_table(log), kind="panel"),
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
-        page.section("Bubbles", _drawn(bubble_charts(log)), kind="charts"),
+        page.section("Balance", balance_histogram(log), kind="panel"),
+        page.section("Embedding traffic", _drawn(field_charts(log, TRAFFIC)), kind="charts"),
+        page.section("Zero-collision ids", page.facts(id_facts(log)), kind="facts"),
+        page.section("Ids, step by step", _drawn(field_charts(log, IDS)), kind="charts"),
         page.section("More curves", _drawn(other_charts(log)), kind="charts"),
         page.section("The run at its start", page.facts(log.facts()), kind="facts"),
         page.section("Configuration", f"<pre>{escape(config)}</pre>" if config else "", kind="panel"),
@@ -89,7 +104,11 @@ def render_report(name: str, log: MetricsLog, *, config: str | None) -> str:
         brand="FreeScale run", title=name, state=state, finished=finished, lines=[_protocol(log)]
     )
     return page.document(
-        title=f"{name} - FreeScale", header=header, body=body, footer="Written by freescale report."
+        title=f"{name} - FreeScale",
+        header=header,
+        body=body,
+        footer="Written by freescale report.",
+        scripts=("report.js", "timeline.js") if timeline else ("report.js",),
     )
 
 
@@ -103,32 +122,6 @@ def headline(log: MetricsLog) -> list[page.Card]:
         _steps_card(log),
         _time_card(log),
     ]
-
-
-def loss_chart(log: MetricsLog) -> Chart:
-    """The loss of every logged step and, once there are enough of them, its moving average."""
-    return Chart("Loss", _steps(log.steps), _curves(log, "loss", averaged=True), write=units.loss, wide=True)
-
-
-def eval_charts(log: MetricsLog) -> list[Chart]:
-    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its popularity baseline dashed."""
-    families: dict[str, list[str]] = {}
-    for metric in log.eval_metrics():
-        families.setdefault(metric.partition("@")[0], []).append(metric)
-    charts = []
-    for family, metrics in families.items():
-        curves = [
-            Series(_label(metric), column(log.evals, metric), tone % 4) for tone, metric in enumerate(metrics)
-        ]
-        for tone, metric in enumerate(metrics):
-            baseline = log.popularity(metric)
-            if baseline is not None:
-                flat = [baseline] * len(log.evals)
-                curves.append(Series(f"{_label(metric)} popularity", flat, tone % 4, dashed=True))
-        note = "Dashed: always recommending the most popular items." if len(curves) > len(metrics) else ""
-        title = TITLES.get(family, _label(family))
-        charts.append(Chart(title, _steps(log.evals), curves, note, units.metric, from_zero=True))
-    return _last_odd_one_wide(charts)
 
 
 def eval_table(log: MetricsLog) -> str:
@@ -147,43 +140,28 @@ def eval_table(log: MetricsLog) -> str:
     if any(value is not None for value in baseline):
         cells = ["-" if value is None else units.metric(value) for value in baseline]
         rows.append(page.Row(["popularity", *cells], "baseline"))
-    return page.table(["step", *map(_label, metrics)], rows)
+    return page.table(["step", *map(metric_label, metrics)], rows)
 
 
-def speed_charts(log: MetricsLog) -> list[Chart]:
-    """Throughput, step time and how even the ranks were loaded."""
-    steps = _steps(log.steps)
-    note = "Work of the busiest rank over the mean of all ranks; 1 is perfect."
-    charts = [
-        Chart("Tokens per second", steps, _curves(log, "tokens_per_s"), from_zero=True),
-        Chart("Step time (ms)", steps, _curves(log, "step_ms", 2), write=units.milliseconds, from_zero=True),
-        Chart("Balance", steps, _curves(log, "imbalance", 3), note, write=lambda value: f"{value:.3f}"),
-    ]
-    return _last_odd_one_wide([chart for chart in charts if _has_values(chart)])
+def time_panel(log: MetricsLog, spans: RunSpans) -> str:
+    """The headline of the time account."""
+    account = account_of(log.steps)
+    if account is None:
+        return ""
+    return headline_panel(account, lateness(rank_parts(log, spans), slowest_of_steps(log)))
 
 
-def bubble_charts(log: MetricsLog) -> list[Chart]:
-    """The share of each step in which the GPU computed nothing, split by cause where that was measured."""
-    shares = {name: column(log.steps, key) for key, name in BUBBLE_PARTS.items()}
-    span = _span(log.steps) if any(is_noisy(values) for values in shares.values()) else 1
-    parts = [
-        Series(name, moving_average(values, span=span), tone)
-        for tone, (name, values) in enumerate(shares.items(), 1)
-    ]
-    measured = [part for part in parts if any(value is not None for value in part.values)]
-    title, percent = "Share of the step in which nothing was computed", units.percent
-    note = f"Averages of {span} logged steps, one part on top of the other." if measured and span > 1 else ""
-    curves = measured or _curves(log, "bubble", 1, averaged=True)
-    stacked = bool(measured)
-    return [Chart(title, _steps(log.steps), curves, note, percent, percent, True, stacked, wide=True)]
+def rank_panel(log: MetricsLog, spans: RunSpans) -> str:
+    """A bar a rank, where there are several."""
+    ranks = rank_parts(log, spans)
+    return rank_bars(ranks) if len(ranks) > 1 else ""
 
 
-def other_charts(log: MetricsLog) -> list[Chart]:
-    """Whatever else the run logged with every step: learning rate, memory, id map statistics."""
-    names = [name for name in numeric_fields(log.steps) if name not in SHOWN_ELSEWHERE]
-    titles = {name: TITLES.get(name, name.replace("_", " ").capitalize()) for name in names}
-    charts = [Chart(titles[name], _steps(log.steps), _curves(log, name), from_zero=True) for name in names]
-    return _last_odd_one_wide(charts)
+def balance_histogram(log: MetricsLog) -> str:
+    """Planned idle time with and without balance."""
+    columns = (column(log.steps, "imbalance_in_turn"), column(log.steps, "imbalance"))
+    pairs = [(was, now) for was, now in zip(*columns) if was is not None and now is not None]
+    return balance_panel([was for was, _ in pairs], [now for _, now in pairs])
 
 
 def _cells(event: Event, metrics: Sequence[str]) -> list[str]:
@@ -198,14 +176,14 @@ def _quality_card(log: MetricsLog) -> page.Card:
         baseline = column([log.test], POPULARITY + metric)[0]
         times = units.factor(value, baseline)
         over = f"{times} popularity ({units.metric(baseline)})" if times and baseline is not None else ""
-        return page.Card(f"Test {_label(metric)}", units.metric(value), over)
+        return page.Card(f"Test {metric_label(metric)}", units.metric(value), over)
     best = log.best(metric)
     if best is None:
-        return page.Card(f"Best {_label(metric)}", "-", "not evaluated yet")
+        return page.Card(f"Best {metric_label(metric)}", "-", "not evaluated yet")
     baseline = log.popularity(metric)
     times = units.factor(best[0], baseline)
     over = f"{times} popularity ({units.metric(baseline)}), " if times and baseline is not None else ""
-    return page.Card(f"Best {_label(metric)}", units.metric(best[0]), f"{over}step {best[1]:,}")
+    return page.Card(f"Best {metric_label(metric)}", units.metric(best[0]), f"{over}step {best[1]:,}")
 
 
 def _loss_card(log: MetricsLog) -> page.Card:
@@ -223,6 +201,11 @@ def _throughput_card(log: MetricsLog) -> page.Card:
 
 
 def _bubble_card(log: MetricsLog) -> list[page.Card]:
+    account = account_of(log.steps)
+    if account is not None:
+        largest = max(CAUSES, key=lambda cause: account.shares[cause])
+        context = f"mostly {WORDS[largest]}"
+        return [page.Card("Bubble", units.percent(account.bubble), context)]
     shares = [share for share in column(log.steps, "bubble") if share is not None]
     context = "median share of a step not computing"
     return [page.Card("Bubble", units.percent(statistics.median(shares)), context)] if shares else []
@@ -248,46 +231,8 @@ def _time_card(log: MetricsLog) -> page.Card:
     return page.Card("Wall time", f"about {units.long_duration(estimate)}", "steps times median step time")
 
 
-def _curves(log: MetricsLog, key: str, tone: int = 0, *, averaged: bool = False) -> list[Series]:
-    """A field of every logged step; if it is noisy it is drawn faint, with its usual course over it."""
-    values = column(log.steps, key)
-    if not is_noisy(values):
-        return [Series("each logged step", values, tone)]
-    span = _span(values)
-    course = moving_average(values, span=span) if averaged else moving_median(values, span=span)
-    name = f"{'average' if averaged else 'median'} of {span}"
-    return [Series("each logged step", values, tone, faint=True), Series(name, course, tone)]
-
-
-def _span(logged: Sequence[object]) -> int:
-    """How many steps a smoothed point sees: a fortieth of the run, never so many that it takes long."""
-    return min(201, max(5, len(logged) // 40 // 2 * 2 + 1))
-
-
 def _drawn(charts: Iterable[Chart]) -> str:
     return "".join(draw(chart) for chart in charts)
-
-
-def _has_values(chart: Chart) -> bool:
-    return any(value is not None for series in chart.series for value in series.values)
-
-
-def _last_odd_one_wide(charts: list[Chart]) -> list[Chart]:
-    """Charts stand two abreast; one left over takes the whole row rather than leave a hole."""
-    if len(charts) % 2:
-        charts[-1] = replace(charts[-1], wide=True)
-    return charts
-
-
-def _steps(events: Iterable[dict[str, object]]) -> list[int]:
-    return [step_of(event) or 0 for event in events]
-
-
-def _label(metric: str) -> str:
-    """`hr@10` as the literature writes it, HR@10."""
-    return (
-        metric.upper() if metric.partition("@")[0] in {"hr", "ndcg", "mrr", "auc", "gauc", "ne"} else metric
-    )
 
 
 def _protocol(log: MetricsLog) -> str:
@@ -302,7 +247,8 @@ def _config_text(folder: Path) -> str | None:
         return None
 
 
-def _require_run(folder: Path) -> None:
+def require_run(folder: Path) -> None:
+    """Refuse a folder that holds no run, and name those there are."""
     if any((folder / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
         return
     what = "This folder holds no run" if folder.is_dir() else "There is no such run folder"

@@ -1,27 +1,311 @@
-"""Where a rank is in the story of its run: the stage and the step, for errors that name both."""
+"""What a rank does when: named intervals of every thread, recorded for almost nothing.
+
+`with stage("send gradients home", step=7):` names the stage for errors, and records it while a recorder is on. Three
+kinds matter to the accounting of bubbles (`bubbles.py`):
+
+    stage      anything with a name; only shown
+    compute    useful work; its union over all threads is what a step is for
+    wait       standing still at an exchange; `arrive` says since when this rank was ready for it
+
+Recording appends one tuple to a list: no lock, no file, no waiting for a device. Moments of work on a GPU are given
+by the device's own clock (`Clock`), read once they have passed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+import threading
+import time
+from collections import deque
+from typing import Any, NamedTuple, Protocol
 
-_current: dict[str, object] = {"stage": "start", "step": None}
+MAX_PENDING = 50_000
+"""Spans kept in memory; more than this between two accounts are dropped and counted, never waited for."""
+
+MAIN = "main"
+
+Mark = Any
+"""A moment: seconds of the monotonic clock, or what the device's clock will turn into such seconds."""
 
 
-@contextmanager
-def stage(name: str, *, step: int | None = None) -> Iterator[None]:
-    """Mark the code inside as a named stage of a step; on an error the mark stays, so that it can be told."""
-    before = dict(_current)
-    _current["stage"] = name
-    if step is not None:
-        _current["step"] = step
-    yield
-    _current.update(before)
-    if step is not None:
-        _current["step"] = step
+class Clock(Protocol):
+    """Moments in the order of the work: on a CPU now, on a GPU when its stream gets there."""
+
+    lag: int
+
+    def mark(self) -> Mark:
+        """This moment of the work queued so far."""
+
+    def read(self, mark: Mark) -> float | None:
+        """Its time in seconds of this process's monotonic clock; None while it lies ahead."""
+
+    def settle(self) -> None:
+        """Wait until every mark has passed; only called where the run stands still anyway."""
+
+
+class HostClock:
+    """The monotonic clock, which all processes of one machine share."""
+
+    lag = 0
+    mark = staticmethod(time.monotonic)
+
+    def read(self, mark: Mark) -> float | None:
+        """A moment of the host has passed when it is marked."""
+        return float(mark)
+
+    def settle(self) -> None:
+        """Nothing is ever pending."""
+
+
+class Arrival(NamedTuple):
+    """This rank is ready for an exchange: which one, and since when; `serial` tells it from others of its name."""
+
+    name: str
+    step: int
+    mark: Mark
+    serial: int
+
+
+class Span(NamedTuple):
+    """One interval. Marks while recorded, seconds of this rank's clock once taken.
+
+    Args:
+        name: what was done.
+        kind: "stage", "compute" or "wait".
+        lane: the thread, "main" for the one that trains.
+        step: the step it belongs to, counted from 1.
+        start: its beginning.
+        end: its end.
+        arrival: of a wait: since when this rank was ready for the exchange.
+        last: of a wait: when the last rank was, once the ranks have compared notes.
+    """
+
+    name: str
+    kind: str
+    lane: str
+    step: int
+    start: Mark
+    end: Mark
+    arrival: Arrival | None = None
+    last: float | None = None
+
+
+class Recorder:
+    """Collects the spans of one rank, from all its threads, and the moments at which its steps end.
+
+    Args:
+        clock: gives the moments of compute and waits; stages are always host time.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or HostClock()
+        self.step = 1
+        self.paused = True
+        self.num_dropped = 0
+        self._spans: deque[Span] = deque()
+        self._ends: deque[tuple[int, Mark, Mark]] = deque()
+        self._begin: Mark = None
+
+    def begin(self, step: int) -> None:
+        """From here on time belongs to `step`; call it where training starts or goes on."""
+        self.step, self.paused = step, False
+        self._begin = self.clock.mark()
+
+    def end_step(self) -> None:
+        """The optimizer step is over; the next one begins here."""
+        now = self.clock.mark()
+        self._ends.append((self.step, self._begin, now))
+        self.step, self._begin = self.step + 1, now
+
+    def pause(self) -> None:
+        """Forget what happens until `begin`: evaluations and checkpoints belong to no step."""
+        self.paused = True
+
+    def add(self, span: Span) -> None:
+        """Keep a span, or count it as dropped where nobody has taken spans for too long."""
+        if self.paused:
+            return
+        if len(self._spans) >= MAX_PENDING:
+            self.num_dropped += 1
+            return
+        self._spans.append(span)
+
+    def ended_steps(self) -> list[tuple[int, float, float]]:
+        """(step, start, end) of the steps that have passed since the last call, oldest first."""
+        passed: list[tuple[int, float, float]] = []
+        while self._ends:
+            step, begin, end = self._ends[0]
+            start_s, end_s = self.clock.read(begin), self.clock.read(end)
+            if start_s is None or end_s is None:
+                break
+            passed.append((step, start_s, end_s))
+            self._ends.popleft()
+        return passed
+
+    def take(self) -> list[Span]:
+        """The spans that have passed since the last call, with times in seconds; the others are kept."""
+        next_one = self._spans.popleft
+        if isinstance(self.clock, HostClock):
+            return [next_one() for _ in range(len(self._spans))]
+        taken: list[Span] = []
+        for _ in range(len(self._spans)):
+            span = next_one()
+            timed = self._timed(span)
+            if timed is None:
+                self._spans.append(span)
+            else:
+                taken.append(timed)
+        return taken
+
+    def _timed(self, span: Span) -> Span | None:
+        read = self.clock.read
+        start, end = read(span.start), read(span.end)
+        if start is None or end is None:
+            return None
+        arrival = span.arrival
+        if arrival is not None:
+            at = read(arrival.mark)
+            if at is None:
+                return None
+            arrival = arrival._replace(mark=at)
+        return Span(span.name, span.kind, span.lane, span.step, start, end, arrival)
+
+
+class _Here(threading.local):
+    """Where this thread is."""
+
+    stage = "start"
+    step: int | None = None
+
+    def __init__(self) -> None:
+        thread = threading.current_thread()
+        self.lane = MAIN if thread is threading.main_thread() else thread.name
+
+
+class _Failure(NamedTuple):
+    """Where the first error was raised that no stage has outlived."""
+
+    stage: str
+    step: int | None
+    lane: str
+
+
+_here = _Here()
+_serials = itertools.count()
+_host_now = time.monotonic
+_failure: _Failure | None = None
+_recorder: Recorder | None = None
+
+
+def record_into(recorder: Recorder | None) -> None:
+    """Record the spans of this process from now on; None stops."""
+    global _recorder
+    _recorder = recorder
+
+
+class stage:  # noqa: N801  used like a function
+    """Name the code inside: for errors that say where a rank was, and as a span while a recorder is on.
+
+    Args:
+        name: what is done, in words for a reader of the timeline.
+        step: the step it belongs to, counted from 1; the surrounding one unless given.
+        kind: "stage", "compute" or "wait".
+    """
+
+    __slots__ = ("_before", "_kind", "_name", "_start", "_step")
+
+    def __init__(self, name: str, *, step: int | None = None, kind: str = "stage") -> None:
+        self._name, self._step, self._kind = name, step, kind
+
+    def __enter__(self) -> stage:
+        global _failure
+        here = _here
+        if _failure is not None and _failure.lane == here.lane:
+            _failure = None  # this thread goes on: that error was dealt with
+        self._before = here.stage
+        here.stage = self._name
+        if self._step is not None:
+            here.step = self._step
+        recorder = _recorder
+        if recorder is None or recorder.paused:
+            self._start = None
+        else:
+            self._start = _host_now() if self._kind == "stage" else recorder.clock.mark()
+        return self
+
+    def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
+        global _failure
+        here = _here
+        if error is not None:
+            # The innermost stage is told, and the first thread that failed: others fail because of it.
+            if _failure is None:
+                _failure = _Failure(self._name, here.step, here.lane)
+            return
+        here.stage = self._before
+        recorder = _recorder
+        if recorder is not None and self._start is not None:
+            end = _host_now() if self._kind == "stage" else recorder.clock.mark()
+            step = recorder.step if here.step is None else here.step
+            recorder.add(Span(self._name, self._kind, here.lane, step, self._start, end))
+
+
+def compute(name: str) -> stage:
+    """Useful work. Keep it tight: what stands still inside is counted as work."""
+    return stage(name, kind="compute")
+
+
+def mark(*, on_device: bool = True) -> Mark:
+    """This moment of the work queued so far, or of the host; None while nothing is recorded."""
+    if _recorder is None or _recorder.paused:
+        return None
+    return _recorder.clock.mark() if on_device else _host_now()
+
+
+def add(name: str, *, kind: str, start: Mark, end: Mark, arrival: Arrival | None = None) -> None:
+    """Record an interval whose ends were marked by hand."""
+    recorder = _recorder
+    if recorder is not None and start is not None and end is not None:
+        step = recorder.step if _here.step is None else _here.step
+        recorder.add(Span(name, kind, _here.lane, step, start, end, arrival))
+
+
+def arrive(name: str | None = None, *, on_device: bool = False) -> Arrival | None:
+    """This rank is ready for an exchange, named after the stage it is in unless told.
+
+    Every rank does so once for each exchange; those of one name in the same order everywhere.
+    """
+    recorder = _recorder
+    if recorder is None or recorder.paused:
+        return None
+    step = recorder.step if _here.step is None else _here.step
+    moment = recorder.clock.mark() if on_device else _host_now()
+    return Arrival(name or _here.stage, step, moment, next(_serials))
+
+
+def waited(arrival: Arrival | None, start: Mark, *, on_device: bool = False) -> None:
+    """This rank stood still for an exchange since `start`, and goes on now."""
+    recorder = _recorder
+    if recorder is not None and arrival is not None and start is not None:
+        end = recorder.clock.mark() if on_device else _host_now()
+        recorder.add(Span(arrival.name, "wait", _here.lane, arrival.step, start, end, arrival))
+
+
+class exchange:  # noqa: N801  used like a function
+    """An exchange that is over when the code inside returns: arrival and wait in one, in host time."""
+
+    __slots__ = ("_arrival", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._arrival = arrive(self._name)
+
+    def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
+        if self._arrival is not None and error is None:
+            waited(self._arrival, self._arrival.mark)
 
 
 def current_stage() -> tuple[str, int | None]:
-    """The stage and step this process is in, or was in when it failed."""
-    step = _current["step"]
-    return str(_current["stage"]), step if isinstance(step, int) else None
+    """The stage and step this thread is in, or the stage in which the failure began."""
+    return (_here.stage, _here.step) if _failure is None else (_failure.stage, _failure.step)

@@ -1,7 +1,8 @@
 """A run's events and the files that keep them: metrics.jsonl always, TensorBoard on request.
 
-An event is a dictionary with a kind: `start`, `step`, `eval`, `checkpoint` or `end`. `Progress` makes the
-events and hands each to every sink; ranks that should stay silent are given no sinks.
+An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `pipeline`, `ids`, `ranks`, `checkpoint` or
+`end`. `Progress` makes the events and hands each to every sink; ranks that should stay silent are given no sinks. Steps
+are handed in when their time is accounted for, some steps later; a `tick` tells those who watch that the run moves.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from freescale.errors import FreeScaleError
+from freescale.trace.bubbles import Parts, add_up, slowest
 from freescale.trace.metrics_log import POPULARITY, Event, decode, numeric_fields, step_of
 
 Facts = Mapping[str, Mapping[str, object]]
@@ -30,6 +32,14 @@ class MetricSink(Protocol):
 
     def close(self) -> None:
         """Write out what is held back; no event follows."""
+
+
+@runtime_checkable
+class LiveSink(Protocol):
+    """A sink for people who watch."""
+
+    def tick(self, event: dict[str, object]) -> None:
+        """A step is done; its whole event comes later."""
 
 
 class Progress:
@@ -65,6 +75,26 @@ class Progress:
         bubbles = {"bubble": bubble, "straggler": straggler, "comm": comm, "host": host}
         self._write({"event": "step", "step": step, **timing, **bubbles, "imbalance": imbalance, **others})
 
+    def tick(self, step: int, **others: object) -> None:
+        """A step is done, for those who watch; files keep its `step` event, which comes later."""
+        event = {"event": "tick", "step": step, **others}
+        for sink in self._sinks:
+            if isinstance(sink, LiveSink):
+                sink.tick(event)
+
+    def ranks(self, step: int, totals: Sequence[Parts]) -> None:
+        """Where the time of every rank went, from the run's second step to this one; seconds by rank."""
+        self._write(
+            {
+                "event": "ranks",
+                "step": step,
+                **{
+                    name: [round(float(getattr(one, name)), 6) for one in totals]
+                    for name in ("total", "compute", "straggler", "comm", "host")
+                },
+            }
+        )
+
     def evaluation(
         self,
         step: int,
@@ -81,6 +111,15 @@ class Progress:
     def balance(self, step: int, decided: Mapping[str, object]) -> None:
         """What the ranks agreed on: cost model, its error, rank speeds, and from which step on."""
         self._write({"event": "balance", "step": step, **decided})
+
+    def pipeline(self, step: int, decided: Mapping[str, object]) -> None:
+        """Which way rows travel from a step on, and the step times both ways that decided it."""
+        self._write({"event": "pipeline", "step": step, **decided})
+
+    def ids(self, step: int, picture: Mapping[str, object] | None) -> None:
+        """The state of an id map that learns ids: counts since the last such event, histograms, evicted ids."""
+        if picture is not None:
+            self._write({"event": "ids", "step": step, **picture})
 
     def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint that is complete on disk."""
@@ -179,6 +218,22 @@ class TensorBoardSink:
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
+
+
+def time_fields(ranks: Sequence[Parts], *, tokens: int, seconds: float | None) -> dict[str, object]:
+    """The fields of a step event that say how long it took and, where ranks have been compared, why."""
+    if not ranks:
+        rate = tokens / seconds if seconds else None
+        return {"step_ms": None if seconds is None else 1000 * seconds, "tokens_per_s": rate}
+    everybody = add_up(ranks)
+    seconds = everybody.total / len(ranks)
+    fields: dict[str, object] = {
+        "step_ms": 1000 * seconds,
+        "tokens_per_s": tokens / seconds if seconds > 0 else None,
+        **everybody.shares(),
+    }
+    late = slowest(ranks)
+    return fields if late is None else {**fields, "slowest": late.rank, "slowest_by": late.cause}
 
 
 def _before(event: Mapping[str, object], resume_step: int | None) -> bool:

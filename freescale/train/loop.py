@@ -13,15 +13,21 @@ from torch import Tensor
 
 from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
+from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.pipeline.adaptive import Switch
+from freescale.pipeline.flight import Traffic
+from freescale.pipeline.schedule import ReadyBatch, Schedule
+from freescale.trace.bubbles import add_up
 from freescale.trace.spans import stage
+from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
-from freescale.train.events import Progress
+from freescale.train.events import Progress, time_fields
+from freescale.train.id_report import IdReport
 from freescale.train.rebalance import Rebalancer
-from freescale.train.step import TrainStep
+from freescale.train.step import StepResult, TrainStep
 
 
 @dataclass(kw_only=True)
@@ -33,14 +39,18 @@ class Run:
         model: the dense part.
         optimizer: of the dense part.
         embedding: the tables.
+        id_map: raw ids to rows.
+        id_report: what happened to ids.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
+        switch: agrees on whether hiding traffic pays.
         open_schedule: (first step) -> batches with their rows, from there to the end.
         evaluator: ranks items for users.
         valid: validation examples.
         test: test examples.
         checkpoints: where state is kept.
         progress: where events go.
+        accounts: where step lines wait until their time is accounted for.
         total_steps: length of the run.
         eval_every: steps between evaluations.
         checkpoint_every: steps between checkpoints; None: with every evaluation.
@@ -55,14 +65,18 @@ class Run:
     model: Recommender
     optimizer: torch.optim.Optimizer
     embedding: ShardedEmbedding
+    id_map: IdMap
+    id_report: IdReport
     train_step: TrainStep
     rebalancer: Rebalancer
-    open_schedule: Callable[[int], PlainSchedule]
+    switch: Switch
+    open_schedule: Callable[[int], Schedule]
     evaluator: Evaluator
     valid: Examples
     test: Examples
     checkpoints: Checkpoints
     progress: Progress
+    accounts: Accounts
     total_steps: int
     eval_every: int
     checkpoint_every: int | None
@@ -83,58 +97,84 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step = first_step
     if not out_of_patience(run):
-        schedule = run.open_schedule(first_step)
-        for ready, clock in timed(schedule):
-            with stage("train", step=ready.plan.step + 1):
-                result = run.train_step.run(ready, schedule)
-            step = ready.plan.step + 1
-            report_step(run, ready, result.loss, result.grad_norm, clock())
-            rebalance(run, step)
-            tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
-            report_checkpoint(run, run.checkpoints.finished())
-            if evaluate_and_save(run, step, schedule) and out_of_patience(run):
-                break
+        with run.open_schedule(first_step) as schedule:
+            run.accounts.begin(first_step + 1)
+            for ready in named(schedule, first_step):
+                step = ready.plan.step + 1
+                with stage("train", step=step):
+                    result = run.train_step.run(ready, schedule)
+                seconds = run.accounts.end_step()
+                report_step(run, ready, result)
+                rebalance(run, step)
+                choose_way(run, step, 1000 * seconds)
+                tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
+                report_checkpoint(run, run.checkpoints.finished())
+                if evaluate_and_save(run, step, schedule) and out_of_patience(run):
+                    break
+            run.accounts.pause()
     report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
     speed = {"tokens_per_s": tokens / seconds, "samples_per_s": samples / seconds} if tokens else {}
+    if run.accounts.totals:
+        speed["bubble"] = add_up(run.accounts.totals).bubble
     status = "finished" if tokens else "was already complete"
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
-def timed(schedule: PlainSchedule) -> Iterator[tuple[ReadyBatch, Callable[[], float]]]:
-    """Batches, each with a clock that gives the milliseconds since the last batch was done."""
-    last = time.perf_counter()
-
-    def clock() -> float:
-        nonlocal last
-        now = time.perf_counter()
-        elapsed, last = now - last, now
-        return 1000 * elapsed
-
-    batches = iter(schedule)
+def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
+    """Batches, with a name for the time spent on getting them."""
+    batches, step = iter(schedule), first_step
     while True:
-        with stage("load and look up"):
+        step += 1
+        with stage("load and look up", step=step):
             ready = next(batches, None)
         if ready is None:
             return
-        yield ready, clock
+        yield ready
 
 
-def report_step(run: Run, ready: ReadyBatch, loss: float, grad_norm: float | None, step_ms: float) -> None:
-    """One line for this step. The loss is summed over the ranks, so every line is that of the global batch."""
+def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
+    """Hand in the line of this step. Loss and traffic are summed over the ranks: it is that of the global batch."""
     plan = ready.plan
-    total = float(run.ranks.sum_on_cpu(torch.tensor(loss, dtype=torch.float64)))
-    run.progress.step(
-        plan.step + 1,
-        loss=total,
-        step_ms=step_ms,
-        tokens_per_s=1000 * plan.global_tokens / step_ms,
-        imbalance=plan.imbalance,
-        bound=plan.bound,
-        epoch=plan.epoch,
-        plan=plan.plan_hash,
-        **({} if grad_norm is None else {"grad_norm": grad_norm}),
-    )
+    own = torch.tensor([result.loss, *ready.traffic.values()], dtype=torch.float64)
+    sums = run.ranks.sum_on_cpu(torch.cat([own, run.id_report.counts(plan.step)]), what="sum the loss")
+    loss, *moved = sums[: len(own)].tolist()
+    line: dict[str, object] = {
+        "loss": loss,
+        "tokens": plan.global_tokens,
+        "imbalance": plan.imbalance,
+        "imbalance_in_turn": plan.imbalance_in_turn,
+        "bound": plan.bound,
+        "epoch": plan.epoch,
+        "plan": plan.plan_hash,
+        **traffic_fields(Traffic(*moved), run.ranks),
+        **run.id_report.step_fields(sums[len(own) :]),
+    }
+    if result.grad_norm is not None:
+        line["grad_norm"] = result.grad_norm
+    run.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
+    run.accounts.add(plan.step + 1, line)
+
+
+def write_step(progress: Progress, accounted: AccountedStep) -> None:
+    """The event of a step, once its time is accounted for."""
+    line: dict[str, Any] = dict(accounted.line)
+    times = time_fields(accounted.ranks, tokens=line.pop("tokens"), seconds=accounted.seconds)
+    progress.step(accounted.step, **{**line, **times})
+
+
+def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:
+    """What a step moved between the ranks; nothing where there is one rank only."""
+    if ranks.num_ranks == 1:
+        return {}
+    return {
+        "overlap": traffic.overlap,
+        "exposed_bytes": int(traffic.exposed_bytes),
+        "hidden_bytes": int(traffic.hidden_bytes),
+        "parked_rows": int(traffic.parked_rows),
+        "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
+        "split_ms": traffic.split_ms / ranks.num_ranks,
+    }
 
 
 def rebalance(run: Run, step: int) -> None:
@@ -145,20 +185,39 @@ def rebalance(run: Run, step: int) -> None:
         run.progress.balance(step, decided)
 
 
-def evaluate_and_save(run: Run, step: int, schedule: PlainSchedule) -> bool:
+def choose_way(run: Run, step: int, step_ms: float) -> None:
+    """Where it is due, agree on whether hiding embedding traffic pays."""
+    run.switch.observe(step - 1, step_ms)
+    decided = run.switch.agree(step - 1)
+    if decided is not None:
+        run.progress.pipeline(step, decided)
+
+
+def due_at(step: int, *, every: int, save_every: int | None, last: bool = False) -> tuple[bool, bool]:
+    """Whether an evaluation and a checkpoint are due after a step (from 1); without `save_every` they go together."""
+    evaluates = last or step % every == 0
+    return evaluates, last or (evaluates if save_every is None else step % save_every == 0)
+
+
+def evaluate_and_save(run: Run, step: int, schedule: Schedule) -> bool:
     """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
     last = step == run.total_steps
-    evaluates = last or step % run.eval_every == 0
-    saves = last or (evaluates if run.checkpoint_every is None else step % run.checkpoint_every == 0)
+    evaluates, saves = due_at(step, every=run.eval_every, save_every=run.checkpoint_every, last=last)
     improved = False
     if evaluates or saves:
         schedule.flush()
+        run.accounts.pause()  # evaluations and checkpoints are no part of a step's time
+        if run.accounts.totals:
+            run.progress.ranks(step, run.accounts.totals)
+        run.progress.ids(step, run.id_report.picture())
     if evaluates:
         with stage("evaluate", step=step):
             improved = evaluate(run, step)
     if saves or improved:
         with stage("save a checkpoint", step=step):
             save(run, step, best=improved)
+    if not last:
+        run.accounts.begin(step + 1)
     return evaluates
 
 
@@ -184,6 +243,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "evaluations_since_best": run.evaluations_since_best,
         "num_ranks": run.ranks.num_ranks,
         "balance_decisions": run.rebalancer.decisions.state(),
+        "pipeline_decisions": run.switch.state(),
     }
     report_checkpoint(run, run.checkpoints.wait())
     run.checkpoints.save(step, run_tensors(run), meta, best=best)
@@ -198,10 +258,11 @@ def report_checkpoint(run: Run, path: Path | None) -> None:
 def restore(run: Run, path: Path) -> int:
     """Bring a checkpoint back; returns the number of steps it has behind it."""
     meta = read_meta(path)
-    load_tensors(path, run_tensors(run), ranks=run.ranks)
+    load_run(run, path)
     run.best = dict(meta["best"])
     run.evaluations_since_best = int(meta["evaluations_since_best"])
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
+    run.switch.load_state(meta.get("pipeline_decisions", []))
     return int(meta["step"])
 
 
@@ -215,7 +276,7 @@ def finish(run: Run, step: int, **speed: float) -> dict[str, Any]:
     best = run.checkpoints.best()
     if best is not None and run.best.get("step") not in (None, step):
         read_meta(best)
-        load_tensors(best, run_tensors(run), ranks=run.ranks)
+        load_run(run, best)
     with stage("evaluate", step=step):
         metrics = run.evaluator.run(run.test)
     popularity = run.popularity.get("test")
@@ -241,7 +302,14 @@ def run_tensors(run: Run) -> dict[str, Tensor]:
         for param in group["params"]:
             state = adam_state(run.optimizer, param)
             tensors |= {f"optimizer.{names[param]}.{part}": value for part, value in state.items()}
-    return tensors | {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
+    tensors |= {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
+    return tensors | {f"ids.{name}": value for name, value in run.id_map.state_dict().items()}
+
+
+def load_run(run: Run, path: Path) -> None:
+    """Fill every tensor of the run from a checkpoint."""
+    load_tensors(path, run_tensors(run), ranks=run.ranks)
+    run.id_map.restored()
 
 
 def adam_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freescale.trace import units
+from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import POPULARITY, Event, numeric_fields, step_of
 from freescale.train.events import Facts, JsonlSink, MetricSink, Progress, TensorBoardSink
 
@@ -40,7 +41,7 @@ Field = tuple[str, str, str]
 EVAL_SHOWN = ("hr@10", "hr@50", "ndcg@10", "mrr")
 """Metrics of an eval line; all others are in metrics.jsonl, one line must stay readable."""
 
-DROPPED_WHEN_NARROW = ("balance", "epoch", "bubble", "tokens")
+DROPPED_WHEN_NARROW = ("causes", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
 REFRESH_SECONDS = 0.1
 """Drawing takes about a millisecond; steps of a small model take less than that."""
@@ -80,6 +81,14 @@ class TerminalSink:
         self._first: tuple[int, float] | None = None
         self._drawn_at = -math.inf
         self._widths: dict[str, int] = {}
+        self._heard: Event = {}
+        self._ticked = 0
+
+    def tick(self, event: dict[str, object]) -> None:
+        """Move the live line on, with the speed and the bubble last heard of."""
+        if self._live is not None:
+            self._ticked = step_of(event) or 0
+            self._step({**self._heard, **event})
 
     def write(self, event: dict[str, object]) -> None:
         """Show the event; kinds a person does not need to see are passed over."""
@@ -87,11 +96,18 @@ class TerminalSink:
         if kind == "start" and isinstance(facts, Mapping):
             print_start(self._console, facts)
         elif kind == "step":
-            self._step(event)
+            self._heard = {name: event.get(name) for name in ("tokens_per_s", "bubble", *CAUSES)}
+            # A live line that ticks is already further on.
+            if (step_of(event) or 0) >= self._ticked:
+                self._step(event)
         elif kind == "eval":
             self._print(*_eval_parts(event))
+        elif kind == "ids":
+            self._print(*_id_parts(event))
         elif kind == "checkpoint":
             self._print(f"saved  step {step_of(event)}  {event.get('path')}")
+        elif kind == "pipeline" and event.get("changed"):
+            self._print(_pipeline_line(event))
         elif kind == "end":
             self.close()
             print_summary(self._console, event)
@@ -206,6 +222,10 @@ def _step_fields(event: Event, step: int, total: int, seconds_left: float | None
         fields["balance"] = ("balance ", f"{balance:.2f}", "")
     if bubble is not None:
         fields["bubble"] = ("bubble ", f"{bubble:.1%}", "")
+        shares = {cause: units.number(event.get(cause)) for cause in CAUSES}
+        known = [f"{cause} {100 * share:4.1f}" for cause, share in shares.items() if share is not None]
+        if known:
+            fields["causes"] = ("(", " ".join(known), ")")
     if seconds_left is not None:
         fields["eta"] = ("eta ", units.duration(seconds_left), "")
     return fields
@@ -221,6 +241,26 @@ def _eval_parts(event: Event) -> list[str]:
         baseline = f"(popularity {shown[0]} {_metric(event[POPULARITY + shown[0]])})  "
     label = "test" if event.get("split") == "test" else "eval"
     return [f"{label}  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
+
+
+def _pipeline_line(event: Event) -> str:
+    way = "prioritized" if event.get("prioritized") else "plain"
+    on, off = (units.number(event.get(name)) or 0.0 for name in ("prioritized_ms", "plain_ms"))
+    return (
+        f"rows   step {step_of(event)}  {way} communication from step {event.get('from_step')} on: "
+        f"{on:.1f} ms a step prioritized, {off:.1f} ms plain"
+    )
+
+
+def _id_parts(event: Event) -> list[str]:
+    """How full the table is and what happened to ids since the last such line; a warning if there is one."""
+    counts = {name: units.number(event.get(name)) or 0 for name in ("asked", "hits", "inserts", "evictions")}
+    shared = (units.number(event.get("collisions")) or 0) + (units.number(event.get("not_admitted")) or 0)
+    full, hits = units.number(event.get("occupancy")) or 0.0, counts["hits"] / max(1, counts["asked"])
+    line = f"ids   step {step_of(event)}  {full:.1%} of {event.get('slots'):,} slots taken  {hits:.1%} hits"
+    line += f"  {counts['inserts']:,.0f} new  {counts['evictions']:,.0f} evicted  {shared:,.0f} shared a row"
+    warning = event.get("warning")
+    return [line, f"warning: {warning}"] if warning else [line]
 
 
 def _metric(value: object) -> str:

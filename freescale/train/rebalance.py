@@ -18,6 +18,7 @@ from freescale.balance.decisions import Decisions
 from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
 from freescale.comm.ranks import Ranks
 from freescale.errors import DataError
+from freescale.trace.spans import exchange
 
 # Steps a rank remembers for its own fit, and those it brings to an agreement.
 _REMEMBERED, _WINDOW = 512, 64
@@ -48,11 +49,13 @@ class Rebalancer:
         """At a step where it is due: pool, decide, announce. Returns what was decided, for the log."""
         if self.every is None or self.ranks.control is None or step % self.every:
             return None
-        pooled = self._pool()
+        with exchange("agree on costs"):
+            pooled = self._pool()
         numbers = torch.zeros(len(COEFFICIENTS) + self.ranks.num_ranks + 1, dtype=torch.float64)
         if self.ranks.is_first:
             numbers = torch.tensor(self._decide(pooled), dtype=torch.float64)
-        dist.broadcast(numbers, src=0, group=self.ranks.control)
+        with exchange("agree on costs"):
+            dist.broadcast(numbers, src=0, group=self.ranks.control)
         values = numbers.tolist()
         model = CostModel(**dict(zip(COEFFICIENTS, values[: len(COEFFICIENTS)])))
         speeds, error = values[len(COEFFICIENTS) : -1], values[-1]

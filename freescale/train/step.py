@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import PlainSchedule, ReadyBatch
+from freescale.pipeline.schedule import ReadyBatch, Schedule
+from freescale.trace.spans import compute
 from freescale.train.dense_gradients import reduced_in_backward
 from freescale.train.timer import StepTimer
 
@@ -42,6 +44,7 @@ class TrainStep:
         accumulate: micro-batches a step.
         autocast: compute matrix products in bfloat16.
         seed: of dropout, together with step and rank; nothing else needs a random state.
+        gate: shut while dense gradients travel.
     """
 
     def __init__(
@@ -57,11 +60,18 @@ class TrainStep:
         accumulate: int = 1,
         autocast: bool = False,
         seed: int = 0,
+        gate: Gate | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device)
         self._model: nn.Module = model
         if ranks.group is not None:
-            self._model = reduced_in_backward(model, ranks.group, timeout_s=ranks.timeout_s)
+            self._model = reduced_in_backward(
+                model,
+                ranks.group,
+                timeout_s=ranks.timeout_s,
+                gate=gate,
+                handed_over=self.timer.handed_over,
+            )
         self._optimizer = optimizer
         self._ranks = ranks
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
@@ -70,7 +80,7 @@ class TrainStep:
         self._autocast = autocast
         self._seed = seed
 
-    def run(self, ready: ReadyBatch, schedule: PlainSchedule) -> StepResult:
+    def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
         step = ready.plan.step
         torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
@@ -85,11 +95,12 @@ class TrainStep:
                 f"{_some(ready.batch.samples['row'])} on rank {self._ranks.rank}",
                 next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
             )
-        norm = self._clip()
         factor = self._lr_factor(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr * factor
-        self._optimizer.step()
+        with compute("update weights"):
+            norm = self._clip()
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._lr * factor
+            self._optimizer.step()
         schedule.update(ready, lr=self._table_lr * factor)
         return StepResult(loss=loss, grad_norm=norm)
 

@@ -131,3 +131,30 @@ def test_optimizers_are_made_by_name_with_their_options():
     ]
     with pytest.raises(ConfigError, match="adamw"):
         make_optimizer("adamw")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    optimizer=st.sampled_from([SGD(), RowwiseAdagrad(), Adam()]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    dim=st.integers(1, 70),
+    num_rows=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_a_row_gets_the_same_bits_whichever_rows_are_updated_with_it(
+    optimizer, dtype, dim, num_rows, seed, data
+):
+    draw = torch.Generator().manual_seed(seed)
+    rows, grad = (torch.randn(num_rows, dim, generator=draw, dtype=dtype) for _ in range(2))
+    state = {
+        name: torch.rand(shape, generator=draw, dtype=dtype)
+        for name, shape in optimizer.state_shapes(num_rows, dim).items()
+    }
+    some = data.draw(st.lists(st.integers(0, num_rows - 1), unique=True).map(sorted))
+    part = {name: values[some] for name, values in state.items()}
+    apart = optimizer.update(rows[some], part, grad[some], lr=0.1, step=3)
+    together = optimizer.update(rows, state, grad, lr=0.1, step=3)
+    assert torch.equal(apart, together[some])
+    for name, values in part.items():
+        assert torch.equal(values, state[name][some])

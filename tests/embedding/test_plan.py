@@ -30,6 +30,19 @@ def test_blocks_cover_every_row_once_as_torch_cuts_them(num_rows, num_ranks):
 
 
 @settings(deadline=None)
+@given(groups=st.integers(1, 60), size=st.integers(2, 9), num_ranks=st.integers(1, 40))
+def test_rows_of_a_group_stay_together(groups, size, num_ranks):
+    table = TableSpec(name="item", num_rows=groups * size, row_group=size, dim=2, optimizer=SGD())
+    plan = TablePlan(spec=table, num_ranks=num_ranks, replicated=False)
+    blocks = [plan.block(rank) for rank in range(num_ranks)]
+    chunks = torch.arange(groups).chunk(num_ranks)
+    assert [count for _, count in blocks if count] == [len(chunk) * size for chunk in chunks]
+    assert plan.edges() == [*(first for first, _ in blocks), groups * size]
+    (planned,) = plan_tables([table], num_ranks=num_ranks, replicate_below_mb=1e6)
+    assert planned.replicated == (num_ranks == 1)
+
+
+@settings(deadline=None)
 @given(num_rows=st.integers(1, 500), num_ranks=st.integers(1, 40))
 def test_every_rank_holds_all_of_a_replicated_table(num_rows, num_ranks):
     plan = TablePlan(spec=spec(num_rows), num_ranks=num_ranks, replicated=True)

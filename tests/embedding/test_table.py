@@ -163,3 +163,23 @@ def test_sum_by_row_adds_in_the_order_given(pairs):
     index = torch.tensor([row for row, _ in pairs], dtype=torch.int64)
     values = torch.tensor([[value] for _, value in pairs], dtype=torch.float64).view(-1, 1)
     assert sum_by_row(index, values, 6).flatten().tolist() == wanted
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda o: o.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_row_with_a_new_owner_knows_nothing_of_the_old_one(optimizer, dtype, monkeypatch):
+    monkeypatch.setattr(table_module, "_INIT_CHUNK_ROWS", 2)
+    table = make_table(optimizer=optimizer, dtype=dtype)
+    rows, keys = torch.tensor([3, 17, 4]), torch.tensor([2**62 + 5, -9, 3])
+    table.apply(torch.arange(20), torch.randn(20, 4), lr=0.1, step=1)
+    before = table.weight.clone()
+    table.reset(rows, keys)
+    assert all(bool((values[rows] == 0).all()) for values in table.state.values())
+    others = [row for row in range(20) if row not in rows.tolist()]
+    assert torch.equal(table.weight[others], before[others])
+    assert all(bool((values[others] != 0).any()) for values in table.state.values())
+    # Anywhere else the same owner gets the same values; they are not those of the row of that number.
+    elsewhere = make_table(optimizer=optimizer, dtype=dtype, first_row=100)
+    elsewhere.reset(torch.tensor([0, 1, 2]), keys)
+    assert torch.equal(elsewhere.weight[:3], table.weight[rows])
+    assert not torch.equal(table.weight[4], make_table(dtype=dtype).weight[3])

@@ -127,6 +127,33 @@ def test_hashed_ids_fit_any_table(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
+def test_a_zero_collision_table_too_small_for_its_buckets_is_refused(tmp_path: Path) -> None:
+    options = ["embedding.id_map=zero_collision", "embedding.rows=100", "embedding.buckets=50"]
+    message = refusal("train", *SMALL, *options, f"run.out={tmp_path}", "run.steps=2")
+    assert "too small for its buckets" in message
+    assert "100 rows in 50 buckets" in message
+    assert "max_probe: must be at least 1" in refusal(
+        "train", "embedding.id_map=zero_collision", "embedding.max_probe=0"
+    )
+
+
+def test_a_checkpoint_of_another_map_is_refused(tmp_path: Path) -> None:
+    recipe = [*SMALL, "embedding.id_map=zero_collision", f"run.out={tmp_path}"]
+    freescale("train", *recipe, "run.steps=2", "embedding.rows=300")
+    message = refusal("train", *recipe, "run.steps=4", "embedding.rows=400", "embedding.eviction=lru")
+    assert "embedding.rows: 300 there, 400 now" in message
+    assert "embedding.eviction: 'none' there, 'lru' now" in message
+
+
+def test_plan_ids_tells_rows_and_probes(capsys: pytest.CaptureFixture[str]) -> None:
+    freescale("plan", "ids", "1000000", "--target", "0.001")
+    told = capsys.readouterr().out
+    assert "1,200,000" in told
+    assert "128" in told
+    assert "0.0350%" in told
+    assert "target is a share" in refusal("plan", "ids", "10", "--target", "3")
+
+
 def test_nothing_in_the_package_unpickles_from_disk() -> None:
     dangerous = re.compile(
         r"pickle\.load|torch\.load\(|yaml\.load\((?!text, _StrictLoader)|yaml\.unsafe|allow_pickle=True"

@@ -104,3 +104,27 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     assert stderr.count("error:") == 1
     subprocess.run(command(tmp_path, "--nproc", "2"), check=True, stdout=subprocess.DEVNULL, timeout=100)
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, 61))
+
+
+def test_learnt_ids_come_back_as_they_were(tmp_path: Path) -> None:
+    """A table too small for its ids: who has a row and who was evicted is part of the curve."""
+    ids = [
+        "embedding.id_map=zero_collision",
+        "embedding.rows=140",
+        "embedding.eviction=lru",
+    ]
+    ids += ["embedding.max_probe=8", "embedding.admit_after=2", "embedding.buckets=4", "head.num_negatives=2"]
+    ids += ["data.global_batch=6"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    subprocess.run(command(whole, *ids), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    kill_at(parts, random.randrange(8, 55), *ids)
+    subprocess.run(command(parts, *ids), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    assert_same_run(parts, whole)
+    # A warning is said once by each process.
+    pictures = [
+        [{k: v for k, v in e.items() if k not in ("time", "warning")} for e in events(out, "ids")]
+        for out in (parts, whole)
+    ]
+    assert pictures[0] == pictures[1]
+    assert sum(e["evictions"] for e in pictures[0]) > 20
+    assert any(e["evicted_ids"] for e in pictures[0])

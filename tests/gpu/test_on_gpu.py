@@ -123,3 +123,42 @@ def test_torchrun_with_nccl(tmp_path: Path) -> None:
     subprocess.run([*launcher, "-m", "freescale", "train", *options], check=True, timeout=110)
     events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 21))
+
+
+def test_the_clock_of_the_gpu_reads_work_without_waiting_for_it() -> None:
+    import time
+
+    from freescale.train.cuda_clock import CudaClock
+
+    clock = CudaClock(torch.device("cuda"))
+    matrix = torch.randn(4096, 4096, device="cuda")
+    (matrix @ matrix).sum().item()
+    begin = time.monotonic()
+    first = clock.mark()
+    for _ in range(60):
+        matrix = matrix @ matrix * 1e-3
+    last = clock.mark()
+    # The host is through long before the device: the mark lies ahead.
+    assert time.monotonic() - begin < 0.5
+    assert clock.read(last) is None
+    torch.cuda.synchronize()
+    end = time.monotonic()
+    start_s, end_s = clock.read(first), clock.read(last)
+    assert start_s is not None
+    assert end_s is not None
+    assert begin - 1e-3 <= start_s < end_s <= end + 1e-3
+    assert end - end_s < 5e-3
+    assert clock.read(last) == end_s
+
+
+def test_every_step_on_a_gpu_has_parts_that_add_up(tmp_path: Path) -> None:
+    config = load_config(None, [*SMALL, "run.device=cuda", "run.steps=12", f"run.out={tmp_path}"])
+    recorder = Recorder()
+    ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
+    train(build_run(config, build_source(config), ranks, Progress([recorder])), resume_from=None)
+    steps = recorder.of("step")
+    assert [event["step"] for event in steps] == list(range(1, 13))
+    for event in steps:
+        assert 0 < event["bubble"] < 1
+        assert event["straggler"] == 0
+        assert event["straggler"] + event["comm"] + event["host"] == pytest.approx(event["bubble"])

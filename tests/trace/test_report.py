@@ -19,6 +19,7 @@ from freescale.trace.charts import MAX_POINTS, Chart, Series, draw, nice_ticks
 from freescale.trace.metrics_log import read_metrics
 from freescale.trace.report import write_report
 from freescale.trace.smoothing import is_noisy, moving_average, moving_median
+from tests.trace.test_span_file import write_rank
 
 HOSTILE = "<script>alert('x')</script>\"&"
 PROTOCOL = "full ranking, seen filtered, 1,000 items"
@@ -121,6 +122,7 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
     ):
         assert words in page.text
     assert page.titles() == [
+        "Share of the step in which nothing was computed",
         "Loss",
         "Hit rate",
         "NDCG",
@@ -128,10 +130,34 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
         "Tokens per second",
         "Step time (ms)",
         "Balance",
-        "Share of the step in which nothing was computed",
         "Learning rate",
     ]
     assert "What is missing" not in page.text
+
+
+def test_an_id_map_is_shown_as_last_seen_with_the_counts_of_the_whole_run(tmp_path: Path) -> None:
+    counts = {"asked": 500, "hits": 450, "inserts": 40, "evictions": 5, "collisions": 10, "not_admitted": 0}
+    pictures: list[dict[str, object]] = [
+        {
+            "event": "ids",
+            "step": step,
+            "slots": 4000,
+            "occupancy": full,
+            **counts,
+            "probe_histogram": {"2-3": 77},
+        }
+        for step, full in ((40, 0.25), (80, 0.5))
+    ]
+    page = report_of(write_run(tmp_path / "demo", [*run_events()[:-1], *pictures, run_events()[-1]]))
+    for words in (
+        "Zero-collision ids at step 80",
+        "slots 4,000",
+        "taken 50.0%",
+        "lost theirs 10",
+        "slots from home 2-3 77 ids",
+    ):
+        assert words in page.text
+    assert "Ids at step" not in report_of(write_run(tmp_path / "other", run_events())).text
 
 
 def test_report_needs_nothing_but_itself(tmp_path: Path) -> None:
@@ -326,24 +352,91 @@ def test_numbers_are_written_for_people() -> None:
     assert [units.number(v) for v in (True, "1", None, math.nan, 10**400, 3)] == [None] * 5 + [3.0]
 
 
+def test_where_the_time_went_is_told_in_the_numbers_of_the_log(tmp_path: Path) -> None:
+    events = run_events()
+    events.insert(-1, ranks_event())
+    page = report_of(write_run(tmp_path / "demo", events))
+    assert "3.5% of the time nothing was computed" in page.text
+    assert "compute 96.5%" in page.text
+    assert "waiting for the slowest rank 1.0%" in page.text
+    assert "exposed communication 2.0%" in page.text
+    assert "The others wait most for rank 1: it computes for 5.0% of the step more" in page.text
+    assert "rank 0 20.0% rank 1 10.0%" in page.text
+
+
+def ranks_event() -> dict[str, object]:
+    parts = {"compute": [8.0, 9.0], "straggler": [1.2, 0.2], "comm": [0.5, 0.5], "host": [0.3, 0.3]}
+    return {"event": "ranks", "step": 120, "total": [10.0, 10.0], **parts}
+
+
+def test_fields_of_features_have_sections_of_their_own(tmp_path: Path) -> None:
+    events = run_events(40)
+    for event in events:
+        if event["event"] == "step":
+            event |= {"overlap": 0.25, "exposed_bytes": 1e6, "hidden_bytes": 3e6, "parked_rows": 70}
+            event |= {"exposed_ms": 2.5, "split_ms": 0.4, "id_evictions": 3, "imbalance_in_turn": 1.3}
+    page = report_of(write_run(tmp_path / "demo", events))
+    traffic = page.text.partition("Embedding traffic")[2].partition("Ids, step by step")[0]
+    for words in ("Overlap", "Exposed bytes", "Hidden bytes", "Parked rows", "Exposed ms", "Split ms"):
+        assert words in traffic
+        assert words not in page.text.replace(traffic, ""), "one place for each"
+    assert "Id evictions" in page.text.partition("Ids, step by step")[2]
+    assert "samples dealt out in turn 23.1%" in page.text
+    assert "as planned 0.40%" in page.text
+
+
+BROWSER = (
+    *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
+    "--virtual-time-budget=2000",
+)
+
+
+def in_browser(target: Path, profile: Path, script: str, *, width: int) -> str:
+    """The page as Chromium sees it after a script ran in it; a console message fails the test."""
+    target.write_text(target.read_text().replace("</body>", f"<script>{script}</script></body>"))
+    size = (f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom", target.as_uri())
+    browser = subprocess.run([*BROWSER, *size], capture_output=True, text=True, timeout=90, check=True)
+    assert "CONSOLE" not in browser.stderr
+    return browser.stdout
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on PATH")
+@pytest.mark.parametrize("width", [500, 1200])
+def test_browser_draws_the_timeline_and_answers_the_pointer(tmp_path: Path, width: int) -> None:
+    folder = write_run(tmp_path / "demo", [*run_events(), ranks_event()])
+    for rank in range(2):
+        write_rank(folder, rank)
+    script = """
+        const view = document.querySelector(".view"), box = view.getBoundingClientRect();
+        document.querySelector('button[data-do="in"]').click();
+        document.querySelector('button[data-do="fit"]').click();
+        const pointer = { clientX: box.left + 0.02 * box.width, clientY: box.top + 30 };
+        view.dispatchEvent(new PointerEvent("pointermove", pointer));
+        const pen = document.querySelector("canvas").getContext("2d");
+        const seen = new Set(pen.getImageData(0, 35, view.clientWidth, 1).data);
+        document.body.dataset.colours = seen.size;
+        document.body.dataset.overflow = document.documentElement.scrollWidth > innerWidth;"""
+    dom = in_browser(write_report(folder), tmp_path / "profile", script, width=width)
+    assert re.search(r'class="timeline" data-ready="yes"', dom)
+    assert 'data-overflow="false"' in dom
+    assert int(re.search(r'data-colours="(\d+)"', dom)[1]) > 6
+    told = re.search(r'class="tip" style="[^"]*">(.*?)</div></div>', dom)[1]
+    # The first of 8 steps shown four at a time: 60 ms of work on rank 0.
+    assert "forward and backward" in told
+    assert "step 5, rank 0" in told
+    assert "60.00 ms" in told
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on PATH")
 def test_browser_draws_the_report_without_complaint(tmp_path: Path) -> None:
     target = write_report(write_run(tmp_path / "demo", run_events()))
     touch = (
-        '<script>const plot = document.querySelectorAll(".plot")[1], box = plot.getBoundingClientRect();'
+        'const plot = document.querySelectorAll(".plot")[2], box = plot.getBoundingClientRect();'
         'plot.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right, clientY: box.top}));'
-        "document.body.dataset.overflow = document.documentElement.scrollWidth > innerWidth;</script></body>"
+        "document.body.dataset.overflow = document.documentElement.scrollWidth > innerWidth;"
     )
-    target.write_text(target.read_text().replace("</body>", touch))
-    command = [
-        *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
-        *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
-        *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--window-size=500,900"),
-        *("--dump-dom", target.as_uri()),
-    ]
-    browser = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-    assert "CONSOLE" not in browser.stderr
-    dom = browser.stdout
+    dom = in_browser(target, tmp_path / "profile", touch, width=500)
     assert dom.count('data-ready="yes"') == dom.count('class="plot"') == 9
     assert 'data-overflow="false"' in dom
     assert re.search(r'class="tip" style="[^"]*"><div>step 120</div><div>.*?HR@10<b>0\.1200</b>', dom)

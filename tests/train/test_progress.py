@@ -194,6 +194,20 @@ def test_plain_eval_line_names_baseline_and_protocol() -> None:
     assert second == "eval  step 400  auc 0.7000"
 
 
+def test_the_line_of_an_id_map_says_how_full_it_is_and_warns() -> None:
+    stream = io.StringIO()
+    counts = {"asked": 1000, "hits": 900, "inserts": 90, "evictions": 4, "collisions": 7, "not_admitted": 3}
+    with Progress([TerminalSink(total_steps=600, log_every=1, stream=stream)]) as progress:
+        progress.ids(200, {"slots": 12_000, "occupancy": 0.5, **counts, "warning": None})
+        progress.ids(400, {"slots": 12_000, "occupancy": 0.95, **counts, "warning": "it runs full"})
+        progress.ids(600, None)
+    first, second = stream.getvalue().splitlines()
+    assert first == (
+        "ids   step 200  50.0% of 12,000 slots taken  90.0% hits  90 new  4 evicted  10 shared a row"
+    )
+    assert second.endswith("   warning: it runs full")
+
+
 def test_nan_loss_is_shown_and_colour_forced_on_a_file_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = io.StringIO()

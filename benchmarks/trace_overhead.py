@@ -1,0 +1,204 @@
+"""What accounting costs: the same training with it on and off, in alternating blocks of steps of one run.
+
+All ranks switch together, block by block, and every block is trained twice, once on each side: the same samples, the
+same model, the same machine within seconds. Checked first: accounting changes no bit of the losses.
+
+    python benchmarks/trace_overhead.py --ranks 2 --blocks 12
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from freescale.assembly import build_run, build_source, open_span_file
+from freescale.comm.ranks import Ranks, join_ranks
+from freescale.config import load_config
+from freescale.trace import spans
+from freescale.train.accounting import Accounts
+from freescale.train.events import Progress
+from freescale.train.loop import Run, named, report_step
+
+BLOCK = 20
+RECIPE = ("model.dropout=0", "run.log_every=20", "run.eval_every=1000000", "balance.refit_every=null")
+
+
+class Lines:
+    """Keeps the losses; stands in for the files."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Take an event."""
+        if event["event"] == "step":
+            self.losses.append(event["loss"])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_run(config: Any, lines: Lines, ranks: Any) -> Run:
+    run = build_run(config, build_source(config), ranks, Progress([lines]))
+    open_span_file(run, config)
+    return run
+
+
+def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float, float]:
+    """Wall and CPU seconds of a block, the account at its end included."""
+    schedule = run.open_schedule(block * BLOCK)
+    batches = named(schedule, block * BLOCK)
+    spans.record_into(recorder if on else None)
+    run.accounts.recorder = recorder if on else None
+    run.ranks.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for place in range(BLOCK):
+        ready = next(batches)
+        if place == 0:
+            run.accounts.begin(ready.plan.step + 1)
+        with spans.stage("train", step=ready.plan.step + 1):
+            result = run.train_step.run(ready, schedule)
+        run.accounts.end_step()
+        report_step(run, ready, result)
+    run.accounts.pause()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def on_rank(rank: int, options: argparse.Namespace, folder: str, answers: Any) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(options.ranks),
+        LOCAL_WORLD_SIZE=str(options.ranks),
+        FREESCALE_RENDEZVOUS=f"file://{folder}/store",
+    )
+    torch.set_num_threads(1)
+    steps = (options.blocks + 1) * BLOCK
+    config = load_config(None, [*RECIPE, f"run.steps={steps}", f"run.out={folder}", *options.keys])
+    with join_ranks(device=config.run.device) as ranks:
+        lines = Lines()
+        run = open_run(config, lines, ranks)
+        recorder = run.accounts.recorder
+        times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for block in range(options.blocks + 1):
+            # on off, off on, ...: a machine that slows down or speeds up favours neither side
+            for on in (True, False) if block % 2 else (False, True):
+                measured = train_block(run, block, on=on, recorder=recorder)
+                if block > 0:
+                    times[on].append(measured)
+        answers.put((rank, times, lines.losses))
+        dist.barrier()
+
+
+def calls_a_step(steps: int = 400) -> dict[str, float]:
+    """What a rank's calls cost without any training around them: the spans of a step of the plain schedule, split."""
+    recorder = spans.Recorder()
+    spans.record_into(recorder)
+    accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
+    accounts.begin(1)
+    begin = time.process_time()
+    for step in range(1, steps + 1):
+        with spans.stage("load and look up", step=step):
+            for _ in range(6):
+                with spans.compute("work"):
+                    pass
+        with spans.stage("train", step=step):
+            for _ in range(8):
+                with spans.stage("exchange"), spans.exchange("exchange"):
+                    pass
+        accounts.end_step()
+        accounts.add(step, {})
+    seconds = time.process_time() - begin
+    accounts.pause()
+    spans.record_into(None)
+    return {"us_a_step": 1e6 * seconds / steps}
+
+
+def losses_with(on: bool, options: argparse.Namespace) -> list[float]:
+    """Losses of a short run on this process alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = [
+            *RECIPE,
+            "run.steps=8",
+            f"run.out={folder}",
+            f"trace.enabled={str(on).lower()}",
+            *options.keys,
+        ]
+        config = load_config(None, keys)
+        lines = Lines()
+        with join_ranks(device=config.run.device) as ranks:
+            run = open_run(config, lines, ranks)
+            schedule = run.open_schedule(0)
+            run.accounts.begin(1)
+            for ready in named(schedule, 0):
+                result = run.train_step.run(ready, schedule)
+                run.accounts.end_step()
+                report_step(run, ready, result)
+            run.accounts.pause()
+        return lines.losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=12, help=f"measured blocks of {BLOCK} steps")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the default recipe")
+    options = parser.parse_args()
+    with_it, without = losses_with(True, options), losses_with(False, options)
+    if with_it != without or len(with_it) != 8:
+        raise SystemExit(f"FAILED: accounting changes the losses: {with_it} {without}")
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=on_rank, args=(rank, options, folder, answers))
+            for rank in range(options.ranks)
+        ]
+        for process in processes:
+            process.start()
+        gathered = [answers.get(timeout=1800) for _ in processes]
+        for process in processes:
+            process.join()
+        size = sum(path.stat().st_size for path in Path(folder).glob("spans/*"))
+    rows = {}
+    for place, name in enumerate(("wall", "cpu")):
+        on, off = (
+            [[pair[place] / BLOCK for pair in times[side]] for _, times, _ in gathered]
+            for side in (True, False)
+        )
+        ratios = [a / b for one, other in zip(on, off) for a, b in zip(one, other)]
+        rows[name] = {
+            "on_ms": 1000 * statistics.median(value for one in on for value in one),
+            "off_ms": 1000 * statistics.median(value for one in off for value in one),
+            "overhead": statistics.median(ratios) - 1,
+        }
+    rows["calls"] = calls_a_step()
+    print(f"{options.ranks} ranks, {options.blocks} blocks of {BLOCK} steps, medians of a step")
+    for name in ("wall", "cpu"):
+        row = rows[name]
+        times = f"off {row['off_ms']:8.3f} ms   on {row['on_ms']:8.3f} ms"
+        print(f"{name:>5}: {times}   {row['overhead']:+.2%} (median of pairs)")
+    cost = rows["calls"]["us_a_step"]
+    share = cost / 1000 / rows["cpu"]["off_ms"]
+    print(f"calls: {cost:.0f} us a step for recording and splitting alone, {share:.2%} of its CPU time")
+    print(f"span files: {size / 1e6:.2f} MB")
+    facts = {"hardware": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__}
+    print(json.dumps({"claim": "trace_overhead", **rows, **facts, "date": str(datetime.date.today())}))
+
+
+if __name__ == "__main__":
+    main()

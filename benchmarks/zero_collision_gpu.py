@@ -1,0 +1,228 @@
+"""Zero-collision ids on a GPU: insert, hit and miss rates by table size and load; what a training step pays for them.
+
+    python benchmarks/zero_collision_gpu.py [--rows 20 24 26] [--sweep] [--step-only] [--device cuda]
+
+Rates are of the kernels alone (CUDA events, best of 5). "touch" is a hit that also marks its row as used now. Bytes:
+what must move at least, an id in, a row number out, one 32-byte sector of the table for each id (two with an insert,
+which is read and written), against the copy rate measured in the same run. --sweep tries other launch shapes and
+prints the best of each kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freescale.assembly import build_run, build_source
+from freescale.comm.ranks import Ranks
+from freescale.config import load_config
+from freescale.kernels import id_probe
+from freescale.kernels.slot_layout import EMPTY, SlotLayout, make_layout
+from freescale.train.events import Progress
+
+LOADS = (0.5, 0.75, 0.9)
+REPEATS = 5
+RECIPE = (
+    "synthetic.users=20000",
+    "synthetic.items=50000",
+    "synthetic.mean_length=100",
+    "data.global_batch=256",
+    "model.dim=256",
+    "model.heads=4",
+    "model.layers=4",
+    "model.dropout=0",
+    "model.dtype=bfloat16",
+    "head.num_negatives=256",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[20, 24, 26], help="tables of 2^N rows")
+    parser.add_argument("--sweep", action="store_true", help="try other launch shapes")
+    parser.add_argument("--step-only", action="store_true", help="only the training step")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a small model, to try the script on a CPU")
+    options = parser.parse_args()
+    result: dict[str, Any] = {"device": options.device}
+    if not options.step_only:
+        result |= measure_kernels(options.rows, sweep=options.sweep)
+    result["training step"] = training_step(options.device, options.steps, small=options.small)
+    print(json.dumps(result))
+
+
+def measure_kernels(powers: list[int], *, sweep: bool) -> dict[str, Any]:
+    """Rates of all kernels, after a check against the CPU."""
+    check()
+    copied = copy_rate()
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}, copies read and write {copied:.2f} TB/s\n")
+    kinds = ("insert", "hit", "touch", "miss")
+    print(
+        f"{'rows':>6} {'load':>5}", *(f"{kind:>8}" for kind in kinds), "  G ids/s; TB/s (share): insert, hit"
+    )
+    rates = []
+    for power, load in itertools.product(powers, LOADS):
+        row = measure(1 << power, load)
+        rates.append(row)
+        moved = [row[kind] * size / 1000 for kind, size in (("insert", 80), ("hit", 48))]
+        shares = ", ".join(f"{rate:.2f} ({rate / copied:.0%})" for rate in moved)
+        print(f"2^{power:<4} {load:>5}", *(f"{row[kind]:>8.2f}" for kind in kinds), "  ", shares, flush=True)
+    best = sweep_shapes(1 << max(powers)) if sweep else None
+    return {"gpu": name, "copy_tb_s": copied, "rates": rates, "best_shapes": best}
+
+
+def check() -> None:
+    """Rows of a bulk insert on the GPU are those of the CPU, which gets the ids in ascending order."""
+    layout = make_layout(1_400_000, max_probe=128)
+    ids = random_ids(1_000_000, seed=1)
+    here = torch.full((layout.held_rows,), EMPTY)
+    id_probe.claim(ids.cpu().unique(), here, None, layout)
+    there, settled = empty_table(layout)
+    rows, _ = id_probe.claim(ids, there, settled, layout)
+    assert torch.equal(there.cpu(), here)
+    assert torch.equal(rows.cpu(), id_probe.find(ids.cpu(), here, layout))
+    print("checked: the GPU gives the rows of the CPU")
+
+
+def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any = None) -> dict[str, float]:
+    """G ids/s of one size and load; every kernel alone."""
+    from freescale.kernels import probe_triton
+
+    find_tiles, claim_tiles = find_tiles or probe_triton.FIND, claim_tiles or probe_triton.CLAIM
+    layout = make_layout(num_rows, max_probe=128)
+    ids = random_ids(int(layout.held_slots * load), seed=2)
+    strangers = random_ids(len(ids), seed=3) | (1 << 62)
+    identity, settled = empty_table(layout)
+    rows = torch.empty_like(ids)
+    new = torch.empty_like(ids, dtype=torch.int8)
+    used = torch.zeros(layout.held_rows, dtype=torch.int32, device="cuda")
+    score = torch.zeros(layout.held_rows, dtype=torch.int64, device="cuda")
+
+    def fresh() -> None:
+        identity.fill_(EMPTY)
+        settled.zero_()
+        rows.fill_(-1)
+
+    def insert() -> None:
+        probe_triton.launch_claim(ids, identity, settled, rows, new, layout, claim_tiles)
+
+    seconds = {"insert": best_of(insert, before=fresh)}
+    find = probe_triton.find
+    seconds["hit"] = best_of(lambda: find(ids, identity, layout, tiles=find_tiles))
+    seconds["touch"] = best_of(
+        lambda: probe_triton.find_and_touch(
+            ids, identity, used, score, layout, value=9, now=9, tiles=find_tiles
+        )
+    )
+    seconds["miss"] = best_of(lambda: find(strangers, identity, layout, tiles=find_tiles))
+    return {"rows": num_rows, "load": load} | {name: len(ids) / s / 1e9 for name, s in seconds.items()}
+
+
+def sweep_shapes(num_rows: int) -> dict[str, Any]:
+    """The fastest launch shape of each kernel at load 0.75."""
+    from freescale.kernels.probe_triton import Tiles
+
+    best: dict[str, Any] = {}
+    for block, group, warps in itertools.product((32, 64, 128, 256), (1, 2, 4, 8), (1, 2, 4)):
+        if block < 32 * warps:
+            continue
+        tiles = Tiles(block=block, group=group, warps=warps)
+        row = measure(num_rows, 0.75, tiles, tiles)
+        for kind in ("insert", "hit", "touch", "miss"):
+            if row[kind] > best.get(kind, (0.0,))[0]:
+                best[kind] = (row[kind], block, group, warps)
+        print(
+            f"  block {block:>3} group {group} warps {warps}: "
+            + "  ".join(f"{k} {row[k]:.2f}" for k in best),
+            flush=True,
+        )
+    print("best (G ids/s, block, group, warps):", best)
+    return best
+
+
+def training_step(device: str, steps: int, *, small: bool) -> dict[str, float]:
+    """Median milliseconds of a whole step with direct indexing and with learnt ids; steps of both sides alternate."""
+    recipe = ["synthetic.users=500", "synthetic.items=2000", "model.dim=64"] if small else list(RECIPE)
+    sides = {
+        "direct": [],
+        "zero_collision": ["embedding.id_map=zero_collision"],
+        "zero_collision, lru": ["embedding.id_map=zero_collision", "embedding.eviction=lru"],
+    }
+    runs = {name: open_run(device, [*recipe, *extra], steps) for name, extra in sides.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for step in range(steps):
+        for name, batches in runs.items():
+            start = time.perf_counter()
+            next(batches)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            # The first steps meet most ids for the first time, and compile.
+            if step >= steps // 2:
+                times[name].append(1000 * (time.perf_counter() - start))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, value in medians.items():
+        print(f"training step, {name}: {value:.2f} ms ({value / medians['direct'] - 1:+.1%})")
+    return medians
+
+
+def open_run(device: str, recipe: list[str], steps: int) -> Iterator[None]:
+    """A run that takes one training step at each `next`."""
+    out = tempfile.mkdtemp()
+    config = load_config(None, [*recipe, f"run.out={out}", f"run.device={device}", f"run.steps={steps}"])
+    ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
+    run = build_run(config, build_source(config), ranks, Progress())
+
+    def go() -> Iterator[None]:
+        schedule = run.open_schedule(0)
+        for ready in schedule:
+            run.train_step.run(ready, schedule)
+            yield
+
+    return go()
+
+
+def best_of(work: Callable[[], object], *, before: Callable[[], object] = lambda: None) -> float:
+    """Seconds of the fastest of a few launches, by the GPU's own clock."""
+    best = float("inf")
+    for _ in range(REPEATS + 1):
+        before()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / 1000)
+    return best
+
+
+def copy_rate() -> float:
+    """TB/s read and written by a large copy on the GPU."""
+    a, b = (torch.empty(1 << 28, dtype=torch.int64, device="cuda") for _ in range(2))
+    return 2 * a.numel() * 8 / best_of(lambda: b.copy_(a)) / 1e12
+
+
+def empty_table(layout: SlotLayout) -> tuple[Tensor, Tensor]:
+    identity = torch.full((layout.held_rows,), EMPTY, device="cuda")
+    return identity, id_probe.settled_bits(identity)
+
+
+def random_ids(count: int, *, seed: int) -> Tensor:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randint(0, 1 << 62, (count,), device="cuda", generator=generator)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Open the connections of a rank's lanes; every rank must do it at the same moment of its program."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+
+from freescale.comm.priority import Lanes
+from freescale.comm.transport import AloneTransport, Transport, make_transport
+
+
+def open_lanes(
+    group: dist.ProcessGroup | None,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+) -> Lanes:
+    """Connections between the ranks of a group that nothing else uses."""
+    if group is None:
+        alone = AloneTransport()
+        return Lanes(express=alone, bulk=alone, ids=alone)
+    on_cpu = torch.device(device).type == "cpu"
+    express, bulk = (open_lane(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
+    # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
+    ids = bulk if on_cpu else open_lane(group, kind=kind, timeout_s=timeout_s)
+    return Lanes(express=express, bulk=bulk, ids=ids)
+
+
+def open_lane(
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+) -> Transport:
+    """One connection between the ranks of a group that nothing else uses."""
+    device = str(device)
+    transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
+    if transport.name == "collective":
+        transport = make_transport(
+            _group_like(group, device, timeout_s), device=device, kind=kind, timeout_s=timeout_s
+        )
+    # Connect now, in one order on all ranks; later it would be whichever thread comes first.
+    transport.exchange_counts(torch.zeros(transport.num_ranks, dtype=torch.int64, device=device))
+    return transport
+
+
+def _group_like(group: dist.ProcessGroup, device: str, timeout_s: float) -> dist.ProcessGroup:
+    """The same ranks, with a queue of collectives of their own."""
+    members = dist.get_process_group_ranks(group)
+    own = dist.new_group(
+        members,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        backend="gloo" if torch.device(device).type == "cpu" else "nccl",
+        use_local_synchronization=len(members) < dist.get_world_size(),
+    )
+    assert isinstance(own, dist.ProcessGroup)
+    return own

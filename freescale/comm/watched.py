@@ -1,0 +1,57 @@
+"""A transport whose exchanges are recorded: when this rank was ready for each, and how long it stood waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from freescale.comm.transport import Pending, Transport
+from freescale.trace import spans
+
+
+class WatchedTransport:
+    """Passes everything on to another transport and records it under the name of the stage it happens in.
+
+    Args:
+        transport: does the work.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.watched = transport
+        self.name, self.num_ranks, self.rank = transport.name, transport.num_ranks, transport.rank
+
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Begin to send; this is the arrival at the exchange."""
+        arrival = spans.arrive(on_device=tensor.is_cuda)
+        pending = self.watched.start(tensor, send=send, receive=receive)
+        if arrival is None:
+            return pending
+        if not tensor.is_cuda:
+            # On a CPU the caller itself may copy and send here; on a GPU it only queues.
+            spans.waited(arrival, arrival.mark)
+        return _Watched(pending, arrival, on_device=tensor.is_cuda)
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """Counts to and from every rank, waited for."""
+        arrival = spans.arrive(on_device=counts.is_cuda)
+        received = self.watched.exchange_counts(counts)
+        if arrival is not None:
+            spans.waited(arrival, arrival.mark, on_device=counts.is_cuda)
+        return received
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a transport offers."""
+        return getattr(self.watched, name)
+
+
+class _Watched:
+    def __init__(self, pending: Pending, arrival: spans.Arrival, *, on_device: bool) -> None:
+        self._pending, self._arrival, self._on_device = pending, arrival, on_device
+
+    def wait(self) -> Tensor:
+        start = spans.mark(on_device=self._on_device)
+        received = self._pending.wait()
+        spans.waited(self._arrival, start, on_device=self._on_device)
+        return received

@@ -1,0 +1,145 @@
+"""OwnedIds: a zero-collision map cut into buckets over the ranks; only the owner of a bucket knows the ids in it.
+
+    ids asked for ──unique──> distinct ids ──by bucket──> their owners: find or give rows ──row numbers──> back
+
+This is a step of its own before rows are fetched, so everything behind it (deduplication, exchange, schedules) works
+with row numbers and knows nothing of ids.
+
+One curve: an owner merges what all ranks ask for and hands it to its map in ascending order. So what happens in a
+bucket is a function of the global batches alone, and a row's first value is one of (seed, id): the same rows hold the
+same vectors on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from freescale.comm.transport import Transport
+from freescale.embedding.id_stats import COUNTS
+from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.errors import PlanError
+from freescale.kernels.rows import distinct
+
+# Counts of steps nobody has asked for.
+_STEPS_KEPT = 64
+
+
+class OwnedIds:
+    """Ids to rows of one table of a ShardedEmbedding; rows that change owner start afresh. Implements IdMap.
+
+    Every rank must make the same calls. `rows` with a step changes the map and the table at once: rows of the last
+    `guard` batches are never taken over, so their gradients may still be on their way.
+
+    Args:
+        embedding: holds the table; its TableSpec has num_rows and row_group of the map's layout.
+        table: name of the table.
+        lane: a connection for tensors on the CPU that nothing else uses; needed where ids are resolved in a thread of
+            their own. Ids travel as the embedding's rows do unless given.
+        options: of ZeroCollisionMap (max_probe, eviction, num_buckets, admit_after, admission, guard).
+    """
+
+    def __init__(
+        self, embedding: ShardedEmbedding, table: str, *, lane: Transport | None = None, **options: Any
+    ) -> None:
+        plan = embedding.plans[table]
+        group = plan.spec.row_group
+        first, held = plan.block(embedding.rank)
+        options = {"num_buckets": plan.spec.num_rows // group, **options}
+        self.map = ZeroCollisionMap(
+            plan.spec.num_rows, device=embedding.device, held=(first // group, held // group), **options
+        )
+        if (self.map.num_rows, self.map.layout.bucket_rows) != (plan.spec.num_rows, group):
+            raise PlanError(
+                f"table {table!r} does not fit its id map",
+                got=f"{plan.spec.num_rows} rows in groups of {group}",
+                allowed=f"{self.map.num_rows} rows in groups of {self.map.layout.bucket_rows}",
+                next_step="take both numbers of the TableSpec from make_layout",
+            )
+        self.num_rows = plan.spec.num_rows
+        self.num_slots = self.map.layout.num_buckets * self.map.layout.bucket_slots
+        self._embedding = embedding
+        self._lane, self._travels_on = lane or embedding.transport, "cpu" if lane else embedding.device
+        self._name = table
+        self._first_row = first
+        self._buckets_per_rank = max(1, plan.block_rows // group)
+        self._evicted: list[Tensor] = []
+        self._counts: dict[int, Tensor] = {}
+
+    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
+        """Row of every id; with a step, ids met for the first time get rows. Others share overflow rows."""
+        asked, slots = distinct(ids.reshape(-1).to(self._travels_on).long())
+        lane = self._lane
+        if lane.num_ranks == 1:
+            return self._answer(asked, step)[slots].view(ids.shape)
+        owner = self.map.layout.bucket(asked) // self._buckets_per_rank
+        order = owner.argsort(stable=True)
+        send_counts = torch.bincount(owner, minlength=lane.num_ranks)
+        receive_counts = lane.exchange_counts(send_counts)
+        send, receive = send_counts.tolist(), receive_counts.tolist()
+        wanted = lane.start(asked[order], send=send, receive=receive).wait()
+        merged, back = distinct(wanted)
+        answer = self._answer(merged, step).to(self._travels_on)[back]
+        found = torch.empty_like(asked)
+        found[order] = lane.start(answer, send=receive, receive=send).wait()
+        return found[slots].view(ids.shape)
+
+    def take_counts(self, step: int) -> Tensor:
+        """Counts of a step on this rank (COUNTS), and the slots taken after it. Later steps may be resolved already."""
+        return self._counts.pop(step, torch.zeros(len(COUNTS) + 1, dtype=torch.int64)).cpu()
+
+    def take_evicted(self) -> Tensor:
+        """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending."""
+        gone, _ = distinct(
+            torch.cat([*self._evicted, torch.zeros(0, dtype=torch.int64, device=self.map.device)])
+        )
+        self._evicted = []
+        return gone[self.map.lookup(gone) < 0].cpu()
+
+    def residents(self) -> tuple[Tensor, Tensor]:
+        """Ids of this rank's buckets, ascending, and their rows in the whole table."""
+        ids, rows = self.map.residents()
+        return ids, rows + self._first_row
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The map's tensors; all but the clock as parts of global tensors, bucket by bucket."""
+        return {
+            name: values if name == "clock" else self._embedding.global_view(self._name, values, grouped=True)
+            for name, values in self.map.state_dict().items()
+        }
+
+    def restored(self) -> None:
+        """The tensors of `state_dict` were filled from a checkpoint."""
+        self.map.restored()
+        self._evicted = []
+        self._counts = {}
+
+    def _answer(self, ids: Tensor, step: int | None) -> Tensor:
+        """Row numbers of distinct ids of this rank's buckets, ascending."""
+        if step is None:
+            return self.map.lookup_or_shared(ids) + self._first_row
+        assigned = self.map.assign(ids, step)
+        self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
+        if len(assigned.evicted_ids):
+            self._evicted.append(assigned.evicted_ids)
+        occupied = assigned.counts.new_tensor([self.map.occupied])
+        self._counts[step] = torch.cat([assigned.counts, occupied])
+        if len(self._counts) > _STEPS_KEPT:
+            del self._counts[next(iter(self._counts))]
+        return assigned.rows + self._first_row
+
+
+def gather_ids(ids: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The ids of all ranks together, ascending, on every rank."""
+    if group is None:
+        return ids
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, ids, group=group)
+    return torch.cat(parts).sort().values
+
+
+__all__ = ["COUNTS", "OwnedIds", "gather_ids"]

@@ -1,0 +1,185 @@
+"""What one batch asks of one table, seen from both sides: who asks for which rows, and who owns them.
+
+    asking rank                                owner
+    distinct rows, ascending   ──ids──>        wanted: what every rank asked for, by rank
+    places among them          <──1 bit──      owned: the distinct rows among `wanted`
+
+Two batches that follow each other may share rows. Only the owner of a row knows, because only it hears from all ranks.
+It tells each rank with one bit for every row asked for: this one is shared. From the bits both sides derive the same
+`Part` of the batch, so parts travel without a word about their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freescale.comm.transport import Transport
+from freescale.embedding.plan import TablePlan, TableSpec
+from freescale.errors import DataError
+from freescale.kernels.rows import distinct, shared
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the rows of a batch.
+
+    Args:
+        places: [P] where they stand among this rank's distinct rows, ascending.
+        send: how many of them each rank owns.
+        rows: [Q] local rows asked from this rank, by asking rank.
+        receive: how many of those each rank asked for.
+        owned: distinct local rows among `rows`, ascending.
+        slot: [Q] the place of each of `rows` in `owned`.
+    """
+
+    places: Tensor
+    send: list[int]
+    rows: Tensor
+    receive: list[int]
+    owned: Tensor
+    slot: Tensor
+
+    def to(self, device: torch.device) -> Part:
+        """The same with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        places, rows, owned, slot = (
+            tensor.pin_memory().to(device, non_blocking=True)
+            for tensor in (self.places, self.rows, self.owned, self.slot)
+        )
+        return Part(places, self.send, rows, self.receive, owned, slot)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The rows of one batch and table; all tensors on the CPU.
+
+    Args:
+        table: its name.
+        slots: where each id asked for stands in `distinct`.
+        distinct: [U] row numbers, ascending.
+        send: distinct rows asked from each rank.
+        largest: the most rows any rank asks from any other, over all pairs; the same number on every rank.
+        wanted: [W] local rows asked from this rank, by asking rank.
+        receive: how many of them each rank asked for.
+        owned: [O] distinct rows among `wanted`, ascending.
+        owned_slot: [W] the place of each of `wanted` in `owned`.
+    """
+
+    table: str
+    slots: Tensor
+    distinct: Tensor
+    send: list[int]
+    largest: int
+    wanted: Tensor
+    receive: list[int]
+    owned: Tensor
+    owned_slot: Tensor
+
+    def whole(self) -> Part:
+        """All rows as one part."""
+        places = torch.arange(len(self.distinct))
+        return Part(places, self.send, self.wanted, self.receive, self.owned, self.owned_slot)
+
+    def part(self, *, asked: Tensor, owned: Tensor) -> Part:
+        """The rows marked, by [U] bits on the asking side and [O] bits on the owner's."""
+        wanted = owned[self.owned_slot]
+        number = owned.cumsum(0) - 1
+        return Part(
+            places=asked.nonzero().flatten(),
+            send=_count(asked, self.send),
+            rows=self.wanted[wanted],
+            receive=_count(wanted, self.receive),
+            owned=self.owned[owned],
+            slot=number[self.owned_slot[wanted]],
+        )
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which rows of a batch a neighbouring batch uses, too: bits of the asking side [U] and of the owner [O]."""
+
+    asked: Tensor
+    owned: Tensor
+
+
+def exchange_ids(plan: TablePlan, rows: Tensor, *, lane: Transport) -> Request:
+    """Tell the owners which rows of a table this rank's batch needs; every rank must call it."""
+    wanted_here, slots = distinct(rows.long())
+    check_range(plan.spec, wanted_here)
+    counts = torch.searchsorted(wanted_here, torch.tensor(plan.edges())).diff()
+    # Beside its count everybody gets the sender's largest one, so that all ranks know the largest of all.
+    told = torch.stack([counts, counts.max().expand_as(counts)], dim=1)
+    ones = [1] * lane.num_ranks
+    heard = lane.start(told, send=ones, receive=ones).wait()
+    send, receive = counts.tolist(), heard[:, 0].tolist()
+    wanted = lane.start(wanted_here, send=send, receive=receive).wait() - plan.block(lane.rank)[0]
+    owned, owned_slot = distinct(wanted)
+    return Request(
+        table=plan.spec.name,
+        slots=slots,
+        distinct=wanted_here,
+        send=send,
+        largest=int(heard[:, 1].max()),
+        wanted=wanted,
+        receive=receive,
+        owned=owned,
+        owned_slot=owned_slot,
+    )
+
+
+def find_overlap(before: Request, after: Request, *, lane: Transport) -> tuple[Overlap, Overlap]:
+    """The rows that two batches share, marked in each of them; one bit for every distinct id and batch travels."""
+    marks = shared(before.owned, after.owned)
+    told = [mark[request.owned_slot].numpy() for mark, request in zip(marks, (before, after))]
+    asked, receive = (before.send, after.send), (before.receive, after.receive)
+    message, sizes = _pack(told, receive)
+    coming = [sum(map(_bytes, pair)) for pair in zip(*asked)]
+    heard = lane.start(torch.from_numpy(message), send=sizes, receive=coming).wait()
+    bits = _unpack(heard.numpy(), asked)
+    first, second = (Overlap(torch.from_numpy(bit), mark) for bit, mark in zip(bits, marks))
+    return first, second
+
+
+def check_range(spec: TableSpec, rows: Tensor) -> None:
+    """Refuse rows outside the table. Distinct rows are sorted, so the first and the last tell."""
+    if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= spec.num_rows):
+        bad = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
+        raise DataError(
+            f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
+        )
+
+
+def _count(marks: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Marks set in consecutive blocks of these sizes."""
+    ends = torch.tensor(sizes).cumsum(0)
+    total = torch.cat([torch.zeros(1, dtype=torch.int64), marks.cumsum(0)])[ends]
+    return torch.diff(total, prepend=total.new_zeros(1)).tolist()
+
+
+def _bytes(bits: int) -> int:
+    return (bits + 7) // 8
+
+
+def _pack(marks: Sequence[np.ndarray], sizes: tuple[list[int], list[int]]) -> tuple[np.ndarray, list[int]]:
+    """For each rank its bits of the first batch, then those of the second, each on full bytes."""
+    blocks = [np.split(mark, np.cumsum(size)[:-1]) for mark, size in zip(marks, sizes)]
+    pieces = [np.packbits(block) for pair in zip(*blocks) for block in pair]
+    return np.concatenate(pieces), [sum(map(_bytes, pair)) for pair in zip(*sizes)]
+
+
+def _unpack(message: np.ndarray, sizes: tuple[list[int], list[int]]) -> list[np.ndarray]:
+    """The bits of both batches, as one list each."""
+    bits: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    start = 0
+    for pair in zip(*sizes):
+        for batch, size in enumerate(pair):
+            piece = message[start : start + _bytes(size)]
+            bits[batch].append(np.unpackbits(piece, count=size).astype(bool))
+            start += _bytes(size)
+    return [np.concatenate(each) for each in bits]

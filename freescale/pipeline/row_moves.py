@@ -1,0 +1,199 @@
+"""The stages that move rows, gradients and ids of one batch. `prioritized.py` says when each of them runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from torch import Tensor
+
+from freescale.comm.priority import Deadline, Lanes, TrafficQueue
+from freescale.embedding.request import Part, exchange_ids, find_overlap
+from freescale.embedding.sharded import Lookup, ShardedEmbedding
+from freescale.kernels.rows import sum_by_row
+from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
+from freescale.pipeline.order_check import RowOrder
+from freescale.pipeline.streams import Side, copies_of, used_here
+from freescale.trace.spans import compute, stage
+
+B = TypeVar("B")
+
+_ID_BYTES, _COUNT_BYTES = 8, 16
+
+
+class RowMoves:
+    """Moves what belongs to sharded tables.
+
+    Args:
+        embedding: the tables.
+        lanes: connections.
+        queue: whose gate is shut while a rank stands still for rows.
+        side: where bulk travels.
+        order: hears of every read and update.
+    """
+
+    def __init__(
+        self, embedding: ShardedEmbedding, *, lanes: Lanes, queue: TrafficQueue, side: Side, order: RowOrder
+    ) -> None:
+        self._embedding = embedding
+        self._lanes, self._queue, self._side = lanes, queue, side
+        self._order = order
+
+    # On the communication thread, two batches ahead.
+
+    def send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
+        """Tell the owners what a batch needs, and split it against the batch before."""
+        for name, rows in sorted(flight.asked.items()):
+            plan = self._embedding.plans[name]
+            if plan.replicated:
+                continue
+            self._queue.gate.wait(Deadline.IDS)
+            with stage("exchange ids", step=flight.step + 1):
+                request = exchange_ids(plan, rows.cpu(), lane=self._lanes.ids)
+                self._order.uses(flight.step, name, request.owned)
+            flight.tables[name] = TableFlight(request, early=request.whole())
+            neighbour = None if before is None else before.tables.get(name)
+            with stage("split into OL and NOL", step=flight.step + 1):
+                began = time.perf_counter()
+                if neighbour is not None:
+                    self._split(neighbour, flight.tables[name])
+                flight.traffic.split_ms += 1000 * (time.perf_counter() - began)
+            self._to_device(flight.tables[name])
+            self._count_ids(flight, name)
+        flight.copied = copies_of(self._embedding.device)
+
+    def _split(self, before: TableFlight, after: TableFlight) -> None:
+        """Mark what two batches share: it waits in one and hurries in the other."""
+        first, second = find_overlap(before.request, after.request, lane=self._lanes.ids)
+        before.urgent = before.request.part(asked=first.asked, owned=first.owned)
+        before.parked = before.request.part(asked=~first.asked, owned=~first.owned)
+        after.late = after.request.part(asked=second.asked, owned=second.owned)
+        after.early = after.request.part(asked=~second.asked, owned=~second.owned)
+        device = self._embedding.device
+        before.urgent, before.parked = before.urgent.to(device), before.parked.to(device)
+
+    def _to_device(self, table: TableFlight) -> None:
+        device = self._embedding.device
+        table.early = table.early.to(device)
+        if table.late is not None:
+            table.late = table.late.to(device)
+
+    # Beside the training thread, under the compute of another batch.
+
+    def fetch_early(self, flight: Flight[B]) -> dict[str, Tensor]:
+        """Fetch the rows the batch before does not touch; storage for all rows of the batch, by table."""
+        storage = {}
+        with stage("fetch NOL rows", step=flight.step + 1):
+            for name, table in flight.tables.items():
+                part = table.early
+                leaving = self._gather(flight, name, part, "fetch NOL rows")
+                arrived = self._side.send(
+                    self._lanes.bulk,
+                    leaving,
+                    deadline=Deadline.NOL_ROWS,
+                    send=part.receive,
+                    receive=part.send,
+                    largest=table.request.largest,
+                )
+                if table.late is None:
+                    storage[name] = arrived
+                else:
+                    storage[name] = leaving.new_empty(len(table.request.distinct), leaving.shape[1])
+                    storage[name].index_copy_(0, used_here(part.places), arrived)
+                self._count(flight, part, leaving, exposed=not flight.hidden)
+        return storage
+
+    def send_parked(self, flight: Flight[B], grads: dict[str, Tensor], *, lr: float) -> None:
+        """Send gradients home that the next batch does not depend on, and apply them as those of their own step."""
+        for name, grad in grads.items():
+            table, part = flight.tables[name], flight.tables[name].parked
+            assert part is not None
+            with stage("send NOL gradients", step=flight.step + 1):
+                leaving = used_here(grad).index_select(0, used_here(part.places))
+                home = self._side.send(
+                    self._lanes.bulk,
+                    leaving,
+                    deadline=Deadline.NOL_GRADIENTS,
+                    send=part.send,
+                    receive=part.receive,
+                    largest=table.request.largest,
+                )
+            with stage("apply NOL gradients", step=flight.step + 1):
+                self._apply(flight, name, part, home, lr=lr)
+            self._count(flight, part, leaving, exposed=False)
+
+    # On the training thread, which stands still meanwhile.
+
+    def fetch_late(self, flight: Flight[B], storage: dict[str, Tensor]) -> None:
+        """Fetch the rows the batch before has just updated."""
+        coming = []
+        with self._queue.gate.urgent(Deadline.OL_ROWS), stage("fetch OL rows", step=flight.step + 1):
+            for name, table in flight.tables.items():
+                part = table.late
+                if part is not None:
+                    leaving = self._gather(flight, name, part, "fetch OL rows")
+                    self._count(flight, part, leaving, exposed=True)
+                    pending = self._lanes.express.start(leaving, send=part.receive, receive=part.send)
+                    coming.append((storage[name], part, pending))
+            for rows, part, pending in coming:
+                rows.index_copy_(0, part.places, pending.wait())
+
+    def send_urgent(self, flight: Flight[B], lookups: dict[str, Lookup], *, lr: float) -> dict[str, Tensor]:
+        """Send gradients home that the next batch depends on, and apply them; the gradients that are left to send."""
+        coming, left = [], {}
+        gate = self._queue.gate
+        with gate.urgent(Deadline.OL_GRADIENTS), stage("send OL gradients", step=flight.step + 1):
+            for name, table in flight.tables.items():
+                grad = lookups[name].gradient()
+                part = table.urgent
+                if part is None:
+                    part = table.request.whole().to(self._embedding.device)
+                    leaving = grad
+                else:
+                    left[name] = grad
+                    leaving = grad.index_select(0, part.places)
+                self._count(flight, part, leaving, exposed=True)
+                coming.append(
+                    (name, part, self._lanes.express.start(leaving, send=part.send, receive=part.receive))
+                )
+            arrived = [(name, part, pending.wait()) for name, part, pending in coming]
+        with stage("apply OL gradients", step=flight.step + 1):
+            for name, part, home in arrived:
+                self._apply(flight, name, part, home, lr=lr)
+        return left
+
+    # What the stages share.
+
+    def _gather(self, flight: Flight[B], name: str, part: Part, where: str) -> Tensor:
+        self._order.read(flight.step, name, part.rows, stage=where)
+        with compute("gather rows"):
+            return self._embedding.tables[name].gather(used_here(part.rows))
+
+    def _apply(self, flight: Flight[B], name: str, part: Part, home: Tensor, *, lr: float) -> None:
+        # What arrives stands in rank order, and so it is added up: as without parts.
+        with compute("update rows"):
+            summed = sum_by_row(used_here(part.slot), home, len(part.owned))
+            self._embedding.tables[name].apply(used_here(part.owned), summed, lr=lr, step=flight.step + 1)
+        self._order.updated(flight.step, name, part.owned, stage="apply gradients")
+
+    def _count(self, flight: Flight[B], part: Part, rows: Tensor, *, exposed: bool) -> None:
+        count = off_rank_bytes(part.send, part.receive, self._embedding.rank, rows.shape[1] * rows.itemsize)
+        if exposed:
+            flight.traffic.exposed_bytes += count
+        else:
+            flight.traffic.hidden_bytes += count
+
+    def _count_ids(self, flight: Flight[B], name: str) -> None:
+        table, rank = flight.tables[name], self._embedding.rank
+        request, traffic = table.request, flight.traffic
+        traffic.distinct_rows += len(request.distinct)
+        traffic.shared_rows += 0 if table.late is None else len(table.late.places)
+        moved = off_rank_bytes(request.send, request.receive, rank, _ID_BYTES)
+        moved += 2 * _COUNT_BYTES * (len(request.send) - 1)
+        if table.late is not None:
+            # Two masks, this batch's and the one before's, of about as many bits.
+            moved += off_rank_bytes(request.send, request.receive, rank, 1) // 4
+        if flight.hidden:
+            traffic.hidden_bytes += moved
+        else:
+            traffic.exposed_bytes += moved

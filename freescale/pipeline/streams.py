@@ -1,0 +1,113 @@
+"""Where the stages beside the model run: a thread of a CPU rank, a CUDA stream of a GPU rank.
+
+Both take jobs in the order of the schedule and give tickets to wait for. A thread does a job when it comes to it. A
+stream is given its work at once, by the training thread: with NCCL the order of the calls must be the same on every
+rank, and one thread has one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from freescale.comm.priority import Deadline, TrafficQueue
+from freescale.comm.transport import Transport
+
+T = TypeVar("T")
+
+
+class Waitable(Protocol[T]):  # type: ignore[misc]
+    """A job on its way."""
+
+    def wait(self) -> T:
+        """Its result, once the work that follows may use it."""
+
+
+class Side(Protocol):
+    """A place beside the training thread."""
+
+    def submit(self, job: Callable[[], T]) -> Waitable[T]:
+        """Do a job after those submitted before."""
+
+    def send(
+        self,
+        transport: Transport,
+        tensor: Tensor,
+        *,
+        deadline: Deadline,
+        send: Sequence[int],
+        receive: Sequence[int],
+        largest: int,
+    ) -> Tensor:
+        """Move bulk from inside a job."""
+
+
+class _Recorded:
+    """Work given to a stream; `wait` lets the current stream, not the CPU, wait for it."""
+
+    def __init__(self, result: object, event: torch.cuda.Event) -> None:
+        self._result, self._event = result, event
+
+    def wait(self) -> object:
+        torch.cuda.current_stream().wait_event(self._event)
+        return self._result
+
+
+class SideStream:
+    """Jobs on a CUDA stream of their own, issued at once by the calling thread.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # Low priority: the copies and small kernels of the jobs fill gaps, they do not make them.
+        self._stream = torch.cuda.Stream(device, priority=0)
+
+    def submit(self, job: Callable[[], T]) -> Waitable[T]:
+        """Issue a job behind what the current stream has been given so far."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = job()
+            return _Recorded(result, self._stream.record_event())  # type: ignore[return-value]
+
+    def send(
+        self,
+        transport: Transport,
+        tensor: Tensor,
+        *,
+        deadline: Deadline,
+        send: Sequence[int],
+        receive: Sequence[int],
+        largest: int,
+    ) -> Tensor:
+        """In one piece: links are shared by the hardware, and chunks would only add launches."""
+        return transport.start(tensor, send=send, receive=receive).wait()
+
+
+def make_side(queue: TrafficQueue, device: torch.device) -> Side:
+    """The place for rows and gradients that have time."""
+    return SideStream(device) if device.type == "cuda" else queue
+
+
+def copies_of(device: torch.device) -> torch.cuda.Event | None:
+    """The moment at which copies that this thread has sent to a GPU are there; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(device).record_event()
+
+
+def wait_for(event: torch.cuda.Event | None) -> None:
+    """Let the current stream wait for copies of another thread."""
+    if event is not None:
+        torch.cuda.current_stream().wait_event(event)
+
+
+def used_here(tensor: Tensor) -> Tensor:
+    """A tensor made on another stream: its memory is kept until this stream has used it, too."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream())
+    return tensor

@@ -1,0 +1,155 @@
+"""The curves of a run: what is drawn of its events, whichever page it is drawn on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from freescale.trace import units
+from freescale.trace.bubbles import CAUSES
+from freescale.trace.charts import Chart, Series
+from freescale.trace.metrics_log import MetricsLog, column, numeric_fields, step_of
+from freescale.trace.smoothing import is_noisy, moving_average, moving_median
+from freescale.trace.time_account import WORDS
+
+BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
+TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")
+IDS = ("id_",)
+"""How names of step fields begin that a feature logs about itself; each has a section of its own."""
+
+TITLES = {
+    "hr": "Hit rate",
+    "ndcg": "NDCG",
+    "mrr": "Mean reciprocal rank",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "samples_per_s": "Samples per second",
+    "memory_mb": "Memory (MB)",
+}
+SHOWN_ELSEWHERE = frozenset(
+    {"loss", "step_ms", "tokens_per_s", "imbalance", "imbalance_in_turn", "slowest", "bubble", *BUBBLE_PARTS}
+)
+
+
+def loss_chart(log: MetricsLog) -> Chart:
+    """The loss of every logged step and, once there are enough of them, its moving average."""
+    return Chart(
+        "Loss", steps_of(log.steps), _curves(log, "loss", averaged=True), write=units.loss, wide=True
+    )
+
+
+def eval_charts(log: MetricsLog) -> list[Chart]:
+    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its popularity baseline dashed."""
+    families: dict[str, list[str]] = {}
+    for metric in log.eval_metrics():
+        families.setdefault(metric.partition("@")[0], []).append(metric)
+    charts = []
+    for family, metrics in families.items():
+        curves = [
+            Series(metric_label(metric), column(log.evals, metric), tone % 4)
+            for tone, metric in enumerate(metrics)
+        ]
+        for tone, metric in enumerate(metrics):
+            baseline = log.popularity(metric)
+            if baseline is not None:
+                flat = [baseline] * len(log.evals)
+                curves.append(Series(f"{metric_label(metric)} popularity", flat, tone % 4, dashed=True))
+        note = "Dashed: always recommending the most popular items." if len(curves) > len(metrics) else ""
+        title = TITLES.get(family, metric_label(family))
+        charts.append(Chart(title, steps_of(log.evals), curves, note, units.metric, from_zero=True))
+    return _last_odd_one_wide(charts)
+
+
+def speed_charts(log: MetricsLog) -> list[Chart]:
+    """Throughput, step time and how even the ranks were loaded."""
+    steps = steps_of(log.steps)
+    note = "Work of the busiest rank over the mean of all ranks; 1 is perfect."
+    charts = [
+        Chart("Tokens per second", steps, _curves(log, "tokens_per_s"), from_zero=True),
+        Chart("Step time (ms)", steps, _curves(log, "step_ms", 2), write=units.milliseconds, from_zero=True),
+        Chart(
+            "Balance",
+            steps,
+            _curves(log, "imbalance", 3),
+            note,
+            write=lambda value: f"{value:.3f}",
+            tick=lambda value: f"{value:.5g}",
+        ),
+    ]
+    return _last_odd_one_wide([chart for chart in charts if _has_values(chart)])
+
+
+def bubble_charts(log: MetricsLog) -> list[Chart]:
+    """The share of each step in which the GPU computed nothing, split by cause where that was measured."""
+    shares = {name: column(log.steps, key) for key, name in BUBBLE_PARTS.items()}
+    span = _span(log.steps) if any(is_noisy(values) for values in shares.values()) else 1
+    parts = [
+        Series(name, moving_average(values, span=span), tone)
+        for tone, (name, values) in enumerate(shares.items(), 1)
+    ]
+    measured = [part for part in parts if any(value is not None for value in part.values)]
+    title, percent = "Share of the step in which nothing was computed", units.percent
+    note = f"Averages of {span} logged steps, one part on top of the other." if measured and span > 1 else ""
+    curves = measured or _curves(log, "bubble", 1, averaged=True)
+    stacked = bool(measured)
+    return [Chart(title, steps_of(log.steps), curves, note, percent, percent, True, stacked, wide=True)]
+
+
+def other_charts(log: MetricsLog) -> list[Chart]:
+    """Whatever else the run logged with every step: learning rate, memory, id map statistics."""
+    names = [name for name in numeric_fields(log.steps) if name not in SHOWN_ELSEWHERE]
+    return _field_charts(log, [name for name in names if not name.startswith((*TRAFFIC, *IDS))])
+
+
+def field_charts(log: MetricsLog, prefixes: tuple[str, ...]) -> list[Chart]:
+    """The fields of step events whose names begin so: overlap shares, exposed bytes, id map statistics."""
+    return _field_charts(log, [name for name in numeric_fields(log.steps) if name.startswith(prefixes)])
+
+
+def _field_charts(log: MetricsLog, names: Sequence[str]) -> list[Chart]:
+    titles = {name: TITLES.get(name, name.replace("_", " ").capitalize()) for name in names}
+    charts = [Chart(titles[name], steps_of(log.steps), _curves(log, name), from_zero=True) for name in names]
+    return _last_odd_one_wide(charts)
+
+
+def _curves(log: MetricsLog, key: str, tone: int = 0, *, averaged: bool = False) -> list[Series]:
+    """A field of every logged step; if it is noisy it is drawn faint, with its usual course over it."""
+    values = column(log.steps, key)
+    if not is_noisy(values):
+        return [Series("each logged step", values, tone)]
+    span = _span(values)
+    course = moving_average(values, span=span) if averaged else moving_median(values, span=span)
+    name = f"{'average' if averaged else 'median'} of {span}"
+    return [Series("each logged step", values, tone, faint=True), Series(name, course, tone)]
+
+
+def _span(logged: Sequence[object]) -> int:
+    """How many steps a smoothed point sees: a fortieth of the run, never so many that it takes long."""
+    return min(201, max(5, len(logged) // 40 // 2 * 2 + 1))
+
+
+def _has_values(chart: Chart) -> bool:
+    return any(value is not None for series in chart.series for value in series.values)
+
+
+def _last_odd_one_wide(charts: list[Chart]) -> list[Chart]:
+    """Charts stand two abreast; one left over takes the whole row rather than leave a hole."""
+    if len(charts) % 2:
+        charts[-1] = replace(charts[-1], wide=True)
+    return charts
+
+
+def steps_of(events: Iterable[dict[str, object]]) -> list[int]:
+    """The step of every event."""
+    return [step_of(event) or 0 for event in events]
+
+
+def metric_label(metric: str) -> str:
+    """`hr@10` as the literature writes it, HR@10."""
+    return (
+        metric.upper() if metric.partition("@")[0] in {"hr", "ndcg", "mrr", "auc", "gauc", "ne"} else metric
+    )
+
+
+def _factor(value: float) -> str:
+    return f"{value:.4f}"

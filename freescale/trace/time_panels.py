@@ -1,0 +1,102 @@
+"""The parts of a page that show where the time went: the headline bar, a bar a rank, the balance histogram."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from freescale.trace import units
+from freescale.trace.bubbles import Parts
+from freescale.trace.time_account import PARTS, WORDS, Account, histogram
+
+MAX_BARS = 64
+
+
+def headline_panel(account: Account, sentence: str) -> str:
+    """The bubble in large figures beside one bar of the whole step, and who is waited for."""
+    rows = "".join(
+        f'<li><i class="swatch {part}"></i><span>{escape(WORDS[part])}</span>'
+        f"<b>{units.percent(account.shares[part])}</b>"
+        f"<small>{units.milliseconds(account.shares[part] * account.step_ms)}</small></li>"
+        for part in PARTS
+    )
+    said = f'<p class="note">{escape(sentence)}</p>' if sentence else ""
+    return (
+        f'<div class="hero"><div class="figure"><strong>{units.percent(account.bubble)}</strong>'
+        f"<span>of the time nothing was computed</span><small>{account.num_steps:,} steps of "
+        f"{units.milliseconds(account.step_ms)}, mean over ranks</small></div>"
+        f'<div class="whole">{bar(account.shares)}<ul class="parts">{rows}</ul>{said}</div></div>'
+    )
+
+
+def bar(shares: Mapping[str, float]) -> str:
+    """One step as a bar: every part as long as its share."""
+    cells = "".join(
+        f'<i class="{part}" style="width:{100 * shares[part]:.3f}%" '
+        f'title="{escape(WORDS[part])} {units.percent(shares[part])}"></i>'
+        for part in PARTS
+        if shares[part] > 0
+    )
+    spoken = ", ".join(f"{WORDS[part]} {units.percent(shares[part])}" for part in PARTS)
+    return f'<div class="bar" role="img" aria-label="{escape(spoken)}">{cells}</div>'
+
+
+def rank_bars(ranks: Mapping[int, Parts]) -> str:
+    """One bar a rank; of very many ranks those that compute most and least."""
+    if not ranks:
+        return ""
+    order = sorted(ranks)
+    note = ""
+    if len(order) > MAX_BARS:
+        ranked = sorted(order, key=lambda rank: ranks[rank].bubble)
+        order = sorted(ranked[: MAX_BARS // 2] + ranked[-MAX_BARS // 2 :])
+        note = f"The {MAX_BARS // 2} ranks with the least and the {MAX_BARS // 2} with the most bubble of {len(ranks)}."
+    rows = "".join(
+        f'<div class="rank"><span>rank {rank}</span>'
+        f"{bar({part: max(0.0, ranks[rank].share(part)) for part in PARTS})}"
+        f"<b>{units.percent(ranks[rank].bubble)}</b></div>"
+        for rank in order
+    )
+    foot = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<div class="bars"><div class="rank head"><span></span><span></span><b>bubble</b></div>{rows}{foot}</div>'
+
+
+def balance_panel(before: Sequence[float], after: Sequence[float]) -> str:
+    """How uneven the steps were planned, and how uneven they would have been with samples dealt out in turn."""
+    if not before or not after or max(before) <= 1.0:
+        return ""
+    # The idle share is what an imbalance costs: 1 - mean / latest.
+    idle = [[1 - 1 / max(1.0, value) for value in values] for values in (before, after)]
+    edges = _edges(max(max(values) for values in idle))
+    counts = [histogram(values, edges) for values in idle]
+    tallest = max(max(one) for one in counts)
+    columns = "".join(
+        f'<div class="bin" title="{escape(_bin_text(low, high, was, now))}">'
+        f'<i class="before" style="height:{100 * was / tallest:.2f}%"></i>'
+        f'<i class="after" style="height:{100 * now / tallest:.2f}%"></i>'
+        f"<span>{units.compact(100 * low)}</span></div>"
+        for low, high, was, now in zip(edges, edges[1:], *counts)
+    )
+    means = [sum(values) / len(values) for values in idle]
+    return (
+        '<figure class="histogram"><figcaption><h3>Planned idle share of a step, in percent</h3>'
+        '<ul class="legend">'
+        f'<li><i class="swatch before"></i>samples dealt out in turn <b>{units.percent(means[0])}</b></li>'
+        f'<li><i class="swatch after"></i>as planned <b>{units.percent(means[1])}</b></li></ul></figcaption>'
+        f'<div class="bins">{columns}</div>'
+        f'<p class="note">Steps by the share of time ranks would idle because another has more work, by predicted '
+        f"cost; {len(before):,} steps, means in the legend. A bar begins at the number below it.</p></figure>"
+    )
+
+
+def _edges(highest: float) -> list[float]:
+    """At most 12 bins of a round width that hold everything."""
+    for width in (0.0025, 0.005, 0.01, 0.02, 0.025, 0.05, 0.1):
+        if highest < 12 * width:
+            break
+    number = int(highest / width) + 1
+    return [place * width for place in range(number + 1)]
+
+
+def _bin_text(low: float, high: float, was: int, now: int) -> str:
+    return f"{units.percent(low)} to {units.percent(high)}: {was:,} steps in turn, {now:,} as planned"

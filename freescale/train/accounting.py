@@ -1,0 +1,252 @@
+"""The accounts of a run: at log steps the ranks compare arrival times, and every held step line gets its bubbles.
+
+A rank alone cannot tell whether it waits for a transfer or for another rank. So a step's line is held until the next
+log step, where one small maximum over the ranks gives the last arrival at every exchange since the last one, and one
+gather brings each rank's parts to rank 0: two small exchanges every `run.log_every` steps, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from freescale.comm.clocks import SharedClock
+from freescale.comm.ranks import Ranks
+from freescale.trace.bubbles import Parts, add_up, split_step
+from freescale.trace.span_file import SpanWriter, is_kept
+from freescale.trace.spans import Recorder, Span, exchange
+
+_SLOTS = 64
+"""Exchanges a step that can be compared; a step of the plain schedule has five."""
+
+_REMEASURE = 50
+"""Accounts between two looks at the clocks of other machines."""
+
+_NEVER = -float("inf")
+
+Key = tuple[int, str, int]
+"""An exchange: step, name, and which one of that name in that step."""
+
+
+@dataclass(frozen=True)
+class AccountedStep:
+    """A step line and where its time went.
+
+    Args:
+        step: counted from 1.
+        line: what the loop had to say about it.
+        ranks: the parts of every rank; none where they are not recorded, or the run ended before they were compared.
+        seconds: how long it took, by this rank's host.
+    """
+
+    step: int
+    line: dict[str, object]
+    ranks: tuple[Parts, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(kw_only=True)
+class Accounts:
+    """Holds step lines until their time is accounted for.
+
+    Args:
+        ranks: who takes part.
+        recorder: this rank's spans; None writes every line at once, without bubbles.
+        write: takes the accounted steps, in order; called on every rank, with the parts of all ranks on rank 0 only.
+        every: steps between two accounts.
+        clock: brings this rank's times to those of rank 0.
+        spans: where the spans of kept steps go.
+        totals: the parts of each rank (on rank 0; elsewhere its own) over all steps so far but the first, which
+            compiles kernels and opens connections and says nothing about the others.
+    """
+
+    ranks: Ranks
+    recorder: Recorder | None
+    write: Callable[[AccountedStep], None]
+    every: int = 20
+    clock: SharedClock | None = None
+    spans: SpanWriter | None = None
+    totals: list[Parts] = field(default_factory=list)
+    _known: dict[int, float] = field(default_factory=dict)
+    _ended_at: float = 0.0
+    _seconds: float = 0.0
+    _held: deque[AccountedStep] = field(default_factory=deque)
+    _ended: deque[tuple[int, float, float]] = field(default_factory=deque)
+    _spans: list[Span] = field(default_factory=list)
+    _due_first: int = 0
+    _num_accounts: int = 0
+    _warm: bool = False
+
+    def begin(self, step: int) -> None:
+        """Training starts, or goes on after an evaluation or a checkpoint, with this step."""
+        self._ended_at = time.monotonic()
+        if self.recorder is not None and self.recorder.paused:
+            self._due_first = step + self.recorder.clock.lag
+            self.recorder.begin(step)
+
+    def end_step(self) -> float:
+        """The optimizer step is over; returns the seconds it took, by this rank's host."""
+        now = time.monotonic()
+        self._seconds, self._ended_at = now - self._ended_at, now
+        if self.recorder is not None:
+            self.recorder.end_step()
+        return self._seconds
+
+    def add(self, step: int, line: dict[str, object]) -> None:
+        """Hold the line of a step; where an account is due, write all that are complete."""
+        self._held.append(AccountedStep(step, line, seconds=self._seconds))
+        if self.recorder is None:
+            self._write_held()
+            return
+        lag = self.recorder.clock.lag
+        if self.ranks.control is None or (step - lag) % self.every == 0 or step == self._due_first:
+            self._account(step)
+
+    def pause(self) -> None:
+        """Training stands still: account for everything up to here. Every rank must call it."""
+        if self.recorder is None or self.recorder.paused:
+            return
+        self.recorder.clock.settle()
+        if self._held:
+            self._account(self._held[-1].step)
+        self.recorder.pause()
+        self._spans.clear()
+
+    def close(self) -> None:
+        """Write what is held, without bubbles where the other ranks can no longer be asked."""
+        if self.recorder is not None:
+            self.recorder.pause()
+        self._write_held()
+        if self.spans is not None:
+            self.spans.close()
+
+    def _write_held(self) -> None:
+        while self._held:
+            self.write(self._held.popleft())
+
+    def _account(self, up_to: int) -> None:
+        assert self.recorder is not None
+        self._ended.extend(self.recorder.ended_steps())
+        taken = self.recorder.take()
+        self._spans.extend(map(self._recalled, taken) if self._known else taken)
+        first = self._held[0].step
+        done = self._ended[-1][0] if self._ended else first - 1
+        if self.ranks.control is not None:
+            with exchange("compare notes"):
+                done = self._compare(first, up_to, done)
+            self._num_accounts += 1
+            if self.clock is not None and self._num_accounts % _REMEASURE == 0:
+                self.clock.measure(rounds=4)
+        mine = [self._close_step() for _ in range(done - first + 1)]
+        if self.spans is not None:
+            self.spans.flush()
+        for parts in self._everybodys(mine):
+            if self._warm:
+                self.totals = [add_up(pair) for pair in zip(self.totals, parts)] if self.totals else parts
+            self._warm = True
+            self.write(replace(self._held.popleft(), ranks=tuple(parts)))
+
+    def _close_step(self) -> Parts:
+        """Split the oldest ended step and let go of the spans that lie behind it."""
+        step, start, end = self._ended.popleft()
+        parts = split_step(start, end, self._spans)
+        if self.spans is not None and is_kept(step):
+            self.spans.write(step, start, end, parts, self._spans, offset=self._offset())
+        self._spans = [span for span in self._spans if span.end > end]
+        return parts
+
+    def _compare(self, first: int, up_to: int, done: int) -> int:
+        """Fill in the last arrivals of all waits up to a step; returns the last step that every rank has behind it."""
+        arrivals = self._arrivals(up_to)
+        rows: dict[int, list[Key]] = {step: [] for step in range(first, up_to + 1)}
+        for key in sorted(arrivals):
+            rows[max(first, key[0])].append(key)
+        table = torch.full((len(rows) + 1, _SLOTS + 2), _NEVER, dtype=torch.float64)
+        table[-1, 0] = -done
+        offset = self._offset()
+        for row, keys in zip(table, rows.values()):
+            check = zlib.crc32(repr(keys).encode())
+            row[0], row[1] = check, -check
+            kept = [arrivals[key] + offset for key in keys[:_SLOTS]]
+            row[2 : 2 + len(kept)] = torch.tensor(kept, dtype=torch.float64)
+        dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self.ranks.control)
+        if bool((table[:-1, 0] == -table[:-1, 1]).all()):
+            last = {
+                key: value
+                for row, keys in zip(table[:, 2:].tolist(), rows.values())
+                for key, value in zip(keys, row)
+            }
+        else:
+            last = self._by_name({key: value + offset for key, value in arrivals.items()})
+        self._fill_in({key: value - offset for key, value in last.items()}, up_to)
+        return int(-table[-1, 0])
+
+    def _by_name(self, mine: dict[Key, float]) -> dict[Key, float]:
+        """The same where ranks have seen different exchanges so far: larger, but it needs no common order."""
+        everybody: list[dict[Key, float]] = [{} for _ in range(self.ranks.num_ranks)]
+        dist.all_gather_object(everybody, mine, group=self.ranks.control)
+        return {key: max(other.get(key, _NEVER) for other in everybody) for key in mine}
+
+    def _arrivals(self, up_to: int) -> dict[Key, float]:
+        """When this rank was ready for the exchanges of steps up to here that are not compared yet."""
+        found: dict[Key, float] = {}
+        for key, span in self._keyed(up_to):
+            assert span.arrival is not None
+            found[key] = span.arrival.mark
+        return found
+
+    def _fill_in(self, last: dict[Key, float], up_to: int) -> None:
+        self._known = {
+            span.arrival.serial: last[key] for key, span in self._keyed(up_to) if span.arrival and key in last
+        }
+        self._spans = [self._recalled(span) for span in self._spans]
+
+    def _recalled(self, span: Span) -> Span:
+        """A wait may be recorded after its exchange was compared: one that was started early, say."""
+        if span.arrival is None or span.last is not None:
+            return span
+        return span._replace(last=self._known.get(span.arrival.serial))
+
+    def _keyed(self, up_to: int) -> list[tuple[Key, Span]]:
+        """Waits that are not compared yet, under a name that is the same on every rank."""
+        waits = [
+            s for s in self._spans if s.arrival is not None and s.last is None and s.arrival.step <= up_to
+        ]
+        waits.sort(key=lambda span: span.arrival.serial if span.arrival else 0)
+        keyed: list[tuple[Key, Span]] = []
+        counts: dict[tuple[int, str], int] = {}
+        before = -1
+        for span in waits:
+            assert span.arrival is not None
+            name = (span.arrival.step, span.arrival.name)
+            if span.arrival.serial != before:
+                counts[name] = counts.get(name, 0) + 1
+            before = span.arrival.serial
+            keyed.append(((*name, counts[name]), span))
+        return keyed
+
+    def _everybodys(self, mine: Sequence[Parts]) -> list[list[Parts]]:
+        """[steps][ranks] on rank 0, this rank's alone elsewhere."""
+        if self.ranks.control is None or not mine:
+            return [[parts] for parts in mine]
+        numbers = torch.tensor(
+            [(one.total, one.compute, one.straggler, one.comm) for one in mine], dtype=torch.float64
+        )
+        gathered: list[Tensor] | None = None
+        if self.ranks.is_first:
+            gathered = [torch.empty_like(numbers) for _ in range(self.ranks.num_ranks)]
+        with exchange("compare notes"):
+            dist.gather(numbers, gathered, dst=0, group=self.ranks.control)
+        if gathered is None:
+            return [[parts] for parts in mine]
+        return [[Parts(*row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
+
+    def _offset(self) -> float:
+        return 0.0 if self.clock is None else self.clock.offset

@@ -1,0 +1,81 @@
+"""The clock of a GPU: moments are events on the stream, read once they have passed. It never waits for the device."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+_REANCHOR_S = 10.0
+"""Events give their distance in float32 milliseconds: 1 us of rounding at 10 s, 0.25 ms after an hour."""
+
+
+class _Moment:
+    __slots__ = ("event", "recorded", "seconds")
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event: torch.cuda.Event | None = event
+        self.recorded = time.monotonic()
+        self.seconds: float | None = None
+
+
+class CudaClock:
+    """Turns events of one device into seconds of the host's monotonic clock.
+
+    An event never happens before the host has recorded it. So the largest (recorded - device time) seen lately is the
+    distance of the two clocks, exact as soon as one event met an idle stream, which happens in every step that reads
+    anything back. No device synchronisation is needed.
+
+    Args:
+        device: the device the model computes on.
+    """
+
+    lag = 1
+    """Steps the host may be ahead: a step's last event has usually passed when the next step ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[torch.cuda.Event] = []
+        torch.cuda.synchronize(device)  # once, before the run
+        self._anchor = torch.cuda.Event(enable_timing=True)
+        self._anchor_s = 0.0
+        self._anchor.record()
+        self._distance = self._distance_before = time.monotonic()
+        self._anchor.synchronize()
+
+    def mark(self) -> Any:
+        """An event on the current stream."""
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        moment = _Moment(event)
+        event.record()
+        return moment
+
+    def read(self, mark: Any) -> float | None:
+        """When the stream got there, in seconds of the host's clock; None if it has not."""
+        if not isinstance(mark, _Moment):
+            return float(mark)
+        if mark.seconds is None:
+            event = mark.event
+            assert event is not None
+            if not event.query():
+                return None
+            mark.seconds = self._passed(event, mark.recorded)
+            mark.event = None
+        return mark.seconds
+
+    def settle(self) -> None:
+        """Wait for the device, where the run stands still anyway."""
+        torch.cuda.synchronize(self._device)
+
+    def _passed(self, event: torch.cuda.Event, recorded: float) -> float:
+        device_s = self._anchor_s + self._anchor.elapsed_time(event) / 1000
+        self._distance = max(self._distance, recorded - device_s)
+        seconds = device_s + max(self._distance, self._distance_before)
+        if device_s - self._anchor_s < _REANCHOR_S:
+            self._free.append(event)
+            return seconds
+        # The two clocks drift apart by some microseconds a second: only the last two stretches count.
+        self._anchor, self._anchor_s = event, device_s
+        self._distance_before, self._distance = self._distance, recorded - device_s
+        return seconds

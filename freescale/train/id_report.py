@@ -1,0 +1,79 @@
+"""What a run tells about its id map: counts with every step, the whole picture at every evaluation and checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from freescale.comm.ranks import Ranks
+from freescale.embedding.id_map import IdMap
+from freescale.embedding.id_stats import COUNTS, advice, merged
+from freescale.embedding.owned_ids import OwnedIds, gather_ids
+
+
+class IdReport:
+    """Adds up what happened to ids over the ranks; says nothing where ids become rows by a formula.
+
+    Args:
+        id_map: raw ids to rows.
+        ranks: who holds parts of it.
+    """
+
+    def __init__(self, id_map: IdMap, ranks: Ranks) -> None:
+        self._ids = id_map if isinstance(id_map, OwnedIds) else None
+        self._ranks = ranks
+        self._totals = dict.fromkeys(COUNTS, 0)
+        self._warned = False
+
+    def counts(self, step: int) -> Tensor:
+        """This rank's numbers of a step, to be summed over the ranks with its loss; may be empty."""
+        if self._ids is None:
+            return torch.zeros(0, dtype=torch.float64)
+        return self._ids.take_counts(step).double()
+
+    def step_fields(self, summed: Tensor) -> dict[str, float]:
+        """Fields of the step event from the sum over all ranks; counts are distinct ids of the global batch."""
+        if self._ids is None:
+            return {}
+        *counts, occupied = (int(value) for value in summed.tolist())
+        named = dict(zip(COUNTS, counts))
+        for name, count in named.items():
+            self._totals[name] += count
+        return {f"id_{name}": count for name, count in named.items()} | {
+            "id_occupancy": occupied / self._ids.num_slots
+        }
+
+    def picture(self) -> dict[str, Any] | None:
+        """Counts since the last picture, occupancy, histograms, evicted ids; the same on every rank."""
+        if self._ids is None:
+            return None
+        stats = self._ids.map.stats()
+        parts = self._gather({name: stats[name] for name in ("occupied", "probe_histogram", "age_histogram")})
+        occupancy = sum(part["occupied"] for part in parts) / self._ids.num_slots
+        counts, self._totals = self._totals, dict.fromkeys(COUNTS, 0)
+        evicted = gather_ids(self._ids.take_evicted(), self._ranks.control)
+        return {
+            "slots": self._ids.num_slots,
+            "occupancy": occupancy,
+            **counts,
+            "probe_histogram": merged([part["probe_histogram"] for part in parts]),
+            "age_histogram": merged([part["age_histogram"] for part in parts]),
+            "evicted_ids": evicted.tolist(),
+            "warning": self._warning(occupancy, counts),
+        }
+
+    def _warning(self, occupancy: float, counts: dict[str, int]) -> str | None:
+        """Said once a run."""
+        text = None if self._warned else advice(occupancy=occupancy, counts=counts)
+        self._warned |= text is not None
+        return text
+
+    def _gather(self, part: dict[str, Any]) -> list[dict[str, Any]]:
+        if self._ranks.control is None:
+            return [part]
+        parts: list[Any] = [None] * self._ranks.num_ranks
+        dist.all_gather_object(parts, part, group=self._ranks.control)
+        return parts

@@ -1,0 +1,285 @@
+"""Prioritized communication gives the bits of the plain path, whatever the batches share."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from freescale.embedding.plan import TableSpec
+from freescale.errors import FreeScaleError
+from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+from tests.pipeline.two_paths import (
+    OPTIMIZERS,
+    backward,
+    lanes_of,
+    learning_rate,
+    make_embedding,
+    random_batches,
+    state_bits,
+    train_plainly,
+    train_prioritized,
+)
+from tests.ranks import run_on_ranks
+
+
+def specs_of(optimizer: str, dtype: torch.dtype = torch.float32) -> list[TableSpec]:
+    return [
+        TableSpec(
+            name="item", num_rows=61, dim=7, optimizer=OPTIMIZERS[optimizer], dtype=dtype, init_std=1.0
+        ),
+        TableSpec(
+            name="user", num_rows=13, dim=5, optimizer=OPTIMIZERS[optimizer], dtype=dtype, init_std=1.0
+        ),
+    ]
+
+
+def one_table_each() -> list[TableSpec]:
+    return [
+        TableSpec(name=name, num_rows=50 + 7 * n, dim=3 + n, optimizer=optimizer, init_std=1.0)
+        for n, (name, optimizer) in enumerate(OPTIMIZERS.items())
+    ]
+
+
+def assert_same(
+    specs: list[TableSpec], batches: list, *, sockets=False, limit_mb=0.0, **options: Any
+) -> list:
+    """Both paths on these batches; fails unless losses, rows and optimizer state agree in every bit."""
+    plain, ours = (make_embedding(specs, sockets=sockets, limit_mb=limit_mb) for _ in range(2))
+    expected = train_plainly(plain, batches)
+    losses, traffic = train_prioritized(ours, batches, **options)
+    assert losses == expected
+    assert state_bits(ours) == state_bits(plain)
+    return traffic
+
+
+def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, float]:
+    """One table for each optimizer; rows shared, asked for and parked."""
+    specs = one_table_each()
+    batches = random_batches(num_ranks, specs, num_steps, rank, num_ranks)
+    traffic = assert_same(specs, batches, lanes=lanes_of(sockets=False))
+    return tuple(sum(getattr(t, n) for t in traffic) for n in ("shared_rows", "distinct_rows", "parked_rows"))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_steps"), [(2, 300), (4, 60), pytest.param(4, 300, marks=pytest.mark.slow)]
+)
+def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks, num_steps):
+    shared, distinct, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
+    assert shared > 100
+    assert parked > 100
+    assert distinct > 2 * shared
+
+
+def many(rank: int, num_ranks: int, optimizer: str, seeds: list[int], options: dict[str, Any]) -> None:
+    sockets = options.get("sockets", False)
+    specs = specs_of(optimizer, options.pop("dtype", torch.float32))
+    lanes = lanes_of(sockets=sockets)
+    for seed in seeds:
+        batches = random_batches(seed, specs, 25, rank, num_ranks)
+        assert_same(specs, batches, lanes=lanes, check=True, **options)
+
+
+def alternating(step: int) -> bool:
+    """Plain, prioritized, one step each, several each: every change of way there is."""
+    return step % 11 in (1, 2, 3, 4, 6, 9)
+
+
+def never_past_the_fifth(step: int) -> bool:
+    return step % 5 != 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sockets": True},
+        {"limit_mb": 0.0005},
+        {"dtype": torch.bfloat16, "sockets": True},
+        {"chunk_mb": 0.0001},
+        {"prioritized": alternating, "sockets": True},
+        {"look_past": never_past_the_fifth, "sockets": True},
+        {"look_past": lambda step: False, "sockets": True},
+    ],
+)
+def test_on_every_transport_storage_and_way(options):
+    run_on_ranks(many, 3, 3, "adam", [1], options, timeout=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_many_runs_have_the_bits_of_the_plain_path(num_ranks, optimizer):
+    run_on_ranks(many, num_ranks, num_ranks, optimizer, list(range(40)), {}, timeout=1200)
+
+
+# Batches that hypothesis thinks of: for two ranks, lists of rows a step, for one or two tables.
+
+ROWS = st.lists(st.integers(0, 7), max_size=6)
+CASES = st.lists(
+    st.lists(st.tuples(st.tuples(ROWS, ROWS), st.tuples(ROWS, ROWS)), min_size=1, max_size=7),
+    min_size=6,
+    max_size=10,
+)
+
+
+def drawn(rank: int, cases: list, num_tables: int) -> None:
+    specs = [
+        TableSpec(name=f"table{n}", num_rows=8, dim=2, optimizer=OPTIMIZERS["adam"], init_std=1.0)
+        for n in range(num_tables)
+    ]
+    lanes = lanes_of(sockets=True)
+    for case in cases:
+        batches = [
+            {
+                spec.name: torch.tensor(by_rank[rank], dtype=torch.int64)
+                for spec, by_rank in zip(specs, tables)
+            }
+            for tables in case
+        ]
+        assert_same(specs, batches, sockets=True, lanes=lanes, check=True)
+
+
+@settings(
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(cases=CASES, num_tables=st.integers(1, 2))
+def test_any_batches_have_the_bits_of_the_plain_path(cases, num_tables):
+    run_on_ranks(drawn, 2, cases, num_tables)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_a_few_batches_or_none(num_steps):
+    run_on_ranks(few, 2, num_steps)
+
+
+def few(rank: int, num_steps: int) -> None:
+    specs = specs_of("sgd")
+    batches = random_batches(5, specs, num_steps, rank, 2)
+    assert len(assert_same(specs, batches, lanes=lanes_of(sockets=False), check=True)) == num_steps
+
+
+# What happens between steps.
+
+
+def read_between(rank: int) -> None:
+    """Looking at the tables between two steps, by any door, shows what the plain path would show."""
+    specs = specs_of("rowwise_adagrad")
+    batches = random_batches(4, specs, 30, rank, 2)
+    plain, ours = make_embedding(specs), make_embedding(specs)
+    seen: list[list[Any]] = [[], []]
+
+    def look(embedding: Any, step: int, into: list[Any]) -> None:
+        if step % 4 == 1:
+            into.append({n: v.full_tensor().tolist() for n, v in embedding.state_dict().items()})
+        if step % 4 == 2:
+            into.append(embedding.lookup("item", torch.arange(61)).rows.tolist())
+
+    for step in range(len(batches)):
+        lookups = {name: plain.lookup(name, rows) for name, rows in batches[step].items()}
+        backward({name: lookup.vectors() for name, lookup in lookups.items()})
+        for lookup in lookups.values():
+            plain.update(lookup, lr=learning_rate(step), step=step + 1)
+        look(plain, step, seen[0])
+    after = lambda step: look(ours, step, seen[1])  # noqa: E731
+    train_prioritized(ours, batches, after_step=after, lanes=lanes_of(sockets=False), check=True)
+    assert len(seen[0]) > 10
+    assert seen[0] == seen[1]
+
+
+def test_reading_the_tables_between_steps_shows_every_update():
+    run_on_ranks(read_between, 2)
+
+
+def stop_and_go_on(rank: int) -> None:
+    """Leave after any step, start a new pipeline at the next one: as if there had been no stop."""
+    specs = specs_of("adam")
+    batches = random_batches(6, specs, 24, rank, 2)
+    lanes, plain, ours = lanes_of(sockets=False), make_embedding(specs), make_embedding(specs)
+    train_plainly(plain, batches)
+    first = 0
+    for last in (0, 1, 5, 12, 23):
+        pipeline = PrioritizedPipeline(
+            batches[first:], embedding=ours, rows_of=lambda b: b, first_step=first, lanes=lanes
+        )
+        with pipeline:
+            for ready in pipeline:
+                backward(ready.vectors)
+                pipeline.update(ready, lr=learning_rate(ready.step))
+                if ready.step == last:
+                    break
+        first = last + 1
+    assert state_bits(ours) == state_bits(plain)
+
+
+def test_leaving_after_any_step_loses_nothing():
+    run_on_ranks(stop_and_go_on, 2)
+
+
+def watch_rows(rank: int) -> list[bool]:
+    """Rows in flight hold, at every mapping of ids, those of the LOOK_AHEAD batches before."""
+    (spec, _) = specs_of("sgd")
+    batches = random_batches(2, [spec], 20, rank, 2)
+    everybody = [random_batches(2, [spec], 20, other, 2) for other in range(2)]
+    embedding, order, held = make_embedding([spec]), itertools.count(), []
+    first, count = embedding.plans["item"].block(rank)
+
+    def rows_of(batch: Any) -> Any:
+        step = next(order)
+        assert batch is batches[step], "ids are mapped in step order"
+        under_way = set(pipeline.rows_in_flight("item").tolist()) if step else set()
+        used = {
+            int(row) - first
+            for before in range(max(0, step - LOOK_AHEAD), step)
+            for other in everybody
+            for row in other[before]["item"]
+            if first <= row < first + count
+        }
+        held.append(used <= under_way)
+        return batch
+
+    pipeline = PrioritizedPipeline(
+        batches, embedding=embedding, rows_of=rows_of, lanes=lanes_of(sockets=False)
+    )
+    with pipeline:
+        for ready in pipeline:
+            backward(ready.vectors)
+            pipeline.update(ready, lr=0.1)
+        pipeline.flush()
+        assert len(pipeline.rows_in_flight("item")) == 0
+    return held
+
+
+def test_rows_of_batches_under_way_are_known_where_ids_are_mapped():
+    for held in run_on_ranks(watch_rows, 2):
+        assert held == [True] * 20
+
+
+def alone(batches: list) -> PrioritizedPipeline[Any]:
+    return PrioritizedPipeline(batches, embedding=make_embedding(specs_of("sgd")), rows_of=lambda b: b)
+
+
+def test_on_one_rank_it_is_the_plain_path():
+    specs = specs_of("adam")
+    batches = random_batches(1, specs, 20, 0, 1)
+    assert_same(specs, batches, lanes=lanes_of(sockets=False))
+
+
+def test_a_batch_without_update_is_refused():
+    pipeline = alone([{"item": torch.tensor([1])}] * 3)
+    with pytest.raises(FreeScaleError, match="step 1 has not been updated"), pipeline:
+        for _ in pipeline:
+            pass
+
+
+def test_updating_twice_or_out_of_turn_is_refused():
+    with alone([{"item": torch.tensor([1])}] * 3) as pipeline:
+        taken = iter(pipeline)
+        ready = next(taken)
+        backward(ready.vectors)
+        pipeline.update(ready, lr=0.1)
+        with pytest.raises(FreeScaleError, match="step 1 is not the batch that was taken last"):
+            pipeline.update(ready, lr=0.1)

@@ -1,0 +1,131 @@
+"""The promise where rows are learnt: who has a row, who lost it and all values are the same on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freescale.commands import evaluate_run, export_run, known_items
+from freescale.config import load_config
+from freescale.embedding.id_stats import COUNTS
+from freescale.embedding.owned_ids import OwnedIds
+from freescale.train.export import load_export
+from freescale.train.loop import train
+from tests.small_run import SMALL, make_run, train_small
+from tests.test_one_curve import assert_same_curve, on_ranks
+
+IDS = ("embedding.id_map=zero_collision", "embedding.buckets=8", "model.dtype=float64")
+# 150 items in 96 slots, a few of them in a step: ids come and go all the time.
+TIGHT = ("embedding.rows=128", "embedding.max_probe=8", "head.num_negatives=2")
+TIGHT += ("data.global_batch=6", "run.eval_every=40")
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_ranks"),
+    [
+        (("embedding.eviction=lru",), 2),
+        (("embedding.eviction=lru",), 4),
+        (("embedding.eviction=ttl", "embedding.ttl=3", "embedding.optimizer=sgd", "embedding.lr=0.05"), 3),
+        (("embedding.eviction=lfu", "embedding.admit_after=2", "embedding.optimizer=rowwise_adagrad"), 2),
+        (("embedding.admit_after=2", "embedding.admission=exact", "comm.transport=collective"), 3),
+    ],
+    ids=["lru on 2", "lru on 4", "ttl on 3", "lfu and admission on 2", "no eviction on 3"],
+)
+def test_ranks_do_not_change_the_curve(policy: tuple[str, ...], num_ranks: int) -> None:
+    recipe = (*IDS, *TIGHT, *policy, "run.steps=40")
+    alone = on_ranks(1, recipe)
+    identity = alone["tensors"]["ids.identity"]
+    assert len(np.unique(identity)) > 60
+    assert_same_curve(on_ranks(num_ranks, recipe), alone)
+
+
+def test_with_room_for_all_it_learns_as_well_as_one_row_an_id() -> None:
+    recipe = ("run.steps=100", "run.eval_every=100", "model.dtype=float64")
+    learnt = on_ranks(1, (*recipe, *IDS, "embedding.rows=600"))
+    direct = on_ranks(1, recipe)
+    assert np.mean(learnt["losses"][-20:]) == pytest.approx(np.mean(direct["losses"][-20:]), rel=0.05)
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(tmp_path: Path) -> None:
+    recipe = (*IDS, *TIGHT, "embedding.eviction=lru", "run.keep=10", "run.eval_every=20")
+    alone = on_ranks(1, (*recipe, "run.steps=80"))
+    on_ranks(4, (*recipe, "run.steps=20"), str(tmp_path))
+    for step, num_ranks, steps in ((20, 2, 40), (40, 3, 60), (60, 1, 80)):
+        path = tmp_path / "checkpoints" / f"step-{step:08d}"
+        result = on_ranks(num_ranks, (*recipe, f"run.steps={steps}"), str(tmp_path), path)
+        np.testing.assert_allclose(result["losses"], alone["losses"][step:steps], rtol=1e-9)
+    for name, value in alone["tensors"].items():
+        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+
+
+def test_the_numbers_in_the_log_are_true() -> None:
+    """Recounted from the batches themselves and from the map as it stands."""
+    # One evaluation only: the run ends with the state of its last step, not with that of a better one.
+    recipe = (*IDS, *TIGHT, "embedding.eviction=lru", "run.steps=40", "run.checkpoint_every=20")
+    run, recorder = make_run(recipe)
+    asked: list[int] = []
+    evicted: list[int] = []
+    ids = run.id_map
+    assert isinstance(ids, OwnedIds)
+    resolve, assign = ids.rows, ids.map.assign
+
+    def count(batch: torch.Tensor, *, step: int | None = None) -> torch.Tensor:
+        if step is not None:
+            asked.append(len(batch.unique()))
+        return resolve(batch, step=step)
+
+    def note(*args: Any, **options: Any) -> Any:
+        done = assign(*args, **options)
+        evicted.extend(done.evicted_ids.tolist())
+        return done
+
+    ids.rows, ids.map.assign = count, note  # type: ignore[method-assign]
+    train(run, resume_from=None)
+    steps, pictures = recorder.of("step"), recorder.of("ids")
+    assert [event["id_asked"] for event in steps] == asked
+    for event in steps:
+        shares = ("hits", "inserts", "collisions", "not_admitted")
+        assert event["id_asked"] == sum(event[f"id_{name}"] for name in shares)
+    for name in COUNTS:
+        assert sum(event[f"id_{name}"] for event in steps) == sum(event[name] for event in pictures)
+    assert sum(event["evictions"] for event in pictures) == len(evicted) > 0
+    residents, _ = ids.residents()
+    assert pictures[-1]["occupancy"] == pytest.approx(len(residents) / ids.num_slots)
+    assert sum(pictures[-1]["probe_histogram"].values()) == len(residents)
+    assert sum(pictures[-1]["age_histogram"].values()) == len(residents)
+    told = set(pictures[0]["evicted_ids"]) | set(pictures[1]["evicted_ids"])
+    assert told <= set(evicted)
+    assert set(evicted) - set(residents.tolist()) <= told
+
+
+def test_export_holds_the_ids_that_have_rows(tmp_path: Path) -> None:
+    recipe = [*IDS, "embedding.rows=128", "embedding.eviction=lru", "run.steps=30", "model.time_bias=false"]
+    result = train_small(recipe, tmp_path / "run")
+    config = load_config(None, [*SMALL, *recipe, f"run.out={tmp_path / 'run'}"])
+    (tmp_path / "run" / "config.yaml").write_text(config.to_yaml())
+    model = load_export(export_run(tmp_path / "run", tmp_path / "out"))
+    identity = result["tensors"]["ids.identity"].ravel()
+    table = result["tensors"]["table.item.weight"].reshape(len(identity), -1)
+    rows = {int(id_): row for row, id_ in enumerate(identity)}
+    assert 60 < len(model.items) < 150
+    for item, vector in zip(model.items.tolist(), model.vectors):
+        np.testing.assert_allclose(vector.numpy(), table[rows[item]], rtol=1e-6)
+    assert len(model.recommend(model.items[:5].tolist(), k=3)) == 3
+    metrics = evaluate_run(tmp_path / "run", device="cpu")["metrics"]
+    assert metrics == pytest.approx(result["summary"]["test"])
+
+
+def test_known_items_of_a_formula_are_the_catalogue() -> None:
+    run, _ = make_run(())
+    np.testing.assert_array_equal(known_items(run), run.test.source.items.ids)
+
+
+def test_events_can_be_read_as_json(tmp_path: Path) -> None:
+    run, recorder = make_run((*IDS, "run.steps=2", "run.eval_every=2"))
+    train(run, resume_from=None)
+    assert json.loads(json.dumps(recorder.of("ids")[0]))["asked"] > 0

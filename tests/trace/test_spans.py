@@ -1,0 +1,161 @@
+"""Recording: names for errors, spans of every thread, moments that pass later, and bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from freescale.trace import spans
+from freescale.trace.spans import Recorder, add, arrive, compute, current_stage, exchange, mark, stage, waited
+
+
+@pytest.fixture
+def recorder():
+    made = Recorder()
+    made.begin(1)
+    spans.record_into(made)
+    yield made
+    spans.record_into(None)
+
+
+class LateClock:
+    """Marks pass when the test says so, as those of a GPU do."""
+
+    lag = 1
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.marked = 0
+
+    def mark(self):
+        self.marked += 1
+        return [self.marked]
+
+    def read(self, mark):
+        if not isinstance(mark, list):
+            return float(mark)
+        return float(mark[0]) if mark[0] <= self.passed else None
+
+    def settle(self):
+        self.passed = self.marked
+
+
+def test_stages_are_recorded_with_thread_step_and_kind(recorder):
+    def fetch() -> None:
+        with stage("fetch rows", step=8):
+            pass
+
+    with stage("train", step=7):
+        with compute("forward"):
+            time.sleep(0.002)
+        thread = threading.Thread(target=fetch, name="communication")
+        thread.start()
+        thread.join()
+        with stage("update"):
+            pass
+    taken = recorder.take()
+    assert [(s.name, s.kind, s.lane, s.step) for s in taken] == [
+        ("forward", "compute", "main", 7),
+        ("fetch rows", "stage", "communication", 8),
+        ("update", "stage", "main", 7),
+        ("train", "stage", "main", 7),
+    ]
+    assert 0.002 <= taken[0].end - taken[0].start < 0.5
+    assert recorder.take() == []
+
+
+def test_the_innermost_stage_of_the_first_failure_is_told():
+    def fail() -> None:
+        with pytest.raises(ValueError, match="gone"), stage("fetch rows", step=8):
+            raise ValueError("gone")
+
+    with pytest.raises(KeyError), stage("train", step=7), stage("update"):
+        raise KeyError
+    assert current_stage() == ("update", 7)
+    with stage("train", step=9):  # this thread went on, so that error is history
+        assert current_stage() == ("train", 9)
+        thread = threading.Thread(target=fail, name="communication")
+        thread.start()
+        thread.join()
+        assert current_stage() == ("fetch rows", 8)
+    with stage("evaluate"):
+        assert current_stage() == ("fetch rows", 8)
+    spans._failure = None
+
+
+def test_exchanges_say_when_this_rank_was_ready(recorder):
+    with stage("exchange ids"):
+        arrival = arrive()
+        start = mark(on_device=False)
+        waited(arrival, start)
+    with exchange("sum"):
+        time.sleep(0.001)
+    ids, _, total = recorder.take()
+    assert ids.arrival is not None
+    assert ids.arrival.name == "exchange ids"
+    assert ids.arrival.mark <= ids.start <= ids.end
+    assert total.arrival.serial > ids.arrival.serial
+    assert total.end - total.start >= 0.001
+
+
+def test_nothing_is_recorded_while_paused_or_off(recorder):
+    recorder.pause()
+    with compute("x"), exchange("y"):
+        add("z", kind="compute", start=1.0, end=2.0)
+    assert mark() is None
+    assert arrive("y") is None
+    assert recorder.take() == []
+    spans.record_into(None)
+    with compute("x"):
+        pass
+    assert mark() is None
+
+
+def test_a_failed_exchange_records_no_wait(recorder):
+    with pytest.raises(OSError, match="gone"), exchange("sum"):
+        raise OSError("gone")
+    assert recorder.take() == []
+
+
+def test_marks_of_a_device_are_read_once_they_have_passed():
+    clock = LateClock()
+    recorder = Recorder(clock)
+    recorder.begin(1)
+    spans.record_into(recorder)
+    try:
+        with compute("forward"):
+            pass
+        waited(arrive("rows", on_device=True), mark(), on_device=True)
+        recorder.end_step()
+        # Marks so far: begin 1, forward 2 and 3, arrival 4, start of the wait 5, its end 6, end of the step 7.
+        clock.passed = 3
+        assert [s.name for s in recorder.take()] == ["forward"]
+        assert recorder.ended_steps() == []
+        clock.passed = 7
+        assert recorder.ended_steps() == [(1, 1.0, 7.0)]
+        (wait,) = recorder.take()
+        assert (wait.arrival.mark, wait.start, wait.end) == (4.0, 5.0, 6.0)
+    finally:
+        spans.record_into(None)
+
+
+def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder, monkeypatch):
+    monkeypatch.setattr(spans, "MAX_PENDING", 10)
+    for _ in range(25):
+        with stage("x"):
+            pass
+    assert len(recorder.take()) == 10
+    assert recorder.num_dropped == 15
+
+
+def test_recording_costs_a_few_microseconds(recorder):
+    begin = time.process_time()
+    for _ in range(5000):
+        with stage("x"):
+            pass
+    seconds = time.process_time() - begin
+    recorder.take()
+    # 1.5 us on a quiet core; the bound only catches a change of kind, such as a lock, a file or a print.
+    assert seconds / 5000 < 50e-6
