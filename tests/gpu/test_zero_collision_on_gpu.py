@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from freescale.embedding.eviction import LFU, LRU, TTL
+from freescale.embedding.id_stats import histogram
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.kernels import id_probe
 from freescale.kernels.slot_layout import EMPTY, make_layout
@@ -64,6 +65,11 @@ def test_a_map_on_the_gpu_is_a_map_on_the_cpu(policy, admit_after: int) -> None:
     for name, values in cpu.state_dict().items():
         assert torch.equal(gpu.state_dict()[name].cpu(), values), name
     assert gpu.stats() == cpu.stats()
+
+
+def test_histograms_count_the_same_on_every_device() -> None:
+    numbers = torch.cat([torch.arange(5000), 1 << torch.arange(63), (1 << torch.arange(63)) - 1])
+    assert histogram(numbers.cuda()) == histogram(numbers)
 
 
 def test_a_hundred_million_operations_lose_and_double_nobody() -> None:
