@@ -35,12 +35,14 @@ LAST_BATCH = tl.constexpr(torch.iinfo(torch.int32).max)
 class Tiles:
     """Shape of a launch: ids a program, slots read at once (1, 2, 4 or 8), warps a program."""
 
-    block: int = 128
-    group: int = 4
-    warps: int = 4
+    block: int
+    group: int
+    warps: int
 
 
-FIND, CLAIM = Tiles(), Tiles()
+# A program goes on until its last id is done, so small ones win: the best of 36 shapes on an H200, 2^26 rows, load 0.75.
+FIND = Tiles(block=32, group=2, warps=1)
+CLAIM = Tiles(block=32, group=1, warps=1)
 
 
 @triton.jit
