@@ -279,7 +279,8 @@ def evict(
     bucket, by_bucket = (layout.bucket(ids) - layout.first_bucket).sort(stable=True)
     order = order[by_bucket]
     starts = torch.searchsorted(bucket, torch.arange(layout.held_buckets + 1, device=ids.device))
-    taken, had = torch.empty_like(rows), torch.empty_like(gone)
+    # Ids of buckets held elsewhere are in no program's part.
+    taken, had = rows.clone(), gone.clone()
     _evict_kernel[(layout.held_buckets,)](
         ids[by_bucket], starts, identity, used, score, taken, had, *_numbers(layout),
         now, safe_from, threshold, blank,

@@ -80,6 +80,7 @@ def test_take_overs_and_scores_follow_the_reference(
 @given(layouts(), BATCHES, st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 16]))
 @settings(deadline=None, max_examples=3, database=None)  # the interpreter takes seconds for each
 @example(make_layout(32, num_buckets=2, max_probe=8), [list(range(30)), list(range(-10, 10))], 4, 16)
+@example(make_layout(32, num_buckets=2, max_probe=2).part(1, 1), [list(range(20))], 2, 16)
 def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: int, block: int) -> None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     from freescale.kernels import probe_touch, probe_triton
