@@ -143,7 +143,8 @@ def _claim_kernel(
             active = active & ((searching == 0) | (depth < max_probe))
             searching = searching & (depth < max_probe)
         place = tl.where(wants, identity + target, spare)
-        old = tl.atomic_cas(place, tl.where(wants, expected, -1), tl.where(wants, moving, -1))
+        # Each slot stands for itself, and a swap that comes too late is tried again: no order among them is needed.
+        old = tl.atomic_cas(place, tl.where(wants, expected, -1), tl.where(wants, moving, -1), sem="relaxed")
         won = wants & (old == expected)
         rows = tl.where(won & mine, -2 - target, rows)
         carries = won & (expected != EMPTY)
@@ -176,7 +177,7 @@ def _settle_kernel(
     rows = tl.where(moved, again, rows)
     new = new & (rows >= 0)
     bit = (tl.full([BLOCK], 1, tl.int64) << (rows & 31)).to(tl.int32)
-    before = tl.atomic_or(settled + (rows >> 5), bit, mask=new)
+    before = tl.atomic_or(settled + (rows >> 5), bit, mask=new, sem="relaxed")
     tl.store(new_ptr + n, (new & ((before & bit) == 0)).to(tl.int8), mask=n < count)
     tl.store(rows_ptr + n, rows, mask=n < count)
 
