@@ -65,7 +65,9 @@ def make_mask(kind: int, lengths: list[int], draw: random.Random) -> AttentionMa
 
 
 def relative_error(ours: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((ours.detach().double() - truth.detach()).norm() / truth.detach().norm().clamp(min=1e-12))
+    """Error over the size of the truth; where that is zero (softmax over one token), over a thousandth a number."""
+    ours, truth = ours.detach().double(), truth.detach()
+    return float((ours - truth).norm() / truth.norm().clamp(min=1e-3 * truth.numel() ** 0.5))
 
 
 @pytest.mark.parametrize(
@@ -124,5 +126,6 @@ def check(lengths, heads, width, v_width, dtype, mode, mask, seed):
     got = torch.autograd.grad(out, [*inputs, *tables], weight)
     expected = torch.autograd.grad(wanted, wide, weight.double())
     errors = [relative_error(a, b) for a, b in zip((out, *got), (wanted, *expected))]
-    limits = [LIMITS[dtype]] * 4 + [max(LIMITS[dtype], 2e-5)] * 2
+    # Gradients of the tables are summed from score gradients kept in bfloat16.
+    limits = [LIMITS[dtype]] * 4 + [8e-3 if dtype.itemsize == 2 else LIMITS[dtype]] * 2
     assert all(e < limit for e, limit in zip(errors, limits)), (lengths, heads, mask, seed, errors)
