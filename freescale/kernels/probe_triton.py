@@ -198,7 +198,7 @@ def _evict_kernel(
         base, home, here = _place(id_, num_buckets, bucket_rows, bucket_slots, first_bucket, held_buckets)
         place = home + lane
         place = tl.where(place >= bucket_slots, place - bucket_slots, place)
-        inside = (lane < max_probe) & here
+        inside = lane < tl.where(here, max_probe, 0)
         scores = tl.load(score + base + place, mask=inside, other=LAST, volatile=True)
         last_use = tl.load(used + base + place, mask=inside, other=LAST_BATCH, volatile=True)
         free = inside & (last_use < safe_from) & (scores < threshold)
