@@ -244,10 +244,10 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def layer(args: argparse.Namespace) -> dict[str, Any]:
-    """A whole layer of width 256 on the first case: ours (float32 states, bf16 products) and the peer's in bf16."""
+    """A whole layer of width 256 on the first case, both in bf16."""
     lengths, heads, _ = CASES["tail 2048, 4 x 64"]
     case = Case(lengths, heads, 64)
-    x = torch.randn(len(case.q), 256, device="cuda", requires_grad=True)
+    x = torch.randn(len(case.q), 256, device="cuda").bfloat16().requires_grad_()
     out_grad = torch.randn_like(x)
     batch: Any = SimpleNamespace(offsets=case.offsets, tokens={})
     own = HSTULayer(
@@ -262,7 +262,7 @@ def layer(args: argparse.Namespace) -> dict[str, Any]:
     missing: dict[str, str] = {}
     if args.peer:
         calls = tried("generative-recommenders", lambda: _peer_layer(case), missing)
-        forwards |= {name: (call, out_grad.bfloat16()) for name, call in calls.items()}
+        forwards |= {name: (call, out_grad) for name, call in calls.items()}
 
     def turn(forward: Call, grad: Tensor) -> Call:
         def call() -> None:

@@ -2,10 +2,18 @@
 
     python benchmarks/zero_collision_gpu.py [--rows 20 24 26] [--sweep] [--step-only] [--device cuda]
 
-Rates are of the kernels alone (CUDA events, best of 5). "touch" is a hit that also marks its row as used now. Bytes:
-what must move at least, an id in, a row number out, one 32-byte sector of the table for each id (two with an insert,
-which is read and written), against the copy rate measured in the same run. --sweep tries other launch shapes and
-prints the best of each kernel.
+Rates are of the kernels alone (CUDA events, best of 5):
+
+    insert   of new ids into an empty table
+    hit      of ids that are there
+    touch    a hit that also marks its row as used in this batch, a new one each time, and sets its score; bits first
+    direct   the same, every row written by itself, as a batch that is small against its table does
+    again    what a training step does with ids that are all there: the kernels of insert, then of touch
+    miss     of ids that are not there
+
+Bytes: what must move at least, an id in, a row number out, one 32-byte sector of the table for each id (two with an
+insert, which is read and written), against the copy rate measured in the same run. --sweep tries other launch shapes
+and prints the best of each kernel.
 """
 
 from __future__ import annotations
@@ -31,6 +39,7 @@ from freescale.train.events import Progress
 
 LOADS = (0.5, 0.75, 0.9)
 REPEATS = 5
+KINDS = ("insert", "hit", "touch", "direct", "again", "miss")
 RECIPE = (
     "synthetic.users=20000",
     "synthetic.items=50000",
@@ -69,9 +78,8 @@ def measure_kernels(powers: list[int], *, sweep: bool) -> dict[str, Any]:
     copied = copy_rate()
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, copies read and write {copied:.2f} TB/s\n")
-    kinds = ("insert", "hit", "touch", "miss")
     print(
-        f"{'rows':>6} {'load':>5}", *(f"{kind:>8}" for kind in kinds), "  G ids/s; TB/s (share): insert, hit"
+        f"{'rows':>6} {'load':>5}", *(f"{kind:>8}" for kind in KINDS), "  G ids/s; TB/s (share): insert, hit"
     )
     rates = []
     for power, load in itertools.product(powers, LOADS):
@@ -79,13 +87,15 @@ def measure_kernels(powers: list[int], *, sweep: bool) -> dict[str, Any]:
         rates.append(row)
         moved = [row[kind] * size / 1000 for kind, size in (("insert", 80), ("hit", 48))]
         shares = ", ".join(f"{rate:.2f} ({rate / copied:.0%})" for rate in moved)
-        print(f"2^{power:<4} {load:>5}", *(f"{row[kind]:>8.2f}" for kind in kinds), "  ", shares, flush=True)
+        print(f"2^{power:<4} {load:>5}", *(f"{row[kind]:>8.2f}" for kind in KINDS), "  ", shares, flush=True)
     best = sweep_shapes(1 << max(powers)) if sweep else None
     return {"gpu": name, "copy_tb_s": copied, "rates": rates, "best_shapes": best}
 
 
 def check() -> None:
-    """Rows of a bulk insert on the GPU are those of the CPU, which gets the ids in ascending order."""
+    """Rows and marks of a bulk insert on the GPU are those of the CPU, which gets the ids in ascending order."""
+    from freescale.kernels import probe_touch, probe_triton
+
     layout = make_layout(1_400_000, max_probe=128)
     ids = random_ids(1_000_000, seed=1)
     here = torch.full((layout.held_rows,), EMPTY)
@@ -94,12 +104,22 @@ def check() -> None:
     rows, _ = id_probe.claim(ids, there, settled, layout)
     assert torch.equal(there.cpu(), here)
     assert torch.equal(rows.cpu(), id_probe.find(ids.cpu(), here, layout))
-    print("checked: the GPU gives the rows of the CPU")
+    for mode in ("max", "add", "set"):
+        truth = use_marks(layout, "cpu")
+        id_probe.touch(rows.cpu(), *truth, torch.tensor([7]), now=9, mode=mode)
+        bits, by_rows = use_marks(layout, "cuda"), use_marks(layout, "cuda")
+        marks = probe_touch.no_marks(bits[0])
+        probe_triton.find(ids, there, layout, marks=marks)
+        probe_touch.fold(marks, *bits, torch.tensor([7], device="cuda"), 9, mode)
+        probe_touch.touch_directly(rows, *by_rows, torch.tensor([7], device="cuda"), 9, mode)
+        for ours in (bits, by_rows):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, truth))
+    print("checked: the GPU gives the rows and the marks of the CPU")
 
 
 def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any = None) -> dict[str, float]:
     """G ids/s of one size and load; every kernel alone."""
-    from freescale.kernels import probe_triton
+    from freescale.kernels import probe_touch, probe_triton
 
     find_tiles, claim_tiles = find_tiles or probe_triton.FIND, claim_tiles or probe_triton.CLAIM
     layout = make_layout(num_rows, max_probe=128)
@@ -108,8 +128,9 @@ def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any
     identity, settled = empty_table(layout)
     rows = torch.empty_like(ids)
     new = torch.empty_like(ids, dtype=torch.int8)
-    used = torch.zeros(layout.held_rows, dtype=torch.int32, device="cuda")
-    score = torch.zeros(layout.held_rows, dtype=torch.int64, device="cuda")
+    used, score = use_marks(layout, "cuda")
+    value = torch.full((1,), 9, device="cuda")
+    batch = itertools.count(1)
 
     def fresh() -> None:
         identity.fill_(EMPTY)
@@ -119,16 +140,30 @@ def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any
     def insert() -> None:
         probe_triton.launch_claim(ids, identity, settled, rows, new, layout, claim_tiles)
 
-    seconds = {"insert": best_of(insert, before=fresh)}
-    find = probe_triton.find
-    seconds["hit"] = best_of(lambda: find(ids, identity, layout, tiles=find_tiles))
-    seconds["touch"] = best_of(
-        lambda: probe_triton.find_and_touch(
-            ids, identity, used, score, layout, value=9, now=9, tiles=find_tiles
-        )
-    )
-    seconds["miss"] = best_of(lambda: find(strangers, identity, layout, tiles=find_tiles))
-    return {"rows": num_rows, "load": load} | {name: len(ids) / s / 1e9 for name, s in seconds.items()}
+    def find(asked: Tensor, marks: Tensor | None = None) -> Tensor:
+        return probe_triton.find(asked, identity, layout, marks=marks, tiles=find_tiles)
+
+    def touch() -> None:
+        marks = probe_touch.no_marks(used)
+        find(ids, marks)
+        probe_touch.fold(marks, used, score, value, next(batch), "max")
+
+    def direct() -> None:
+        probe_touch.touch_directly(find(ids), used, score, value, next(batch), "max")
+
+    def again() -> None:
+        insert()
+        probe_touch.touch(rows, used, score, value, next(batch), "max")
+
+    seconds = {
+        "insert": best_of(insert, before=fresh),
+        "hit": best_of(lambda: find(ids)),
+        "touch": best_of(touch),
+        "direct": best_of(direct),
+        "again": best_of(again, before=lambda: rows.fill_(-1)),
+        "miss": best_of(lambda: find(strangers)),
+    }
+    return {"rows": num_rows, "load": load} | {kind: len(ids) / s / 1e9 for kind, s in seconds.items()}
 
 
 def sweep_shapes(num_rows: int) -> dict[str, Any]:
@@ -141,7 +176,7 @@ def sweep_shapes(num_rows: int) -> dict[str, Any]:
             continue
         tiles = Tiles(block=block, group=group, warps=warps)
         row = measure(num_rows, 0.75, tiles, tiles)
-        for kind in ("insert", "hit", "touch", "miss"):
+        for kind in KINDS:
             if row[kind] > best.get(kind, (0.0,))[0]:
                 best[kind] = (row[kind], block, group, warps)
         print(
@@ -217,6 +252,12 @@ def copy_rate() -> float:
 def empty_table(layout: SlotLayout) -> tuple[Tensor, Tensor]:
     identity = torch.full((layout.held_rows,), EMPTY, device="cuda")
     return identity, id_probe.settled_bits(identity)
+
+
+def use_marks(layout: SlotLayout, device: str) -> tuple[Tensor, Tensor]:
+    """When rows were used last, and their scores."""
+    used = torch.zeros(layout.held_rows, dtype=torch.int32, device=device)
+    return used, torch.arange(layout.held_rows, device=device) % 11
 
 
 def random_ids(count: int, *, seed: int) -> Tensor:

@@ -11,3 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Tests fork ranks, also after they have computed themselves. On Arm, oneDNN's thread pool does not survive a fork
 # (a forked rank would hang in its first float32 product), so tests do without oneDNN.
 torch.backends.mkldnn.enabled = False
+
+# Without a GPU, Triton kernels run in Triton's interpreter; it must know before they are first imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -18,10 +18,12 @@ _MANY_COLLISIONS = 0.001
 
 
 def histogram(values: Tensor) -> dict[str, int]:
-    """Numbers from 0 on, counted in ranges that double: 0, 1, 2-3, 4-7, ..."""
+    """Numbers from 0 on, counted in ranges that double: 0, 1, 2-3, 4-7, ...; the same on every device."""
     if values.numel() == 0:
         return {}
-    sizes = torch.where(values > 0, values.clamp(min=1).double().log2().floor().long() + 1, 0)
+    # Compared with whole numbers: on a GPU, the logarithm of 8 to base 2 is a little less than 3.
+    starts = 1 << torch.arange(63, device=values.device)
+    sizes = torch.bucketize(values.long(), starts, right=True)
     counts = torch.bincount(sizes).tolist()
     return {_range_name(size): count for size, count in enumerate(counts) if count}
 

@@ -74,11 +74,9 @@ def hstu_attention(
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "reference":
-            times = {"query_time": query_time, "key_time": key_time}
-            wide = (_wide(x) for x in (q_THD, k_THD, v_THV))
-            out = reference.hstu_attention(
-                *wide, offsets, scale=scale, alpha=alpha, mask=mask, **bias, **times
-            )
+            bias |= {"query_time": query_time, "key_time": key_time}
+            q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
+            out = reference.hstu_attention(q, k, v, offsets, scale=scale, alpha=alpha, mask=mask, **bias)
             return out.to(v_THV.dtype)
         buckets: Any = None
         if query_time is not None and key_time is not None and time_bias is not None:

@@ -195,7 +195,7 @@ def start_kernel(
 
 
 def _kind(x: Any) -> Any:
-    """What of a tensor or descriptor Triton compiles for; None where memory is not aligned, which it must see itself."""
+    """What of a tensor or descriptor Triton compiles for; None where memory is not aligned, so it must look itself."""
     if isinstance(x, Tensor):
         return x.dtype if x.data_ptr() % 16 == 0 else None
     return x.base.dtype

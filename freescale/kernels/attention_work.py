@@ -74,11 +74,8 @@ class AttentionWork:
         """Tiles of `block` tokens on one side; `other` is the tile size of the other side."""
         key = (side, block, other if mask is not None else None, mask)
         if key not in self._lists:
-            plain = mask is None
-            made = self._plain(side, block) if plain else self._masked(side, block, other, mask)  # type: ignore[arg-type]
-            self._lists[key] = WorkList(
-                *(torch.from_numpy(x).to(self._device, non_blocking=True) for x in made)
-            )
+            made = self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
+            self._lists[key] = WorkList(*map(self._on_device, made))
         return self._lists[key]
 
     def codes(self, mask: AttentionMask) -> Tensor | None:
@@ -94,16 +91,19 @@ class AttentionWork:
         square = is_square(mask)
         if square not in self._stores:
             blocks = self._bias_blocks()
-            sequence = np.repeat(np.arange(len(blocks)), blocks)
-            number = np.arange(int(blocks.sum())) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+            sequence, number = _numbered(blocks)
             widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
             sizes = widths * BIAS_ROWS
             table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
             rows = np.stack(
                 [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
             )
-            made = (torch.from_numpy(x).to(self._device, non_blocking=True) for x in (table, rows))
-            self._stores[square] = BiasStore(*made, int(sizes.sum()), int(widths.max(initial=BIAS_ROWS)))
+            self._stores[square] = BiasStore(
+                blocks=self._on_device(table),
+                rows=self._on_device(rows),
+                size=int(sizes.sum()),
+                widest=int(widths.max(initial=BIAS_ROWS)),
+            )
         return self._stores[square]
 
     def store_tiles(self, *, rows: int, columns: int, mask: AttentionMask | None) -> Tensor:
@@ -113,16 +113,17 @@ class AttentionWork:
         """
         key = ("store", rows, columns, mask)
         if key not in self._lists:
-            made = torch.from_numpy(self._store_tiles(rows, columns, mask)).to(
-                self._device, non_blocking=True
-            )
+            made = self._on_device(self._store_tiles(rows, columns, mask))
             self._lists[key] = WorkList(made, made)
         return self._lists[key].tiles
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
-        sequence, number = self._all_tiles(side, block)
-        out = self._rows(sequence, number, None)
-        return out, np.zeros(1, np.int32)
+        """All tiles in the order of work: queries at the end and keys at the start have most to do."""
+        tiles = -(-self._lengths[self._order] // block)
+        rank, number = _numbered(tiles)
+        if side == "queries":
+            number = tiles[rank] - 1 - number
+        return self._rows(self._order[rank], number, None), np.zeros(1, np.int32)
 
     def _masked(self, side: Side, block: int, other: int, mask: AttentionMask) -> tuple[Ints, Ints]:
         mask.check(self._lengths)
@@ -137,8 +138,7 @@ class AttentionWork:
         counts = np.bincount(tile, minlength=int(tiles.sum()))
         full = np.bincount(tile, weights=pairs.full, minlength=int(tiles.sum())).astype(np.int64)
         begin = np.cumsum(counts) - counts
-        sequence = np.repeat(np.arange(len(tiles)), tiles)
-        number = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        sequence, number = _numbered(tiles)
         out = self._rows(sequence, number, mask)
         out[:, 3], out[:, 4], out[:, 5] = begin, begin + full, begin + counts
         out[:, 6] -= targets[sequence]
@@ -146,15 +146,6 @@ class AttentionWork:
         rank[self._order] = np.arange(len(rank))
         by_work = np.lexsort((-counts, rank[sequence]))
         return out[by_work], met[order].astype(np.int32)
-
-    def _all_tiles(self, side: Side, block: int) -> tuple[Ints, Ints]:
-        """(sequence, tile) in the order of work: queries at the end and keys at the start have most to do."""
-        tiles = -(-self._lengths[self._order] // block)
-        sequence = np.repeat(self._order, tiles)
-        number = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-        if side == "queries":
-            number = np.repeat(tiles, tiles) - 1 - number
-        return sequence, number
 
     def _rows(self, sequence: Ints, number: Ints, mask: AttentionMask | None) -> Ints:
         out = np.zeros((len(sequence), 8), np.int64)
@@ -166,29 +157,27 @@ class AttentionWork:
         out[:, 7] = (np.cumsum(squares) - squares)[sequence]
         return out
 
+    def _on_device(self, x: Ints) -> Tensor:
+        return torch.from_numpy(x).to(self._device, non_blocking=True)
+
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)
 
     def _store_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
         blocks = self._bias_blocks()
-        row_tiles = blocks * (BIAS_ROWS // rows)
-        sequence = np.repeat(np.arange(len(blocks)), row_tiles)
-        row = np.arange(len(sequence)) - np.repeat(np.cumsum(row_tiles) - row_tiles, row_tiles)
-        widths = (blocks[sequence] if is_square(mask) else row * rows // BIAS_ROWS + 1) * (
-            BIAS_ROWS // columns
-        )
-        tile = np.repeat(np.arange(len(widths)), widths)
-        column = np.arange(len(tile)) - np.repeat(np.cumsum(widths) - widths, widths)
-        out = self._rows(sequence[tile], row[tile], mask)
+        sequence, row = _numbered(blocks * (BIAS_ROWS // rows))
+        wide = blocks[sequence] if is_square(mask) else row * rows // BIAS_ROWS + 1
+        tile, column = _numbered(wide * (BIAS_ROWS // columns))
+        sequence, row = sequence[tile], row[tile]
+        out = self._rows(sequence, row, mask)
         out[:, 3] = column
-        seen = (column * columns < (row[tile] + 1) * rows) & (row[tile] * rows < out[:, 1])
+        seen = (column * columns < (row + 1) * rows) & (row * rows < out[:, 1])
         if mask is not None:
             targets = mask.target_counts(len(self._lengths))
             pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
-            out[:, 6] -= targets[sequence[tile]]
+            out[:, 6] -= targets[sequence]
             seen = np.isin(
-                _pair_key(sequence[tile], row[tile], column),
-                _pair_key(pairs.sequence, pairs.row, pairs.column),
+                _pair_key(sequence, row, column), _pair_key(pairs.sequence, pairs.row, pairs.column)
             )
         out[:, 4] = seen
         return out[np.argsort(~seen, kind="stable")]
@@ -197,6 +186,12 @@ class AttentionWork:
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
     return mask is not None and mask.prefix > 0
+
+
+def _numbered(counts: Ints) -> tuple[Ints, Ints]:
+    """For groups of these sizes: the group of every member, and its number inside."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _pair_key(sequence: Ints, row: Ints, column: Ints) -> Ints:

@@ -1,6 +1,7 @@
 """Jagged attention by the Triton kernels: one autograd function, and the tile sizes it runs them with.
 
-Saved for the backward: q, k, v (and for softmax the output and one number a row). Scores are worked out again, and so is the bias where it would take more room than q, k and v.
+Saved for the backward: q, k, v, and for softmax the output and one number a row. Scores are worked out again, and so
+is the bias of all pairs where it would take more room than q, k and v.
 Tile sizes are picked by width and length from a short table, never by trying: the first call compiles what it needs
 (seconds, kept in Triton's cache on disk), and no call after it is ever slower than it should be.
 """

@@ -106,9 +106,9 @@ def touch(rows: Tensor, used: Tensor, score: Tensor, values: Tensor, *, now: int
         mode: "max", "add" or "set".
     """
     if rows.is_cuda:
-        from freescale.kernels import probe_triton
+        from freescale.kernels import probe_touch
 
-        probe_triton.touch(rows, used, score, values, now, mode)
+        probe_touch.touch(rows, used, score, values, now, mode)
         return
     from freescale.kernels import probe_loops
 

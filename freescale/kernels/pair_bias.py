@@ -16,11 +16,12 @@ from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, tim
 
 # Rows and columns that a program works on at a time.
 _ROWS, _STRIP = 32, 128
-# Tiles of the score gradient, by head width.
+# Tiles of the score gradient, by the bytes of a head's row: all four operands must fit into shared memory.
 _GRADIENT_TILES = {
-    64: Tile(128, 64, 8, 2, True),
-    128: Tile(64, 64, 4, 1, True),
-    256: Tile(64, 64, 8, 1, True),
+    128: Tile(64, 64, 4, 3, True),
+    256: Tile(64, 64, 4, 1, True),
+    512: Tile(64, 64, 8, 1, True),
+    2048: Tile(64, 32, 4, 1),
 }
 
 
@@ -127,11 +128,10 @@ def bias_gradients(
         d_position = torch.zeros_like(tables.position)
         d_position[:longest] = sums.sum(0) * factor
     if tables.time is not None:
-        # One warp a program: its sums need no other.
-        grid = (num_blocks, BIAS_ROWS // 16, -(-store.widest // (4 * _STRIP)))
-        sums = grad.new_empty(math.prod(grid), triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
+        grid = (num_blocks, BIAS_ROWS // 32, -(-store.widest // 512))
+        sums = grad.new_zeros(math.prod(grid), triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
         triton_bias.time_gradient_kernel[grid](
-            of_pairs, tables.buckets, sums, store.blocks, ROWS=16, STRIP=_STRIP, STRIPS=4, num_warps=1
+            of_pairs, tables.buckets, sums, store.blocks, ROWS=32, STRIP=32, STRIPS=16, num_warps=1
         )
         d_time = (sums.sum(0)[: len(tables.time)] * factor).to(tables.time.dtype)
     return d_position, d_time
@@ -142,7 +142,7 @@ def _score_gradient(launch: Launch, pairs: Tensor, grad: Tensor) -> Tensor:
     from freescale.kernels import triton_bias
 
     width = max(launch.q.shape[-1], launch.v.shape[-1])
-    tile = next(of for limit, of in _GRADIENT_TILES.items() if width * launch.q.dtype.itemsize // 2 <= limit)
+    tile = next(of for limit, of in _GRADIENT_TILES.items() if width * launch.q.dtype.itemsize <= limit)
     out = torch.empty_like(pairs, dtype=torch.bfloat16 if pairs.dtype == torch.float16 else pairs.dtype)
     tiles = launch.work.store_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
     launch.start(

@@ -94,7 +94,7 @@ def softmax_attention(
 
 
 def _visible(mask: AttentionMask | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """[length, length], true where the row's token sees the column's: itself and what came before, or as a mask says."""
+    """[length, length], true where row sees column: itself and what came before, or as a mask says."""
     if mask is None:
         return torch.ones(stop - start, stop - start, dtype=torch.bool, device=device).tril()
     num_targets = 0 if mask.targets is None else int(mask.targets[n])

@@ -12,7 +12,7 @@ plain views:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,9 @@ class TileLayout:
         tokens = np.where(real, starts[:-1][sequence][:, None] + positions, self.num_tokens)
         slot_of_token = np.empty(self.num_tokens + 1, np.int64)
         slot_of_token[tokens.ravel()] = np.arange(tokens.size)
-        self.tokens = torch.from_numpy(tokens.ravel()).to(device, non_blocking=True)
+        empty = ~real.ravel()
+        self.tokens = torch.from_numpy(np.where(empty, 0, tokens.ravel())).to(device, non_blocking=True)
+        self.empty = torch.from_numpy(np.flatnonzero(empty)).to(device, non_blocking=True)
         self.slots = torch.from_numpy(slot_of_token[:-1].copy()).to(device, non_blocking=True)
         self.tile_sequence = torch.from_numpy(sequence).to(device, non_blocking=True)
 
@@ -78,12 +80,13 @@ class TileLayout:
 
     def to_tiles(self, x: Tensor) -> Tensor:
         """[T, ...] -> [tiles, block, ...], zeros in the empty slots."""
-        padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-        return padded.index_select(0, self.tokens).view(self.num_tiles, self.block, *x.shape[1:])
+        slots = _Spread.apply(x, self)  # type: ignore[no-untyped-call]
+        return slots.view(self.num_tiles, self.block, *x.shape[1:])
 
     def to_tokens(self, tiles: Tensor) -> Tensor:
         """[tiles, block, ...] -> [T, ...]."""
-        return tiles.reshape(self.num_tiles * self.block, *tiles.shape[2:]).index_select(0, self.slots)
+        slots = tiles.reshape(self.num_tiles * self.block, *tiles.shape[2:])
+        return _Collect.apply(slots, self)  # type: ignore[no-untyped-call]
 
     def time_buckets(self, query_time: Tensor, key_time: Tensor) -> tuple[Tensor, ...]:
         """Bucket [n, block, block] of every pair of tiles."""
@@ -91,6 +94,38 @@ class TileLayout:
         return tuple(
             _bucket(query[pair.queries][:, :, None] - key[pair.keys][:, None, :]) for pair in self.pairs()
         )
+
+
+class _Spread(torch.autograd.Function):
+    """Tokens to slots. Each token has one slot, so the gradient is a plain gather back, not a sum by index."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layout: TileLayout) -> Tensor:
+        ctx.layout = layout
+        return _spread(x, layout)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Collect.apply(grad, ctx.layout), None  # type: ignore[no-untyped-call]
+
+
+class _Collect(torch.autograd.Function):
+    """Slots to tokens, the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, slots: Tensor, layout: TileLayout) -> Tensor:
+        ctx.layout = layout
+        return slots.index_select(0, layout.slots)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Spread.apply(grad, ctx.layout), None  # type: ignore[no-untyped-call]
+
+
+def _spread(x: Tensor, layout: TileLayout) -> Tensor:
+    if not len(x):
+        return x.new_zeros(layout.num_tiles * layout.block, *x.shape[1:])
+    return x.index_select(0, layout.tokens).index_fill_(0, layout.empty, 0)
 
 
 def _best_block(lengths: npt.NDArray[np.int64], device: torch.device) -> int:

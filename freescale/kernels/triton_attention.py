@@ -12,7 +12,7 @@ With h = (alpha q k^T + bias) / 2 and t = tanh(h):
 Argument names: X_row and X_head are strides; capitals are pointers, tensor descriptors or compile-time constants.
 """
 
-# ruff: noqa: D103
+# ruff: noqa: D103, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ def position_gradient_kernel(
     first = tl.load(Rows + block * 3 + 2).to(tl.int32)
     Gradient += tl.load(Blocks + block * 2)
     width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
-    distance = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
+    # Distances fall from left to right, so that columns rise: a warp reads numbers that lie side by side.
+    distance = (tl.program_id(1) + 1) * STRIP - 1 - tl.arange(0, STRIP)
     by_row = tl.zeros([ROWS, STRIP], Sums.dtype.element_ty)
     if tl.program_id(1) * STRIP < first + BIAS_ROWS:
         for r0 in range(0, BIAS_ROWS, ROWS):
@@ -150,14 +151,17 @@ def position_gradient_kernel(
 def time_gradient_kernel(
     Gradient, Buckets, Sums, Blocks, ROWS: tl.constexpr, STRIP: tl.constexpr, STRIPS: tl.constexpr
 ):  # fmt: skip
-    """Sums by bucket over a piece of a block. Buckets along a row change in steps: few in a tile, one sum for each."""
+    """Sums by bucket over a piece of a block, one warp and one row of `Sums` for each, zero before.
+
+    Buckets along a row change in steps, few in a small tile: one masked sum for each, added by the one warp in order.
+    """
     block = tl.program_id(0)
     offset = tl.load(Blocks + block * 2)
     width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(2) * STRIP * STRIPS
-    number = tl.arange(0, NUM_BUCKETS)
-    by_bucket = tl.zeros([NUM_BUCKETS], Sums.dtype.element_ty)
+    program = (block * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
+    Sums += program.to(tl.int64) * NUM_BUCKETS
     for j0 in range(first, tl.minimum(first + STRIP * STRIPS, width), STRIP):
         at = row[:, None] * width + (j0 + tl.arange(0, STRIP))[None, :]
         x = tl.load(Gradient + offset + at).to(Sums.dtype.element_ty)
@@ -166,6 +170,4 @@ def time_gradient_kernel(
         low = tl.min(tl.where(used, bucket, NUM_BUCKETS))
         high = tl.max(tl.where(used, bucket, -1))
         for b in range(low, high + 1):
-            by_bucket += tl.where(number == b, tl.sum(tl.where(bucket == b, x, 0.0)), 0.0)
-    program = (block * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
-    tl.store(Sums + program.to(tl.int64) * NUM_BUCKETS + number, by_bucket)
+            tl.atomic_add(Sums + b, tl.sum(tl.where(bucket == b, x, 0.0)), sem="relaxed")

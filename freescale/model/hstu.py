@@ -89,8 +89,14 @@ class HSTU(nn.Module):
         )
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """State of every token, [T, D]."""
+        """State of every token, [T, D].
+
+        Under autocast the states between layers are kept in half precision too: everything beside the products is
+        bound by memory, and this halves it. The head gets float32.
+        """
         x = self.input(vectors_TD, layout)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         for layer in self.layers:
             x = layer(x, batch, layout)
-        return x
+        return x.to(vectors_TD.dtype)

@@ -1,6 +1,7 @@
 """Random shapes through the Triton attention kernels on a real GPU, every option, against the reference in float64.
 
-1,000 shapes: `pytest tests/gpu/test_attention_shapes.py -n 8`; FREESCALE_SHAPES=3 for a sample, e.g. under compute-sanitizer.
+1,000 shapes: `pytest tests/gpu/test_attention_shapes.py -n 8`; FREESCALE_SHAPES=3 for a sample, e.g. under
+compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SHAPES = int(os.environ.get("FREESCALE_SHAPES", "25"))
+SHAPES = int(os.environ.get("FREESCALE_SHAPES", "42"))
 LIMITS = {torch.bfloat16: 8e-3, torch.float16: 2e-3, torch.float32: 2e-5}
 # (width, value width) and dtype go round in steps that meet all pairs; odd widths, and the widest of each kernel.
 WIDTHS = [
@@ -41,7 +42,7 @@ COMBINATIONS = [
         ("plain", "bias", "softmax", "position")[n % 4],
         n % 3,
     )
-    for n in range(40)
+    for n in range(24)
 ]
 
 
@@ -64,7 +65,7 @@ def make_mask(kind: int, lengths: list[int], draw: random.Random) -> AttentionMa
 
 
 def relative_error(ours: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((ours.double() - truth).norm() / truth.norm().clamp(min=1e-12))
+    return float((ours.detach().double() - truth.detach()).norm() / truth.detach().norm().clamp(min=1e-12))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_random_shapes_equal_the_reference(combination):
             draw.choice([0, 1, 17, 64, draw.randint(0, 300), draw.randint(0, 900)])
             for _ in range(draw.randint(1, 6))
         ]
-        heads = draw.randint(1, 5)
+        heads = draw.choice([1, 2, 4])
         if draw.random() < 0.04:
             lengths.append(draw.choice([2048, 4097, 8191]))
             heads = 1

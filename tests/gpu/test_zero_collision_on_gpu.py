@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from freescale.embedding.eviction import LFU, LRU, TTL
+from freescale.embedding.id_stats import histogram
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.kernels import id_probe
 from freescale.kernels.slot_layout import EMPTY, make_layout
@@ -64,6 +65,30 @@ def test_a_map_on_the_gpu_is_a_map_on_the_cpu(policy, admit_after: int) -> None:
     for name, values in cpu.state_dict().items():
         assert torch.equal(gpu.state_dict()[name].cpu(), values), name
     assert gpu.stats() == cpu.stats()
+
+
+@pytest.mark.parametrize("mode", ["max", "add", "set"])
+@pytest.mark.parametrize("num_rows", [1 << 20, 999_983])
+def test_marks_of_use_are_those_of_the_cpu(mode: str, num_rows: int) -> None:
+    from freescale.kernels import probe_touch
+
+    generator = torch.Generator().manual_seed(num_rows)
+    truth = [torch.full((num_rows,), 3, dtype=torch.int32), torch.arange(num_rows) % 5 - 2]
+    by_bits, directly = ([values.cuda() for values in truth] for _ in range(2))
+    # The same batch number again: a row is counted once a batch, however often it comes.
+    for now in (3, 4, 4, 6):
+        rows = torch.randint(-1, num_rows, (700_000,), generator=generator)
+        id_probe.touch(rows, *truth, torch.tensor([now - 4]), now=now, mode=mode)
+        value = torch.tensor([now - 4], device="cuda")
+        probe_touch.touch_by_bits(rows.cuda(), *by_bits, value, now, mode)
+        probe_touch.touch_directly(rows.cuda(), *directly, value, now, mode)
+        for ours in (by_bits, directly):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, truth))
+
+
+def test_histograms_count_the_same_on_every_device() -> None:
+    numbers = torch.cat([torch.arange(5000), 1 << torch.arange(63), (1 << torch.arange(63)) - 1])
+    assert histogram(numbers.cuda()) == histogram(numbers)
 
 
 def test_a_hundred_million_operations_lose_and_double_nobody() -> None:

@@ -80,9 +80,10 @@ def test_take_overs_and_scores_follow_the_reference(
 @given(layouts(), BATCHES, st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 16]))
 @settings(deadline=None, max_examples=3, database=None)  # the interpreter takes seconds for each
 @example(make_layout(32, num_buckets=2, max_probe=8), [list(range(30)), list(range(-10, 10))], 4, 16)
+@example(make_layout(32, num_buckets=2, max_probe=2).part(1, 1), [list(range(20))], 2, 16)
 def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: int, block: int) -> None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    from freescale.kernels import probe_triton
+    from freescale.kernels import probe_touch, probe_triton
 
     tiles = probe_triton.Tiles(block=block, group=group, warps=1)
     ours, truth = empty_table(layout), empty_table(layout)
@@ -98,7 +99,7 @@ def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: in
         assert torch.equal(new.sort().values, true_new.sort().values)
         assert torch.equal(settled, id_probe.settled_bits(ours))
         assert torch.equal(probe_triton.find(ids, ours, layout, tiles=tiles), rows)
-        probe_triton.touch(rows, used, score, torch.ones(1, dtype=torch.int64), now, "add")
+        probe_touch.touch(rows, used, score, torch.ones(1, dtype=torch.int64), now, "add")
         reference.touch(rows, true_used, true_score, torch.ones(1), now=now, mode="add")
         wanting = ascending[reference.find(ascending, truth, layout) < 0]
         rule = {"now": now, "safe_from": now, "threshold": HIGH, "blank": 1}
@@ -106,6 +107,45 @@ def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: in
         true_taken = reference.evict(wanting, truth, true_used, true_score, layout, **rule)
         assert all(torch.equal(a, b) for a, b in zip(taken, true_taken))
         assert all(torch.equal(a, b) for a, b in zip((ours, used, score), (truth, true_used, true_score)))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
+@pytest.mark.parametrize("mode", ["max", "add", "set"])
+@pytest.mark.parametrize("num_rows", [32, 75])
+def test_triton_marks_rows_as_the_reference_does(mode: str, num_rows: int) -> None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    from freescale.kernels import probe_touch
+
+    generator = torch.Generator().manual_seed(num_rows)
+    truth = [torch.full((num_rows,), 3, dtype=torch.int32), torch.arange(num_rows) % 5 - 2]
+    by_bits, directly = ([values.clone() for values in truth] for _ in range(2))
+    # The same batch number again: a row is counted once a batch.
+    for now in (3, 4, 4, 6):
+        rows = torch.randint(-1, num_rows, (40,), generator=generator)
+        value = torch.tensor([now - 4])
+        reference.touch(rows, *truth, value, now=now, mode=mode)
+        probe_touch.touch_by_bits(rows, *by_bits, value, now, mode)
+        probe_touch.touch_directly(rows, *directly, value, now, mode)
+        for ours in (by_bits, directly):
+            assert all(torch.equal(a, b) for a, b in zip(ours, truth))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
+def test_triton_sets_the_bits_of_rows_found() -> None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    from freescale.kernels import probe_touch, probe_triton
+
+    layout = make_layout(64, num_buckets=2, max_probe=8)
+    table = empty_table(layout)
+    reference.claim(torch.arange(30), table, layout)
+    asked = torch.tensor([3, 99, 7, 7, -5, 29, EMPTY])
+    marks = probe_touch.no_marks(table)
+    rows = probe_triton.find(asked, table, layout, marks=marks)
+    assert torch.equal(rows, reference.find(asked, table, layout))
+    set_bits = [r for r in range(layout.held_rows) if int(marks[r // 32]) >> (r % 32) & 1]
+    assert set_bits == sorted(set(rows[rows >= 0].tolist()))
 
 
 def test_hash_is_splitmix64() -> None:

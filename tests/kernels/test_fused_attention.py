@@ -1,0 +1,188 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against the reference; on a GPU see tests/gpu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale.kernels import (
+    AttentionMask,
+    SequenceLayout,
+    gate,
+    hstu_attention,
+    project_uvqk,
+    reference,
+    softmax_attention,
+)
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter is for machines without a GPU"
+)
+
+LENGTHS = [70, 0, 1, 17]
+SEGMENTS = torch.cat([torch.arange(n) // 12 for n in LENGTHS])
+SUMMARIES = torch.cat([torch.arange(n) % 12 >= 10 for n in LENGTHS])
+TARGETS = torch.tensor([5, 0, 1, 17])
+MASKS = {
+    "none": None,
+    "window": AttentionMask(window=9),
+    "prefix": AttentionMask(prefix=3),
+    "targets": AttentionMask(targets=TARGETS),
+    "segments": AttentionMask(segments=SEGMENTS, summaries=SUMMARIES),
+    "all": AttentionMask(window=30, prefix=66, targets=TARGETS, segments=SEGMENTS, summaries=SUMMARIES),
+}
+
+
+def make_inputs(lengths, *, heads=2, width=16, v_width=16, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+
+    tokens = sum(lengths)
+    table = torch.float64 if dtype == torch.float64 else torch.float32
+    gaps = torch.randint(0, 10_000, (tokens,), generator=draw)
+    return {
+        "offsets": torch.tensor([0, *lengths]).cumsum(0),
+        "inputs": [
+            normal(tokens, heads, width),
+            normal(tokens, heads, width),
+            normal(tokens, heads, v_width),
+        ],
+        "tables": [
+            normal(max(lengths) + 3).to(table).detach().requires_grad_(),
+            normal(129).to(table).detach().requires_grad_(),
+        ],
+        "times": {"key_time": gaps.cumsum(0), "query_time": gaps.cumsum(0) + gaps.roll(-1)},
+    }
+
+
+def compare(case, *, mode="plain", mask=None, atol=1e-11):
+    """Values and all gradients of the kernels and of the reference."""
+    offsets, inputs = case["offsets"], case["inputs"]
+    tables = {"bias": case["tables"], "position": case["tables"][:1]}.get(mode, [])
+    options = dict(zip(("position_bias", "time_bias"), tables), mask=mask)
+    if mode == "bias":
+        options |= case["times"]
+    if mode == "softmax":
+        ours, truth, options = softmax_attention, reference.softmax_attention, {**options, "scale": 0.25}
+    else:
+        ours, truth = hstu_attention, reference.hstu_attention
+        options |= {"scale": 0.125, "alpha": 0.5}
+    got = ours(*inputs, offsets, backend="triton", **options)
+    wide = [x.detach().double().requires_grad_() for x in (*inputs, *tables)]
+    options |= dict(zip(("position_bias", "time_bias"), wide[3:]))
+    wanted = truth(*wide[:3], offsets, **options)
+    weight = torch.linspace(-1, 1, got.numel(), dtype=torch.float64).view_as(got).to(got.dtype)
+    pairs = [(got, wanted)]
+    pairs += zip(
+        torch.autograd.grad(got, [*inputs, *tables], weight),
+        torch.autograd.grad(wanted, wide, weight.double()),
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a.double(), b, rtol=1e-3 if atol > 1e-6 else 1e-9, atol=atol)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_silu_with_both_biases_under_every_mask(mask):
+    compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_softmax_under_every_mask(mask):
+    compare(make_inputs(LENGTHS), mode="softmax", mask=MASKS[mask])
+
+
+@pytest.mark.parametrize(("width", "v_width"), [(25, 50), (3, 5), (96, 40)])
+def test_widths_that_are_no_powers_of_two(width, v_width):
+    compare(make_inputs([33, 5], width=width, v_width=v_width), mode="position")
+
+
+def test_the_widest_heads_take_a_kernel_for_keys_and_one_for_values():
+    compare(make_inputs([33, 5], heads=1, width=200, v_width=200))
+
+
+def test_half_precision_adds_the_bias_by_a_product():
+    compare(make_inputs([70, 17], dtype=torch.float16), mode="bias", atol=5e-2)
+
+
+def test_single_precision():
+    compare(make_inputs([70, 17], dtype=torch.float32), mode="bias", atol=1e-3)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 140), min_size=1, max_size=3),
+    heads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_any_jagged_batch(lengths, heads, seed):
+    if sum(lengths):
+        compare(make_inputs(lengths, heads=heads, seed=seed))
+
+
+def test_numerical_gradients_agree():
+    case = make_inputs([3, 9], heads=1, width=2, v_width=2)
+    layout = SequenceLayout(case["offsets"])
+
+    def attend(q, k, v, position_bias, time_bias):
+        tables = {"position_bias": position_bias, "time_bias": time_bias, **case["times"]}
+        return hstu_attention(q, k, v, case["offsets"], scale=0.25, layout=layout, backend="triton", **tables)
+
+    assert torch.autograd.gradcheck(attend, (*case["inputs"], *case["tables"]), fast_mode=True)
+
+
+def test_gradients_are_the_same_in_every_run():
+    case = make_inputs([70, 17], dtype=torch.float32)
+    options = {"position_bias": case["tables"][0], "time_bias": case["tables"][1], **case["times"]}
+    runs = []
+    for _ in range(2):
+        out = hstu_attention(*case["inputs"], case["offsets"], scale=0.1, backend="triton", **options)
+        runs.append(torch.autograd.grad(out.sum(), [*case["inputs"], *case["tables"]]))
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+def test_a_batch_without_tokens_has_zero_gradients():
+    case = make_inputs([0, 0])
+    out = hstu_attention(
+        *case["inputs"], case["offsets"], scale=1.0, position_bias=case["tables"][0], backend="triton"
+    )
+    grads = torch.autograd.grad(out.sum(), [*case["inputs"], case["tables"][0]])
+    assert out.shape == (0, 2, 16)
+    assert all((grad == 0).all() for grad in grads)
+
+
+def test_rows_with_gaps_between_them_are_read_in_place():
+    flat = torch.randn(87, 3 * 32, dtype=torch.float64)
+    case = make_inputs([70, 17])
+    case["inputs"] = [x.unflatten(1, (2, 16)).requires_grad_() for x in flat.split(32, dim=1)]
+    assert not case["inputs"][0].is_contiguous()
+    compare(case)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 2**62) | st.integers(0, 100), min_size=2, max_size=20))
+def test_time_buckets_are_those_of_the_reference(stamps):
+    times = torch.tensor(stamps)
+    layout = SequenceLayout(torch.tensor([0, len(stamps)]))
+    found = layout.buckets(times, times, backend="triton").view(128, 128)[: len(stamps), : len(stamps)]
+    wanted = reference.time_bucket(times[:, None] - times[None, :])
+    assert torch.equal(found.long(), wanted)
+
+
+@pytest.mark.parametrize("width", [20, 64])
+def test_fused_parts_of_a_layer_equal_the_plain_ones(width):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(37, 24, generator=draw).requires_grad_()
+    weight = (0.3 * torch.randn(24, 4 * width, generator=draw)).requires_grad_()
+    attended = torch.randn(37, width, generator=draw).requires_grad_()
+    results = []
+    for fused in (False, True):
+        u, v, q, k = project_uvqk(x, weight, fused=fused)
+        out = gate(u, attended + v, fused=fused) * q + k
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, weight, attended])))
+    for plain, fused in zip(*results):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
