@@ -249,7 +249,8 @@ def _id_map_problems(config: Config) -> list[str]:
         problems.append("embedding.ttl: goes with embedding.eviction=ttl, both or none")
     if config.pipeline.prioritized and options.guard < _BATCHES_UNDER_WAY:
         problems.append(
-            f"embedding.guard: pipeline.prioritized has {_BATCHES_UNDER_WAY} batches under way, got {options.guard}"
+            f"embedding.guard: pipeline.prioritized has {_BATCHES_UNDER_WAY} batches under way, got {options.guard}; "
+            "raise it, or set pipeline.prioritized=false"
         )
     return problems
 

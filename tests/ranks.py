@@ -15,7 +15,9 @@ import torch
 import torch._dynamo  # DTensor imports it on first use: 2 s in every forked rank, or once here
 import torch.distributed as dist
 
-import freescale.kernels.row_loops  # noqa: F401  loads numba: half a second in every forked rank, or once here
+# Compiled loops: more than half a second in every forked rank, or once here.
+import freescale.kernels.probe_loops
+import freescale.kernels.row_loops  # noqa: F401
 
 
 def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:

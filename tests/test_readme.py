@@ -61,7 +61,8 @@ def test_there_are_blocks_to_test() -> None:
     assert languages == ["bash", "bash", "python", "python", "bash", "python", "python"]
 
 
-# One test and in this order: later blocks use what earlier ones have made.
+# One test and in this order: later blocks use what earlier ones have made. Each has its own limit (`run`).
+@pytest.mark.timeout(400)
 def test_every_block_runs(clone: Path) -> None:
     for language, text in blocks():
         result = run(language, text, clone)

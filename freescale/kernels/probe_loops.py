@@ -34,7 +34,9 @@ _30, _27, _31, _32 = (np.uint64(bits) for bits in (30, 27, 31, 32))
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@njit((int64, LAYOUT), inline="always", error_model="numpy")
+# Helpers have no signatures: they are compiled as part of the loops that call them, and those are kept on disk. With
+# signatures each import would compile them again, a second of CPU time.
+@njit(inline="always", error_model="numpy")
 def _place(id_: Scalar, layout: Any) -> Any:
     """First row of the id's bucket as held here (negative: not here) and the place of its home in it."""
     num_buckets, bucket_rows, bucket_slots, _, first_bucket, held = layout
@@ -49,7 +51,7 @@ def _place(id_: Scalar, layout: Any) -> Any:
     return bucket * bucket_rows, home
 
 
-@njit(int64(int64, int64, int64, INTS, LAYOUT), inline="always", error_model="numpy")
+@njit(inline="always", error_model="numpy")
 def _search(id_: Scalar, base: Scalar, row: Scalar, identity: IntArray, layout: Any) -> Any:
     """Row of an id whose home slot `row` holds another one, or -1."""
     end, left = base + layout[2], layout[3]
@@ -82,7 +84,7 @@ def _search(id_: Scalar, base: Scalar, row: Scalar, identity: IntArray, layout: 
     return signed(-1)
 
 
-@njit(void(INTS, int64, INTS, LAYOUT, INTS, INTS, INTS), inline="always", error_model="numpy")
+@njit(inline="always", error_model="numpy")
 def _look_ahead(
     ids: IntArray,
     first: Scalar,

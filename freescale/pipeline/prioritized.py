@@ -24,7 +24,8 @@ Why this is exact, bit for bit:
 
 The ids of a batch are two batches ahead of its compute (LOOK_AHEAD). They are turned into rows (`rows_of`) on the
 communication thread, in the order of the batches: a map from raw ids to rows that changes as ids come in sees them in
-the same order as without look-ahead. It must not give away a row that one of the last LOOK_AHEAD batches used.
+the same order as without look-ahead. It must not give away a row that one of the last LOOK_AHEAD + 1
+batches used: gradients of the one before the current may still be parked.
 """
 
 from __future__ import annotations

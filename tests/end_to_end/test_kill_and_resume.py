@@ -106,6 +106,8 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, 61))
 
 
+# In every run: tests/pipeline/test_learnt_ids.py resumes from checkpoints without killing anybody.
+@pytest.mark.slow
 def test_learnt_ids_come_back_as_they_were(tmp_path: Path) -> None:
     """A table too small for its ids: who has a row and who was evicted is part of the curve."""
     ids = [

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freescale.config import _BATCHES_UNDER_WAY
 from freescale.embedding.owned_ids import OwnedIds
+from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.sections import EmbeddingSection
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run
@@ -71,6 +74,11 @@ def assert_same_bits(plain: dict[str, Any], ours: dict[str, Any], first_step: in
     for name, values in plain["tensors"].items():
         np.testing.assert_array_equal(ours["tensors"][name], values, err_msg=name)
     assert ours["pictures"] == [event for event in plain["pictures"] if event["step"] > first_step]
+
+
+def test_the_guard_covers_all_batches_under_way() -> None:
+    """Those looked ahead to, and the one whose gradients may be parked; `config` cannot ask the pipeline."""
+    assert EmbeddingSection().guard == _BATCHES_UNDER_WAY == LOOK_AHEAD + 1
 
 
 def both_paths(rank: int, recipe: tuple[str, ...], folder: str) -> list[dict[str, Any]]:

@@ -66,7 +66,8 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "num_steps"), [(2, 300), (4, 60), pytest.param(4, 300, marks=pytest.mark.slow)]
+    ("num_ranks", "num_steps"),
+    [(2, 60), *(pytest.param(n, 300, marks=pytest.mark.slow) for n in (2, 4)), (4, 60)],
 )
 def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks, num_steps):
     shared, distinct, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
