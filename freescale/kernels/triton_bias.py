@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from freescale.kernels.triton_attention import (
+from freescale.kernels.triton_tiles import (
     BIAS_ROWS,
     TILE_FIELDS,
     bias_rows,
