@@ -5,7 +5,7 @@ One program works on one tile of one sequence and one head and meets the tiles o
 Nothing is added across programs, so results do not depend on their order.
 """
 
-# ruff: noqa: D103, SIM108
+# ruff: noqa: SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations

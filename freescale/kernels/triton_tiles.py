@@ -1,4 +1,4 @@
-"""Pieces of the Triton attention kernels: reading and writing tiles, scores with bias, what is seen, SiLU and its slope.
+"""Pieces of the Triton attention kernels: tiles in and out, scores with bias, what is seen, SiLU and its slope.
 
 With h = (alpha q k^T + bias) / 2 and t = tanh(h):
 
