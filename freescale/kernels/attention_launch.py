@@ -191,7 +191,9 @@ def start_kernel(
     if key is not None:
         names = [param.name for param in kernel.params]
         places = {name: names.index(name) for name in (*tensors, *numbers)}
-        _compiled[key] = _Compiled(made, [named[name] for name in names], places)
+        # Only what stays the same is remembered: a tensor kept here would never be freed.
+        fixed = [None if name in places else named[name] for name in names]
+        _compiled[key] = _Compiled(made, fixed, places)
 
 
 def _kind(x: Any) -> Any:
