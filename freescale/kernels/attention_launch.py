@@ -82,35 +82,20 @@ class Launch:
         side: Side,
         tile: Tile,
         *,
-        read: dict[str, Tensor],
-        write: dict[str, Tensor],
         more: dict[str, Tensor],
-        numbers: dict[str, float],
         options: dict[str, Any],
+        **shared: Any,
     ) -> None:
-        """Start one program for each tile of `side` and head.
-
-        Args:
-            kernel: one of `triton_attention`.
-            side: what a program owns a tile of.
-            tile: its size.
-            read: tensors [T, heads, width] fetched tile by tile.
-            write: tensors [T, heads, width] to fill.
-            more: other tensors.
-            numbers: factors.
-            options: what else the kernel is compiled for.
-        """
+        """Start one program for each tile of `side` and head; the other arguments are those of `start`."""
         block, other = (tile.queries, tile.keys) if side == "queries" else (tile.keys, tile.queries)
         plan = self.work.tiles(side, block=block, other=other, mask=self.mask)
         self.start(
             kernel,
             len(plan.tiles) * self.q.shape[1],
             tile,
-            read=read,
-            write=write,
             more={**more, "Tiles": plan.tiles, "Pairs": plan.pairs},
-            numbers=numbers,
             options={**options, "SOFTMAX": self.softmax},
+            **shared,
         )
 
     def start(
@@ -125,7 +110,18 @@ class Launch:
         numbers: dict[str, float],
         options: dict[str, Any],
     ) -> None:
-        """Start a kernel; arguments as in `tiles`."""
+        """Start a kernel.
+
+        Args:
+            kernel: one of `triton_attention` or `triton_bias`.
+            num_programs: how many.
+            tile: its tile size.
+            read: tensors [T, heads, width] fetched tile by tile.
+            write: tensors [T, heads, width] to fill.
+            more: other tensors.
+            numbers: factors.
+            options: what else the kernel is compiled for.
+        """
         strided = {**read, **write}
         descriptors = tile.descriptors and not self.interpreted and all(map(_can_describe, read.values()))
         tensors = {**strided, **more, "Codes": self.nothing if self._codes is None else self._codes}

@@ -18,6 +18,7 @@ from freescale.kernels.triton_tiles import (
     TILE_FIELDS,
     half_scores,
     identity,
+    own_tile,
     pair_number,
     read_row_sums,
     read_rows,
@@ -44,6 +45,51 @@ def query_range(
 
 
 @triton.jit
+def softmax_step(h, out, top, total):
+    """Bring running sums to a new highest score; scores in powers of two. Rows that see nothing yet stay at zero."""
+    s = h * (2 * LOG2_E)
+    new_top = tl.maximum(top, tl.max(s, 1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    shrink = tl.exp2(top - base)
+    p = tl.exp2(s - base[:, None])
+    return p, out * shrink[:, None], new_top, total * shrink + tl.sum(p, 1)
+
+
+@triton.jit
+def forward_pair(
+    q, out, top, total, eye, K, V, Codes, Bias,
+    k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+    start, length, history, store0, first, n0, head,
+    WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add what one key tile gives to the output of a query tile."""
+    k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
+    v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
+    h = half_scores(
+        q, k, eye, Bias, store0, length, first, n0, half_alpha,
+        BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False,
+    )  # fmt: skip
+    if MASKED:
+        rows = first + tl.arange(0, BLOCK_M)
+        keys = n0 + tl.arange(0, BLOCK_N)
+        seen = visible(
+            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+        )
+    if SOFTMAX:
+        if MASKED:
+            h = tl.where(seen, h, float("-inf"))
+        p, out, top, total = softmax_step(h, out, top, total)
+    else:
+        p = h + h * tanh(h, FAST)
+        if MASKED:
+            p = tl.where(seen, p, 0.0)
+    return tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION, out_dtype=ACC), top, total
+
+
+@triton.jit
 def forward_kernel(
     Q, K, V, Out, LogSum, Tiles, Pairs, Codes, Bias,
     q_row, k_row, v_row, o_row, q_head, k_head, v_head, o_head,
@@ -54,13 +100,7 @@ def forward_kernel(
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile over the key tiles it meets."""
-    tile = tl.program_id(0) // num_heads
-    head = tl.program_id(0) % num_heads
-    start = tl.load(Tiles + tile * TILE_FIELDS)
-    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
-    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_M
-    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
-    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
     q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
@@ -70,62 +110,22 @@ def forward_kernel(
     total = tl.zeros([BLOCK_M], ACC)
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
-        k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, True, TMA)
-        v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, True, TMA)
-        h = half_scores(
-            q,
-            k,
-            eye,
-            Bias,
-            store0,
-            length,
-            first,
-            n0,
-            half_alpha,
-            BLOCK_M,
-            BLOCK_N,
-            BIAS,
-            SQUARE,
-            PRECISION,
-            ACC,
-            False,
-        )
-        if SOFTMAX:
-            p, out, top, total = softmax_step(h, out, top, total)
-        else:
-            p = h + h * tanh(h, FAST)
-        out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION, out_dtype=ACC)
+        out, top, total = forward_pair(
+            q, out, top, total, eye, K, V, Codes, Bias,
+            k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+            start, length, history, store0, first, n0, head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, False,
+        )  # fmt: skip
     for n in tl.range(middle, end, num_stages=1):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
-        k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
-        v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
-        h = half_scores(
-            q,
-            k,
-            eye,
-            Bias,
-            store0,
-            length,
-            first,
-            n0,
-            half_alpha,
-            BLOCK_M,
-            BLOCK_N,
-            BIAS,
-            SQUARE,
-            PRECISION,
-            ACC,
-            False,
-        )
-        keys = n0 + tl.arange(0, BLOCK_N)
-        seen = visible(
-            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
-        )
-        if SOFTMAX:
-            p, out, top, total = softmax_step(tl.where(seen, h, float("-inf")), out, top, total)
-        else:
-            p = tl.where(seen, h + h * tanh(h, FAST), 0.0)
-        out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION, out_dtype=ACC)
+        out, top, total = forward_pair(
+            q, out, top, total, eye, K, V, Codes, Bias,
+            k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+            start, length, history, store0, first, n0, head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
+        )  # fmt: skip
     if SOFTMAX:
         out = out / total[:, None]
         at = LogSum + (start + rows) * num_heads + head
@@ -133,17 +133,6 @@ def forward_kernel(
     else:
         out = out * scale
     write_rows(Out, out, start, first, head, o_row, o_head, length, V_WIDTH, BLOCK_V, BLOCK_M)
-
-
-@triton.jit
-def softmax_step(h, out, top, total):
-    """Bring running sums to a new highest score; scores in powers of two. Rows that see nothing yet stay at zero."""
-    s = h * (2 * LOG2_E)
-    new_top = tl.maximum(top, tl.max(s, 1))
-    base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    shrink = tl.exp2(top - base)
-    p = tl.exp2(s - base[:, None])
-    return p, out * shrink[:, None], new_top, total * shrink + tl.sum(p, 1)
 
 
 @triton.jit
@@ -161,23 +150,9 @@ def keys_pair(
     q = read_rows(Q, start, m0, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, not MASKED, TMA)
     do = read_rows(DO, start, m0, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, not MASKED, TMA)
     h = half_scores(
-        q,
-        k,
-        eye,
-        Bias,
-        store0,
-        length,
-        m0,
-        first,
-        half_alpha,
-        BLOCK_M,
-        BLOCK_N,
-        BIAS,
-        SQUARE,
-        PRECISION,
-        ACC,
-        True,
-    )
+        q, k, eye, Bias, store0, length, m0, first, half_alpha,
+        BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, True,
+    )  # fmt: skip
     rows = m0 + tl.arange(0, BLOCK_M)
     keys = first + tl.arange(0, BLOCK_N)
     log_sum = read_row_sums(LogSum, start, rows, head, num_heads, length, SOFTMAX)
@@ -214,13 +189,7 @@ def keys_backward_kernel(
 
     Both at once saves a product, but at width 256 their sums do not fit into the registers together.
     """
-    tile = tl.program_id(0) // num_heads
-    head = tl.program_id(0) % num_heads
-    start = tl.load(Tiles + tile * TILE_FIELDS)
-    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
-    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_N
-    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
-    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_N)
     k = read_rows(K, start, first, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
     v = k
     if WANT_K:
@@ -279,23 +248,9 @@ def queries_pair(
     k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
     v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
     h = half_scores(
-        q,
-        k,
-        eye,
-        Bias,
-        store0,
-        length,
-        first,
-        n0,
-        half_alpha,
-        BLOCK_M,
-        BLOCK_N,
-        BIAS,
-        SQUARE,
-        PRECISION,
-        ACC,
-        False,
-    )
+        q, k, eye, Bias, store0, length, first, n0, half_alpha,
+        BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False,
+    )  # fmt: skip
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
     seen = h > 0
     if MASKED:
@@ -319,13 +274,7 @@ def queries_backward_kernel(
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile."""
-    tile = tl.program_id(0) // num_heads
-    head = tl.program_id(0) % num_heads
-    start = tl.load(Tiles + tile * TILE_FIELDS)
-    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
-    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_M
-    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
-    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
     q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)

@@ -26,21 +26,28 @@ NUM_BUCKETS = tl.constexpr(256)
 
 
 @triton.jit
+def own_block(Rows, Blocks):
+    """Of this program's block: start and length of its sequence, first row, where its numbers lie, width."""
+    block = tl.program_id(0)
+    start = tl.load(Rows + block * 3)
+    # Inside a block 32 bits are enough, and twice as fast.
+    length = tl.load(Rows + block * 3 + 1).to(tl.int32)
+    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
+    offset = tl.load(Blocks + block * 2)
+    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
+    return start, length, first, offset, width
+
+
+@triton.jit
 def bucket_kernel(
     QueryTime, KeyTime, Buckets, Rows, Blocks, Edges, log2_to_bucket, top_bucket,
     ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
-    """Time bucket of every pair of a piece of a block. `Rows`: sequence start, length, first row of the block.
+    """Time bucket of every pair of a piece of a block.
 
     A float32 logarithm is at most one bucket off; the edges of the buckets, whole numbers, put that right.
     """
-    block = tl.program_id(0)
-    start = tl.load(Rows + block * 3)
-    length = tl.load(Rows + block * 3 + 1).to(tl.int32)
-    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
-    offset = tl.load(Blocks + block * 2)
-    # Inside a block 32 bits are enough, and twice as fast.
-    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
+    start, length, first, offset, width = own_block(Rows, Blocks)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
     if tl.program_id(2) * STRIP < width:
@@ -61,10 +68,7 @@ def bias_kernel(
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
     """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
-    block = tl.program_id(0)
-    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
-    offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
+    _, _, first, offset, width = own_block(Rows, Blocks)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
     if tl.program_id(2) * STRIP < width:
@@ -122,10 +126,8 @@ def position_gradient_kernel(
     Gradient, Sums, Rows, Blocks, num_distances, AHEAD: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr
 ):  # fmt: skip
     """Sums over a block of rows for a strip of distances, read along the diagonals; what lies AHEAD has distance 0."""
-    block = tl.program_id(0)
-    first = tl.load(Rows + block * 3 + 2).to(tl.int32)
-    Gradient += tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
+    _, _, first, offset, width = own_block(Rows, Blocks)
+    Gradient += offset
     # Distances fall from left to right, so that columns rise: a warp reads numbers that lie side by side.
     distance = (tl.program_id(1) + 1) * STRIP - 1 - tl.arange(0, STRIP)
     by_row = tl.zeros([ROWS, STRIP], Sums.dtype.element_ty)
@@ -144,7 +146,9 @@ def position_gradient_kernel(
                 x = tl.load(Gradient + row * width + j, mask=j > first + row, other=0.0)
                 ahead += x.to(Sums.dtype.element_ty)
         total += tl.where(distance == 0, tl.sum(ahead), 0.0)
-    tl.store(Sums + block.to(tl.int64) * num_distances + distance, total, mask=distance < num_distances)
+    tl.store(
+        Sums + tl.program_id(0).to(tl.int64) * num_distances + distance, total, mask=distance < num_distances
+    )
 
 
 @triton.jit

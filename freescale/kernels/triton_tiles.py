@@ -33,6 +33,19 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def own_tile(Tiles, num_heads, BLOCK: tl.constexpr):
+    """The tile and head of this program, and what the work list says of them."""
+    tile = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    start = tl.load(Tiles + tile * TILE_FIELDS)
+    length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
+    first = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK
+    history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
+    store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
+    return tile, head, start, length, first, history, store0
+
+
+@triton.jit
 def read_rows(
     X, start, first, head, row_stride, head_stride, length,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, INSIDE: tl.constexpr, TMA: tl.constexpr,

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.small_run import SMALL
 
@@ -104,6 +106,48 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     assert stderr.count("error:") == 1
     subprocess.run(command(tmp_path, "--nproc", "2"), check=True, stdout=subprocess.DEVNULL, timeout=100)
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, 61))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "rowwise_adagrad"))],
+)
+@pytest.mark.timeout(300)
+def test_two_prioritized_ranks_killed_and_resumed_end_as_two_plain_ones(
+    tmp_path: Path, optimizer: str
+) -> None:
+    """Nothing parked or fetched ahead when the ranks died may show: same losses, evaluations and saved tensors."""
+    # Decisions that come from measured time are fixed, so that both runs plan alike.
+    options = [
+        "--nproc",
+        "2",
+        f"embedding.optimizer={optimizer}",
+        "optim.schedule=cosine",
+        "balance.refit_every=null",
+    ]
+    options += ["pipeline.decide_every=null", "run.log_every=1"]
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    subprocess.run(
+        command(plain, *options, "pipeline.prioritized=false"),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=100,
+    )
+    kill_at(killed, random.randrange(8, 25), *options)
+    kill_at(killed, random.randrange(30, 55), *options)
+    subprocess.run(command(killed, *options), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    assert sum(e["hidden_bytes"] for e in events(killed, "step")) > 0, (
+        "nothing went ahead: the test shows nothing"
+    )
+    assert_same_run(killed, plain)
+    saved, expected = (saved_tensors(out / "checkpoints" / "step-00000060") for out in (killed, plain))
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
+
+
+def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    files = sorted(folder.rglob("*.safetensors"))
+    return {f"{file.name}/{name}": x for file in files for name, x in load_file(file).items()}
 
 
 # In every run: tests/pipeline/test_learnt_ids.py resumes from checkpoints without killing anybody.

@@ -151,11 +151,15 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder, monkeypatch)
 
 
 def test_recording_costs_a_few_microseconds(recorder):
-    begin = time.process_time()
-    for _ in range(5000):
-        with stage("x"):
-            pass
-    seconds = time.process_time() - begin
-    recorder.take()
-    # 1.5 us on a quiet core; the bound only catches a change of kind, such as a lock, a file or a print.
-    assert seconds / 5000 < 50e-6
+    def seconds_of(num_spans: int) -> float:
+        begin = time.thread_time()
+        for _ in range(num_spans):
+            with stage("x"):
+                pass
+        seconds = time.thread_time() - begin
+        recorder.take()
+        return seconds
+
+    # 1.5 us on a quiet core; the bound only catches a change of kind, such as a file or a print in each span.
+    # The best of many short tries: a busy machine may slow any one of them by a hundred times.
+    assert min(seconds_of(100) for _ in range(50)) / 100 < 50e-6

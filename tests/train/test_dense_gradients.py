@@ -61,11 +61,11 @@ def seconds_until_the_input_has_its_gradient(rank: int) -> float:
     values.register_post_accumulate_grad_hook(lambda _: seen.append(time.perf_counter()))
     loss = model(values).sum()
     if rank == 1:
-        time.sleep(1.0)
+        time.sleep(4.0)
     start = time.perf_counter()
     loss.backward()
     return seen[0] - start
 
 
 def test_nobody_waits_before_the_backward_is_through():
-    assert run_on_ranks(seconds_until_the_input_has_its_gradient, 2)[0] < 0.5
+    assert run_on_ranks(seconds_until_the_input_has_its_gradient, 2)[0] < 2
