@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.model.heads import RetrievalHead, unit
+from freescale.kernels import unit
+from freescale.model.heads import RetrievalHead
 from freescale.model.hstu import HSTU, HSTULayer
 from freescale.model.recommender import Recommender
 

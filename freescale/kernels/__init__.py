@@ -4,6 +4,7 @@ from freescale.kernels.attention import hstu_attention, softmax_attention
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.hstu_parts import gate, plain_norm, project_uvqk
 from freescale.kernels.layout import SequenceLayout
+from freescale.kernels.sampled_softmax import sampled_softmax, unit
 
 __all__ = [
     "AttentionMask",
@@ -12,5 +13,7 @@ __all__ = [
     "hstu_attention",
     "plain_norm",
     "project_uvqk",
+    "sampled_softmax",
     "softmax_attention",
+    "unit",
 ]

@@ -203,7 +203,7 @@ def _constant(x: Any) -> Any:
     if isinstance(x, torch.dtype):
         from triton import language as tl
 
-        return tl.float64 if x == torch.float64 else tl.float32
+        return getattr(tl, str(x).removeprefix("torch."))
     return x
 
 

@@ -40,6 +40,7 @@ class SequenceLayout:
         places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], self.lengths)
         self.places = torch.from_numpy(places).to(self.device, non_blocking=True)
         self._block = block
+        self._token_tiles: dict[int, Tensor] = {}
         self._buckets: tuple[tuple[object, ...], Any] | None = None
 
     @cached_property
@@ -56,6 +57,22 @@ class SequenceLayout:
     def work(self) -> AttentionWork:
         """The batch for the Triton kernels."""
         return AttentionWork(self.offsets, device=self.device)
+
+    @cached_property
+    def device_offsets(self) -> Tensor:
+        """The offsets where the tensors of the batch live."""
+        return self.offsets.to(self.device, non_blocking=True)
+
+    def token_tiles(self, block: int) -> Tensor:
+        """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""
+        if block not in self._token_tiles:
+            tiles = -(-self.lengths // block)
+            sequence = np.repeat(np.arange(len(tiles)), tiles)
+            place = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+            count = np.minimum(self.lengths[sequence] - place, block)
+            table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
+            self._token_tiles[block] = torch.from_numpy(table).to(self.device, non_blocking=True)
+        return self._token_tiles[block]
 
     def buckets(
         self, query_time: Tensor, key_time: Tensor, *, backend: str, mask: AttentionMask | None = None

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout
-
-_NEVER = -5e4
-
-
-def unit(x: Tensor) -> Tensor:
-    """X divided by its l2 norm, in float32 or better."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+from freescale.kernels import SequenceLayout, sampled_softmax, unit
 
 
 class RetrievalHead(nn.Module):
@@ -48,26 +40,17 @@ class RetrievalHead(nn.Module):
             states_TD: one state a token.
             rows_UD: the distinct item vectors of the batch.
             batch: carries token feature "target_slot" and sample feature "negative_slot", places in `rows_UD`.
-            layout: the batch's tiles; negatives are shared inside a sequence, so whole tiles meet them at once.
+            layout: where the sequences stand.
         """
-        states = self.vectors(states_TD)
-        # Normalising the distinct rows once is cheaper than normalising every occurrence.
-        rows = self.vectors(rows_UD).to(states.dtype)
-        target = batch.tokens["target_slot"]
-        positive = (states * F.embedding(target, rows)).sum(-1, keepdim=True)
-        tiles = layout.tiles
-        negative_slot = batch.samples["negative_slot"].index_select(0, tiles.tile_sequence)
-        negatives = F.embedding(negative_slot, rows)
-        against = tiles.to_tokens(tiles.to_tiles(states) @ _transposed(negatives))
-        hit = tiles.to_tokens(tiles.to_tiles(target)[:, :, None] == negative_slot[:, None, :])
-        logits = torch.cat([positive, against.masked_fill(hit, _NEVER)], dim=1) / self.temperature
-        return (logits.logsumexp(-1) - logits[:, 0]).sum()
-
-
-def _transposed(x: Tensor) -> Tensor:
-    """[n, a, b] -> [n, b, a]; on a CPU laid out anew, which its small batched products want (8 times faster on Arm)."""
-    turned = x.transpose(1, 2)
-    return turned.contiguous() if x.device.type == "cpu" else turned
+        return sampled_softmax(
+            states_TD,
+            rows_UD,
+            batch.tokens["target_slot"],
+            batch.samples["negative_slot"],
+            layout,
+            temperature=self.temperature,
+            normalize=self.normalize,
+        )
 
 
 class RankingHead(nn.Module):

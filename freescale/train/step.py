@@ -111,7 +111,9 @@ class TrainStep:
         for n, part in enumerate(parts):
             with self._reduce_now(n == len(parts) - 1), self._precision():
                 loss = self._model(ready.lookup.rows, part) / tokens
-            loss.backward()
+            # On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for.
+            with torch.autograd.set_multithreading_enabled(False):
+                loss.backward()
             total += loss.detach().double().cpu()
         return float(total)
 

@@ -15,7 +15,7 @@ import torch
 from freescale.assembly import build_run, build_source
 from freescale.comm.ranks import Ranks
 from freescale.config import load_config
-from freescale.kernels import hstu_attention, reference, softmax_attention
+from freescale.kernels import SequenceLayout, hstu_attention, reference, sampled_softmax, softmax_attention
 from freescale.kernels.rows import sum_by_row
 from freescale.train.events import Progress
 from freescale.train.loop import train
@@ -43,8 +43,6 @@ def train_on(device: str, folder: Path, *overrides: str, resume_from: Path | Non
 
 @pytest.mark.parametrize("block", [32, 128, None])
 def test_attention_equals_the_reference(block: int | None) -> None:
-    from freescale.kernels import SequenceLayout
-
     torch.manual_seed(0)
     lengths = torch.tensor([0, 1, 17, 300, 64, 129])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -67,6 +65,37 @@ def test_attention_equals_the_reference(block: int | None) -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
     soft = softmax_attention(q, k, v, offsets, scale=0.2, layout=layout)
     torch.testing.assert_close(soft, reference.softmax_attention(q, k, v, offsets, scale=0.2))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("width", "num_negatives"), [(512, 128), (50, 7), (100, 300)])
+def test_the_fused_loss_is_the_plain_one(width: int, num_negatives: int, half: bool, normalize: bool) -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([0, 1, 17, 300, 64, 4000])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    layout = SequenceLayout(offsets, device="cuda")
+    states = torch.randn(int(offsets[-1]), width, device="cuda")
+    rows = torch.randn(1000, width, device="cuda")
+    target = torch.randint(1000, (len(states),), device="cuda")
+    negative = torch.randint(1000, (len(lengths), num_negatives), device="cuda")
+
+    def run(dtype: torch.dtype, *, fused: bool, half: bool) -> list[torch.Tensor]:
+        inputs = [x.to(dtype).requires_grad_() for x in (states, rows)]
+        temperature = 0.05 if normalize else width**0.5
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = sampled_softmax(
+                *inputs, target, negative, layout, temperature=temperature, normalize=normalize, fused=fused
+            )
+        return [loss, *torch.autograd.grad(loss, inputs)]
+
+    truth = run(torch.float64, fused=False, half=False)
+    fused, plain = (run(torch.float32, fused=way, half=half) for way in (True, False))
+    again = run(torch.float32, fused=True, half=half)
+    for ours, theirs, wanted, repeated in zip(fused, plain, truth, again):
+        error, other = ((x.double() - wanted).norm() / wanted.norm() for x in (ours, theirs))
+        assert float(error) < max(1.5 * float(other), 1e-5)
+        assert torch.equal(ours, repeated)
 
 
 def test_the_gpu_follows_the_curve_of_the_cpu(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout
-from freescale.model.heads import RankingHead, RetrievalHead, unit
+from freescale.kernels import SequenceLayout, unit
+from freescale.model.heads import RankingHead, RetrievalHead
 
 DIM, NUM_ITEMS, NUM_NEGATIVES = 4, 7, 5
 
