@@ -30,6 +30,25 @@ class WorkList(NamedTuple):
     pairs: Tensor
 
 
+class PairTiles(NamedTuple):
+    """Pairs of tiles, and how their sums by distance go together.
+
+    A tile has rows / columns + 1 rows of such sums, `columns` numbers each. Those of one group belong to the same
+    distances: number n of group g to distance g * columns - n.
+
+    Args:
+        tiles: a work list whose fourth field is the column tile.
+        order: the rows of sums, group by group.
+        starts: where each group begins in `order`, and the end.
+        first_group: number of the first group; negative where keys ahead of their query are seen.
+    """
+
+    tiles: Tensor
+    order: Tensor
+    starts: Tensor
+    first_group: int
+
+
 class BiasStore(NamedTuple):
     """Room for one number a pair, in blocks of 128 rows.
 
@@ -67,6 +86,7 @@ class AttentionWork:
         self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
         self._order = np.argsort(-self._lengths, kind="stable")
         self._lists: dict[tuple[object, ...], WorkList] = {}
+        self._pair_tiles: dict[tuple[object, ...], PairTiles] = {}
         self._stores: dict[bool, BiasStore] = {}
         self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
 
@@ -106,16 +126,12 @@ class AttentionWork:
             )
         return self._stores[square]
 
-    def store_tiles(self, *, rows: int, columns: int, mask: AttentionMask | None) -> Tensor:
-        """Every piece of the bias store of `rows` by `columns`: a work list whose fourth field is the column tile.
-
-        Its fifth field is 0 where nothing is seen, so that nothing needs computing.
-        """
-        key = ("store", rows, columns, mask)
-        if key not in self._lists:
-            made = self._on_device(self._store_tiles(rows, columns, mask))
-            self._lists[key] = WorkList(made, made)
-        return self._lists[key].tiles
+    def pair_tiles(self, *, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
+        """Every pair of tiles of which something is seen; `columns` divides `rows`."""
+        key = (rows, columns, mask)
+        if key not in self._pair_tiles:
+            self._pair_tiles[key] = self._paired(rows, columns, mask)
+        return self._pair_tiles[key]
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
         """All tiles in the order of work: queries at the end and keys at the start have most to do."""
@@ -163,24 +179,27 @@ class AttentionWork:
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)
 
-    def _store_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
-        blocks = self._bias_blocks()
-        sequence, row = _numbered(blocks * (BIAS_ROWS // rows))
-        wide = blocks[sequence] if is_square(mask) else row * rows // BIAS_ROWS + 1
-        tile, column = _numbered(wide * (BIAS_ROWS // columns))
-        sequence, row = sequence[tile], row[tile]
-        out = self._rows(sequence, row, mask)
-        out[:, 3] = column
-        seen = (column * columns < (row + 1) * rows) & (row * rows < out[:, 1])
-        if mask is not None:
+    def _paired(self, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
+        if mask is None:
+            of, number = _numbered(-(-self._lengths // rows))
+            met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
+            tile, column = _numbered(met)
+            sequence, row = of[tile], number[tile]
+        else:
             targets = mask.target_counts(len(self._lengths))
             pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+            sequence, row, column = pairs.sequence, pairs.row, pairs.column
+        out = self._rows(sequence, row, mask)
+        out[:, 3] = column
+        if mask is not None:
             out[:, 6] -= targets[sequence]
-            seen = np.isin(
-                _pair_key(sequence, row, column), _pair_key(pairs.sequence, pairs.row, pairs.column)
-            )
-        out[:, 4] = seen
-        return out[np.argsort(~seen, kind="stable")]
+        wide = rows // columns
+        group = ((row * wide - column)[:, None] + np.arange(wide + 1)).ravel()
+        first = min(0, int(group.min(initial=0)))
+        counts = np.bincount(group - first, minlength=1)
+        order = np.argsort(group, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return PairTiles(self._on_device(out), self._on_device(order), self._on_device(starts), first)
 
 
 def is_square(mask: AttentionMask | None) -> bool:
@@ -192,8 +211,3 @@ def _numbered(counts: Ints) -> tuple[Ints, Ints]:
     """For groups of these sizes: the group of every member, and its number inside."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _pair_key(sequence: Ints, row: Ints, column: Ints) -> Ints:
-    """One number for each pair of tiles; no sequence has 2^20 tiles."""
-    return (sequence << 40) + (row << 20) + column

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from freescale.kernels.attention_launch import Launch, Tile
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, is_square
+from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, PairTiles
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 
 # Rows and columns that a program works on at a time.
 _ROWS, _STRIP = 32, 128
-# Tiles of the score gradient, by the bytes of a head's row: all four operands must fit into shared memory.
+# Rows of partial sums added at a time.
+_GROUP_ROWS = 128
+# Tiles of the tables' gradients, by the bytes of a head's row: all four operands must fit into shared memory.
 _GRADIENT_TILES = {
     128: Tile(64, 64, 4, 3, True),
     256: Tile(64, 64, 4, 1, True),
@@ -108,53 +110,56 @@ def bias_gradients(
 
     if not tables:
         return None, None
-    of_pairs = _score_gradient(launch, pairs, grad)
-    store = launch.work.bias_store(launch.mask)
-    num_blocks = len(store.blocks)
-    d_position = d_time = None
-    if tables.position is not None:
-        longest = min(len(tables.position), store.widest)
-        sums = grad.new_empty(num_blocks, longest, dtype=launch.sums_dtype)
-        triton_bias.position_gradient_kernel[(num_blocks, -(-longest // _STRIP))](
-            of_pairs,
-            sums,
-            store.rows,
-            store.blocks,
-            longest,
-            AHEAD=is_square(launch.mask),
-            ROWS=_ROWS,
-            STRIP=_STRIP,
-        )
-        d_position = torch.zeros_like(tables.position)
-        d_position[:longest] = sums.sum(0) * factor
-    if tables.time is not None:
-        grid = (num_blocks, BIAS_ROWS // 32, -(-store.widest // 512))
-        sums = grad.new_zeros(math.prod(grid), triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
-        triton_bias.time_gradient_kernel[grid](
-            of_pairs, tables.buckets, sums, store.blocks, ROWS=32, STRIP=32, STRIPS=16, num_warps=1
-        )
-        d_time = (sums.sum(0)[: len(tables.time)] * factor).to(tables.time.dtype)
-    return d_position, d_time
-
-
-def _score_gradient(launch: Launch, pairs: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of every pair's score, summed over heads, in the places of the bias."""
-    from freescale.kernels import triton_bias
-
     width = max(launch.q.shape[-1], launch.v.shape[-1])
     tile = next(of for limit, of in _GRADIENT_TILES.items() if width * launch.q.dtype.itemsize <= limit)
-    out = torch.empty_like(pairs, dtype=torch.bfloat16 if pairs.dtype == torch.float16 else pairs.dtype)
-    tiles = launch.work.store_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
+    plan = launch.work.pair_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
+    num_tiles, num_groups = len(plan.tiles), tile.queries // tile.keys + 1
+    by_distance = by_bucket = launch.nothing
+    if tables.position is not None:
+        by_distance = grad.new_empty(num_tiles * num_groups, tile.keys, dtype=launch.sums_dtype)
+    if tables.time is not None:
+        by_bucket = grad.new_empty(num_tiles, triton_bias.NUM_BUCKETS.value, dtype=launch.sums_dtype)
     launch.start(
-        triton_bias.score_gradient_kernel,
-        len(tiles),
+        triton_bias.table_gradient_kernel,
+        num_tiles,
         tile,
         read={"Q": launch.q, "K": launch.k, "V": launch.v, "DO": grad},
         write={},
-        more={"Gradient": out, "Bias": pairs, "Tiles": tiles},
+        more={
+            "ByDistance": by_distance,
+            "ByBucket": by_bucket,
+            "Buckets": launch.nothing if tables.buckets is None else tables.buckets,
+            "Bias": pairs,
+            "Tiles": plan.tiles,
+        },
         numbers={},
-        options={},
+        options={"HAS_POSITION": tables.position is not None, "HAS_TIME": tables.time is not None},
     )
+    d_position = d_time = None
+    if tables.position is not None:
+        d_position = _by_place(by_distance, plan, tables.position) * factor
+    if tables.time is not None:
+        d_time = (by_bucket.sum(0)[: len(tables.time)] * factor).to(tables.time.dtype)
+    return d_position, d_time
+
+
+def _by_place(by_distance: Tensor, plan: PairTiles, table: Tensor) -> Tensor:
+    """Sum of what all tiles give to each distance; what lies ahead of its query counts as distance 0."""
+    from freescale.kernels import triton_bias
+
+    columns, num_groups = by_distance.shape[1], len(plan.starts) - 1
+    sums = by_distance.new_empty(num_groups, columns)
+    triton_bias.group_sum_kernel[(num_groups,)](
+        by_distance, plan.order, plan.starts, sums, COLUMNS=columns, ROWS=_GROUP_ROWS, num_warps=8
+    )
+    # Inside a group distances fall; turned round they rise from one number to the next.
+    rising = sums.flip(1).flatten()
+    zero = columns - 1 - plan.first_group * columns
+    out = torch.zeros_like(table)
+    known = min(len(table), len(rising) - zero)
+    out[:known] = rising[zero : zero + known].to(table.dtype)
+    if plan.first_group < 0:
+        out[0] += rising[:zero].sum().to(table.dtype)
     return out
 
 

@@ -1,8 +1,8 @@
 """Triton kernels of the relative bias: time buckets, the bias of every pair, and the gradients of both tables.
 
 The bias of a pair does not depend on the head. So it is worked out once a layer into a `BiasStore` (half precision for
-half-precision inputs) that all heads read like one more operand, and its gradient is summed over heads before it is
-spread over the tables, in sums of fixed order. Buckets depend on the batch alone and serve every layer.
+half-precision inputs) that all heads read like one more operand. Its gradient is summed over heads in registers and
+spread over the tables tile by tile, in sums of fixed order. Buckets depend on the batch alone and serve every layer.
 """
 
 # mypy: ignore-errors
@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 
 from freescale.kernels.triton_tiles import (
-    BIAS_ROWS,
     TILE_FIELDS,
-    bias_rows,
     read_bias,
     read_rows,
     visible,
@@ -83,95 +81,84 @@ def bias_kernel(
 
 
 @triton.jit
-def score_gradient_kernel(
-    Q, K, V, DO, Gradient, Codes, Bias, Tiles,
+def by_distance(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """[COLUMNS] sums along the diagonals of a tile; number n is that of distance GROUP * COLUMNS - n.
+
+    Distances are those of the first row and column being at the same place. Turning each row by its number puts a
+    diagonal into two columns or more, one for each GROUP from 0 to ROWS / COLUMNS.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    turned = row + tl.arange(0, COLUMNS)[None, :]
+    return tl.sum(tl.where(turned // COLUMNS == GROUP, x, 0.0), 0)
+
+
+@triton.jit
+def table_gradient_kernel(
+    Q, K, V, DO, ByDistance, ByBucket, Buckets, Codes, Bias, Tiles,
     q_row, k_row, v_row, do_row, q_head, k_head, v_head, do_head,
     num_heads, half_alpha, window, prefix,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the scores of one pair of tiles, summed over heads: the gradient of the bias, pair by pair."""
-    tile = tl.program_id(0)
+    """What one pair of tiles gives to the tables: its score gradients, summed over heads, by distance and by bucket.
+
+    The score gradients themselves are never stored. Every program has rows of its own in the sums.
+    """
+    tile = tl.program_id(0).to(tl.int64)
     start = tl.load(Tiles + tile * TILE_FIELDS)
     length = tl.load(Tiles + tile * TILE_FIELDS + 1).to(tl.int32)
     i0 = tl.load(Tiles + tile * TILE_FIELDS + 2).to(tl.int32) * BLOCK_M
     j0 = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32) * BLOCK_N
-    heads = tl.load(Tiles + tile * TILE_FIELDS + 4).to(tl.int32) * num_heads
     history = tl.load(Tiles + tile * TILE_FIELDS + 6).to(tl.int32)
     store0 = tl.load(Tiles + tile * TILE_FIELDS + 7)
     i = i0 + tl.arange(0, BLOCK_M)
     j = j0 + tl.arange(0, BLOCK_N)
     bias = read_bias(Bias, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(ACC)
-    seen = visible(i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
     total = tl.zeros([BLOCK_M, BLOCK_N], ACC)
-    for head in tl.range(0, heads, num_stages=STAGES):
+    for head in tl.range(0, num_heads, num_stages=STAGES):
         q = read_rows(Q, start, i0, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
         k = read_rows(K, start, j0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
         v = read_rows(V, start, j0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
         do = read_rows(DO, start, i0, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, False, TMA)
         h = (tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=ACC) + bias) * half_alpha
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
-        _, ds = weights_and_slope(h, dp, i, i, seen, False, FAST, False)
+        _, ds = weights_and_slope(h, dp, i, i, i, False, FAST, False)
         total += ds
+    seen = visible(i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
     total = tl.where(seen, total, 0.0)
-    offset, width = bias_rows(store0, length, i0, SQUARE)
-    at = Gradient + offset + (i0 % BIAS_ROWS + tl.arange(0, BLOCK_M))[:, None] * width + j[None, :]
-    tl.store(at, total.to(Gradient.dtype.element_ty))
-
-
-@triton.jit
-def position_gradient_kernel(
-    Gradient, Sums, Rows, Blocks, num_distances, AHEAD: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr
-):  # fmt: skip
-    """Sums over a block of rows for a strip of distances, read along the diagonals; what lies AHEAD has distance 0."""
-    _, _, first, offset, width = own_block(Rows, Blocks)
-    Gradient += offset
-    # Distances fall from left to right, so that columns rise: a warp reads numbers that lie side by side.
-    distance = (tl.program_id(1) + 1) * STRIP - 1 - tl.arange(0, STRIP)
-    by_row = tl.zeros([ROWS, STRIP], Sums.dtype.element_ty)
-    if tl.program_id(1) * STRIP < first + BIAS_ROWS:
-        for r0 in range(0, BIAS_ROWS, ROWS):
-            row = r0 + tl.arange(0, ROWS)
-            j = first + row[:, None] - distance[None, :]
-            x = tl.load(Gradient + row[:, None] * width + j, mask=j >= 0, other=0.0)
-            by_row += x.to(Sums.dtype.element_ty)
-    total = tl.sum(by_row, 0)
-    if AHEAD and tl.program_id(1) == 0:
-        ahead = tl.zeros([STRIP], Sums.dtype.element_ty)
-        for row in range(0, BIAS_ROWS):
-            for j0 in range(first // STRIP * STRIP, width, STRIP):
-                j = j0 + tl.arange(0, STRIP)
-                x = tl.load(Gradient + row * width + j, mask=j > first + row, other=0.0)
-                ahead += x.to(Sums.dtype.element_ty)
-        total += tl.where(distance == 0, tl.sum(ahead), 0.0)
-    tl.store(
-        Sums + tl.program_id(0).to(tl.int64) * num_distances + distance, total, mask=distance < num_distances
-    )
-
-
-@triton.jit
-def time_gradient_kernel(
-    Gradient, Buckets, Sums, Blocks, ROWS: tl.constexpr, STRIP: tl.constexpr, STRIPS: tl.constexpr
-):  # fmt: skip
-    """Sums by bucket over a piece of a block, one warp and one row of `Sums` for each, zero before.
-
-    Buckets along a row change in steps, few in a small tile: one masked sum for each, added by the one warp in order.
-    """
-    block = tl.program_id(0)
-    offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    first = tl.program_id(2) * STRIP * STRIPS
-    program = (block * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
-    Sums += program.to(tl.int64) * NUM_BUCKETS
-    for j0 in range(first, tl.minimum(first + STRIP * STRIPS, width), STRIP):
-        at = row[:, None] * width + (j0 + tl.arange(0, STRIP))[None, :]
-        x = tl.load(Gradient + offset + at).to(Sums.dtype.element_ty)
-        bucket = tl.load(Buckets + offset + at).to(tl.int32)
-        used = x != 0
-        low = tl.min(tl.where(used, bucket, NUM_BUCKETS))
-        high = tl.max(tl.where(used, bucket, -1))
+    if HAS_TIME:
+        # Buckets change slowly along a row, so that a tile holds few of them: one masked sum for each.
+        bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)
+        low = tl.min(tl.where(seen, bucket, NUM_BUCKETS))
+        high = tl.max(tl.where(seen, bucket, -1))
+        places = tl.arange(0, NUM_BUCKETS)
+        sums = tl.zeros([NUM_BUCKETS], ACC)
         for b in range(low, high + 1):
-            tl.atomic_add(Sums + b, tl.sum(tl.where(bucket == b, x, 0.0)), sem="relaxed")
+            sums = tl.where(places == b, tl.sum(tl.where(bucket == b, total, 0.0)), sums)
+        tl.store(ByBucket + tile * NUM_BUCKETS + places, sums)
+    if HAS_POSITION:
+        columns = tl.arange(0, BLOCK_N)
+        turned = (tl.arange(0, BLOCK_M)[:, None] + columns[None, :]) % BLOCK_N
+        total = tl.gather(total, turned, 1)
+        for group in tl.static_range(BLOCK_M // BLOCK_N + 1):
+            at = (tile * (BLOCK_M // BLOCK_N + 1) + group) * BLOCK_N + columns
+            tl.store(ByDistance + at, by_distance(total, BLOCK_M, BLOCK_N, group))
+
+
+@triton.jit
+def group_sum_kernel(X, Order, Starts, Out, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Sum of the rows of X that belong to one group; `Order` lists the rows group by group."""
+    begin = tl.load(Starts + tl.program_id(0))
+    end = tl.load(Starts + tl.program_id(0) + 1)
+    columns = tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], Out.dtype.element_ty)
+    for first in range(begin, end, ROWS):
+        place = first + tl.arange(0, ROWS)
+        row = tl.load(Order + place, mask=place < end, other=0)
+        total += tl.load(
+            X + row[:, None] * COLUMNS + columns[None, :], mask=(place < end)[:, None], other=0.0
+        )
+    tl.store(Out + tl.program_id(0) * COLUMNS + columns, tl.sum(total, 0))
