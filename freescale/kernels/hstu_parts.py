@@ -26,8 +26,10 @@ def plain_norm(x: Tensor) -> Tensor:
 
 def project_uvqk(
     x_TD: Tensor, weight: Tensor, *, fused: bool | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """u, v, q, k = SiLU(norm(x) weight), each [T, width] with weight [D, 4 width].
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """u, v, q, k = SiLU(norm(x) weight), each [T, width] with weight [D, 4 width]; and x, for what is added to it.
+
+    The gradient of x comes from two sides, through the norm and past it. Handed out here, both are added in one pass.
 
     Args:
         x_TD: states.
@@ -36,7 +38,8 @@ def project_uvqk(
     """
     if _can_fuse(x_TD, weight.shape[1] // 4) if fused is None else fused:
         return _Project.apply(x_TD, weight)  # type: ignore[no-untyped-call]
-    return torch.nn.functional.silu(plain_norm(x_TD) @ weight).chunk(4, dim=-1)  # type: ignore[return-value]
+    u, v, q, k = torch.nn.functional.silu(plain_norm(x_TD) @ weight).chunk(4, dim=-1)
+    return u, v, q, k, x_TD
 
 
 def gate(u_TD: Tensor, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
@@ -65,7 +68,7 @@ class _Project(torch.autograd.Function):
         after = torch.empty_like(before)
         _by_rows(triton_rows.silu_kernel, before.shape[1], {"X": before, "Out": after}, {})
         ctx.save_for_backward(x, weight, before)
-        return after.chunk(4, dim=-1)
+        return *after.chunk(4, dim=-1), x.view_as(x)
 
     @staticmethod
     @once_differentiable
@@ -73,7 +76,7 @@ class _Project(torch.autograd.Function):
         from freescale.kernels import triton_rows
 
         x, weight, before = ctx.saved_tensors
-        parts = [last_dense(grad) for grad in grads]
+        parts = [last_dense(grad) for grad in grads[:4]]
         d_before = torch.empty_like(before)
         _by_rows(
             triton_rows.silu_backward_kernel,
@@ -85,7 +88,7 @@ class _Project(torch.autograd.Function):
             d_weight = _norm(x, before.dtype).t() @ d_before
             d_normed = d_before @ weight.to(before.dtype).t()
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        tensors = {"X": x, "DY": d_normed, "DX": dx}
+        tensors = {"X": x, "DY": d_normed, "Past": grads[4].contiguous(), "DX": dx}
         _by_rows(triton_rows.norm_backward_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
         return dx, d_weight.to(weight.dtype)
 

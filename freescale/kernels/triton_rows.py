@@ -48,14 +48,16 @@ def norm_kernel(X, Out, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_backward_kernel(
-    X, DY, DX, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    X, DY, Past, DX, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
+    """Gradient of x through its norm, and Past, what it gets past the norm."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
     at = rows[:, None] * WIDTH + columns[None, :]
     x = tl.load(X + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+    past = tl.load(Past + at, mask=inside, other=0.0).to(tl.float32)
     y, rstd = _normed(x, inside, WIDTH)
-    tl.store(DX + at, _through_norm(dy, y, rstd, WIDTH).to(DX.dtype.element_ty), mask=inside)
+    tl.store(DX + at, (past + _through_norm(dy, y, rstd, WIDTH)).to(DX.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

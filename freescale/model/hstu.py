@@ -36,7 +36,7 @@ class HSTULayer(nn.Module):
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """States after this layer, [T, D]."""
-        u, v, q, k = project_uvqk(x_TD, self.uvqk)
+        u, v, q, k, x_TD = project_uvqk(x_TD, self.uvqk)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
         attended = hstu_attention(
             q,
