@@ -1,6 +1,7 @@
 """What a table does with the rows of a batch: find the distinct ones, spread them out, add gradients up.
 
-On the CPU the loops of `row_loops` do it, elsewhere torch. Both add in the order the values stand.
+On the CPU the loops of `row_loops` do it, on a GPU torch and the kernels of `triton_table`. All add in the order the
+values stand.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _COMPILED = (torch.float32, torch.float64)
+_WIDEST = 8192
 
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,6 +51,11 @@ def take(rows: Tensor, slots: Tensor) -> Tensor:
 
 def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
     """table[rows[n]] += scale[n] * values[n] for distinct rows, in place."""
+    if _on_gpu(table) and table.is_contiguous():
+        from freescale.kernels import triton_table
+
+        triton_table.add_scaled(table, rows, values, scale)
+        return
     if table.device.type != "cpu" or table.dtype not in _COMPILED:
         table.index_add_(0, rows, values * scale[:, None])
         return
@@ -76,6 +83,10 @@ def mean_squares(values: Tensor) -> Tensor:
     torch does not promise that its reductions and vector loops add and round alike wherever a row stands and however
     many there are (on one machine tried they did). The updates of parts of a batch rely on it, so it is made sure here.
     """
+    if _on_gpu(values):
+        from freescale.kernels import triton_table
+
+        return triton_table.mean_squares(values)
     if values.device.type != "cpu" or values.dtype not in _COMPILED:
         return _halved_sum(values.square()) / values.shape[1]
     from freescale.kernels import row_loops
@@ -99,6 +110,12 @@ def adam_direction(
 ) -> Tensor:
     """Moves both moments, in place; the direction of Adam, each row the same bits whatever stands beside it."""
     correction2 = 1 - beta2**step
+    if _on_gpu(grad) and moment1.is_contiguous() and moment2.is_contiguous():
+        from freescale.kernels import triton_table
+
+        return triton_table.adam_direction(
+            grad, moment1, moment2, beta1=beta1, beta2=beta2, correction2=correction2, eps=eps
+        )
     if grad.device.type != "cpu" or grad.dtype not in _COMPILED:
         moment1.lerp_(grad, 1 - beta1)
         moment2.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
@@ -118,6 +135,13 @@ def adam_direction(
         kind(eps),
     )
     return direction
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """Whether the kernels of `triton_table` can be used."""
+    from freescale.kernels.attention import has_triton
+
+    return x.is_cuda and x.dtype == torch.float32 and x.shape[-1] <= _WIDEST and has_triton()
 
 
 class _Take(torch.autograd.Function):

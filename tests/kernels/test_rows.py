@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from freescale.kernels.rows import add_scaled, distinct, sum_by_row, take
+from freescale.kernels.rows import adam_direction, add_scaled, distinct, mean_squares, sum_by_row, take
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.one_of(
@@ -111,3 +111,32 @@ def test_a_row_outside_is_refused(bad):
         sum_by_row(index, torch.ones(2, 2), 3)
     with pytest.raises(IndexError, match="out of range"):
         add_scaled(torch.ones(3, 2), index, torch.ones(2, 2), torch.ones(2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+@pytest.mark.parametrize(("count", "width"), [(0, 8), (1, 1), (300, 50), (70, 128)])
+def test_updates_on_a_gpu_are_those_of_the_cpu(count, width):
+    """The Triton kernels, run by Triton's interpreter."""
+    pytest.importorskip("triton")
+    from freescale.kernels import triton_table
+
+    draw = torch.Generator().manual_seed(count)
+    grad, first, second = (torch.randn(count, width, generator=draw) for _ in range(3))
+    torch.testing.assert_close(triton_table.mean_squares(grad), mean_squares(grad))
+    tables = [torch.randn(2 * count + 1, width, generator=draw)] * 2
+    tables = [table.clone() for table in tables]
+    rows, scale = torch.randperm(2 * count + 1, generator=draw)[:count], torch.randn(count, generator=draw)
+    triton_table.add_scaled(tables[0], rows, grad, scale)
+    add_scaled(tables[1], rows, grad, scale)
+    torch.testing.assert_close(*tables)
+    moments = [(first.clone(), second.square()) for _ in range(2)]
+    rates = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8}
+    ours = triton_table.adam_direction(grad, *moments[0], correction2=1 - 0.98**3, **rates)
+    wanted = adam_direction(grad, *moments[1], step=3, **rates)
+    for x, y in zip((ours, *moments[0]), (wanted, *moments[1])):
+        torch.testing.assert_close(x, y)
+    # A row has the same bits wherever it stands.
+    if count > 1:
+        assert torch.equal(
+            triton_table.mean_squares(grad[1:])[: count - 1], triton_table.mean_squares(grad)[1:]
+        )
