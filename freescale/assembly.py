@@ -13,11 +13,12 @@ import torch
 from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
+from freescale.comm.choose import make_transport, told
 from freescale.comm.clocks import SharedClock
-from freescale.comm.lanes import open_lane, open_lanes
+from freescale.comm.lanes import kind_for_ids, open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
-from freescale.comm.transport import Transport, make_transport
+from freescale.comm.transport import Transport
 from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
@@ -164,7 +165,8 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
 def id_lane(config: Config, ranks: Ranks) -> Transport:
     """How ids travel to their owners while the training thread has traffic of its own under way."""
     assert ranks.group is not None
-    return WatchedTransport(open_lane(ranks.group, kind=config.comm.transport, timeout_s=ranks.timeout_s))
+    kind = config.comm.transport if ranks.device.type == "cpu" else kind_for_ids(config.comm.transport)
+    return WatchedTransport(open_lane(ranks.group, kind=kind, timeout_s=ranks.timeout_s))
 
 
 def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
@@ -429,6 +431,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         },
     }
     if run.ranks.num_ranks > 1:
+        facts["run"]["rows travel by"] = told(run.embedding.transport)
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"

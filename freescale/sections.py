@@ -241,8 +241,8 @@ class PipelineSection:
 class CommSection:
     """How ranks talk."""
 
-    transport: Literal["auto", "collective"] = _key(
-        "auto", "route of the embedding exchange; auto: sockets between CPU ranks of one machine", free=True
+    transport: Literal["auto", "collective", "copy_engine", "host_staged"] = _key(
+        "auto", "route of the embedding exchange; auto picks by device and machine and says why", free=True
     )
     timeout_s: float = _key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
 

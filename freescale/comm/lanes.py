@@ -7,8 +7,9 @@ import datetime
 import torch
 import torch.distributed as dist
 
+from freescale.comm.choose import make_transport
 from freescale.comm.priority import Lanes
-from freescale.comm.transport import AloneTransport, Transport, make_transport
+from freescale.comm.transport import AloneTransport, Transport, backend_of
 
 
 def open_lanes(
@@ -25,8 +26,13 @@ def open_lanes(
     on_cpu = torch.device(device).type == "cpu"
     express, bulk = (open_lane(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
-    ids = bulk if on_cpu else open_lane(group, kind=kind, timeout_s=timeout_s)
+    ids = bulk if on_cpu else open_lane(group, kind=kind_for_ids(kind), timeout_s=timeout_s)
     return Lanes(express=express, bulk=bulk, ids=ids)
+
+
+def kind_for_ids(kind: str) -> str:
+    """How ids travel between ranks that compute on GPUs: they are on the CPU, so routes of GPU tensors do not apply."""
+    return kind if kind == "collective" else "auto"
 
 
 def open_lane(
@@ -54,7 +60,7 @@ def _group_like(group: dist.ProcessGroup, device: str, timeout_s: float) -> dist
     own = dist.new_group(
         members,
         timeout=datetime.timedelta(seconds=timeout_s),
-        backend="gloo" if torch.device(device).type == "cpu" else "nccl",
+        backend=backend_of(group, device),
         use_local_synchronization=len(members) < dist.get_world_size(),
     )
     assert isinstance(own, dist.ProcessGroup)

@@ -59,6 +59,8 @@ class ThrottledTransport:
         self._inner, self._link = inner, link
         self.name = inner.name
         self.num_ranks, self.rank = inner.num_ranks, inner.rank
+        self.engine, self.sm_free = inner.engine, inner.sm_free
+        self.reason = f"{inner.reason}; slowed down to an emulated link"
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; the bytes take their place in the line now."""

@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.local_sockets import LocalTransport, on_one_machine
-
 
 class Pending(Protocol):
     """A transfer on its way."""
@@ -20,15 +18,26 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """Uneven all-to-all between the ranks of a group.
+    """Uneven all-to-all between the ranks of a group: planned from its splits, started now, waited for later.
 
     Row blocks of `tensor` go to ranks 0, 1, ... in order; `send` and `receive` count rows of the first dimension.
     Every rank must start the same transfers in the same order.
+
+    Args:
+        name: what a recipe calls it.
+        num_ranks: of the group.
+        rank: this one, within the group.
+        engine: what moves the bytes.
+        sm_free: whether no kernel runs on the GPU for an exchange, so that it takes nothing from compute beside it.
+        reason: why it was chosen, and why it is free of kernels, or why not.
     """
 
     name: str
     num_ranks: int
     rank: int
+    engine: str
+    sm_free: bool
+    reason: str
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; returns at once."""
@@ -60,6 +69,9 @@ class AloneTransport:
     name = "alone"
     num_ranks = 1
     rank = 0
+    engine = "none"
+    sm_free = True
+    reason = "one rank: nothing travels"
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Nothing travels."""
@@ -70,19 +82,29 @@ class AloneTransport:
         return counts
 
 
+_REASONS = {
+    "nccl": "NCCL moves uneven splits with send and receive kernels, on SMs",
+    "gloo": "the CPU moves the bytes, with threads of gloo; from a GPU they come by pinned copies",
+}
+
+
 class CollectiveTransport:
     """torch.distributed's all_to_all_single over NCCL or gloo: the reference and the fallback everywhere.
 
     Args:
         group: the ranks that exchange.
+        device: where their tensors are.
     """
 
     name = "collective"
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, device: torch.device | str = "cpu") -> None:
         self._group = group
         self.num_ranks = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
+        self.engine = backend_of(group, device)
+        self.sm_free = self.engine != "nccl"
+        self.reason = _REASONS.get(self.engine, "")
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; returns at once."""
@@ -101,16 +123,9 @@ class CollectiveTransport:
         return received
 
 
-def make_transport(
-    group: dist.ProcessGroup | None,
-    *,
-    device: torch.device | str = "cpu",
-    kind: str = "auto",
-    timeout_s: float = 600.0,
-) -> Transport:
-    """The transport for a group; None means a single rank. `auto` is sockets for CPU ranks of one machine."""
-    if group is None:
-        return AloneTransport()
-    if kind == "auto" and torch.device(device).type == "cpu" and on_one_machine():
-        return LocalTransport(group, timeout_s=timeout_s)
-    return CollectiveTransport(group)
+def backend_of(group: dist.ProcessGroup, device: torch.device | str) -> str:
+    """The backend of a group that serves tensors of this device: gloo, nccl, or "none"."""
+    try:
+        return group._get_backend(torch.device(device)).name()
+    except RuntimeError:
+        return "none"

@@ -21,6 +21,7 @@ class WatchedTransport:
     def __init__(self, transport: Transport) -> None:
         self.watched = transport
         self.name, self.num_ranks, self.rank = transport.name, transport.num_ranks, transport.rank
+        self.engine, self.sm_free, self.reason = transport.engine, transport.sm_free, transport.reason
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; this is the arrival at the exchange."""

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from freescale.comm.transport import Transport, make_transport
+from freescale.comm.choose import make_transport
+from freescale.comm.transport import Transport
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute

@@ -10,9 +10,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd.variable import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from freescale.comm.local_sockets import LocalTransport
+from freescale.comm.local_sockets import LocalTransport, on_one_machine
 from freescale.comm.priority import Deadline, Gate
-from freescale.comm.transport import Pending, make_transport
+from freescale.comm.transport import Pending
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
@@ -32,9 +32,11 @@ def reduced_in_backward(
     """
     gate = gate or Gate()
     wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
-    transport = make_transport(group, device=next(model.parameters()).device, timeout_s=timeout_s)
+    on_cpu = next(model.parameters()).device.type == "cpu"
     hook = (
-        _over_sockets(transport, gate) if isinstance(transport, LocalTransport) else _over_group(group, gate)
+        _over_sockets(LocalTransport(group, timeout_s=timeout_s), gate)
+        if on_cpu and on_one_machine()
+        else _over_group(group, gate)
     )
     wrapped.register_comm_hook(None, _reported(hook, handed_over))
     return wrapped

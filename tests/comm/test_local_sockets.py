@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from freescale.comm.choose import make_transport
 from freescale.comm.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.transport import CollectiveTransport, make_transport
+from freescale.comm.transport import CollectiveTransport
 from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding

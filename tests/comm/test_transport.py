@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import AloneTransport, CollectiveTransport, make_transport
+from freescale.comm.choose import make_transport
+from freescale.comm.transport import AloneTransport, CollectiveTransport
 from tests.ranks import run_on_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]

@@ -54,7 +54,9 @@ def test_over_a_group() -> None:
 def test_other_offers_of_a_transport_pass_through() -> None:
     class Odd:
         name, rank, num_ranks = "odd", 0, 1
-        sm_free = True
+        engine, sm_free, reason = "pigeons", True, "they fly"
+        colour = "grey"
 
     watched = WatchedTransport(Odd())
     assert (watched.name, watched.sm_free, watched.num_ranks) == ("odd", True, 1)
+    assert (watched.engine, watched.reason, watched.colour) == ("pigeons", "they fly", "grey")

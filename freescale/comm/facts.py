@@ -1,0 +1,116 @@
+"""What the ranks of a group tell each other before they choose a transport: machine, process, GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from freescale.comm.transport import backend_of
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One rank, as the others see it.
+
+    Args:
+        machine: the same text for all processes of one running system, and for no other.
+        pid: its process.
+        processes: the namespace its number counts in; pids of another one mean nothing here.
+        gpu: the GPU it computes on, by an id that is the same in every process; "" on a CPU.
+        reaches: GPUs its own can map, by id, as far as this process sees them.
+    """
+
+    machine: str
+    pid: int
+    processes: str
+    gpu: str = ""
+    reaches: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """All ranks of a group.
+
+    Args:
+        ranks: in the order of the group.
+        rank: this one.
+        device: where tensors are that travel.
+        backend: what serves tensors of this device in the group: nccl, gloo or none.
+    """
+
+    ranks: Sequence[RankFacts]
+    rank: int
+    device: torch.device
+    backend: str
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all of them can share memory."""
+        return sys.platform == "linux" and len({each.machine for each in self.ranks}) == 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether tensors are on GPUs."""
+        return self.device.type == "cuda"
+
+    @property
+    def shared_gpu(self) -> bool:
+        """Whether two of them compute on one GPU."""
+        gpus = [each.gpu for each in self.ranks if each.gpu]
+        return len(set(gpus)) < len(gpus)
+
+    @property
+    def unreachable(self) -> tuple[int, int] | None:
+        """Two ranks of which the first cannot map the memory of the second's GPU; None if there are none."""
+        for a, first in enumerate(self.ranks):
+            for b, second in enumerate(self.ranks):
+                if first.gpu != second.gpu and second.gpu not in first.reaches:
+                    return a, b
+        return None
+
+
+def gather_facts(group: dist.ProcessGroup, device: torch.device) -> GroupFacts:
+    """Tell the ranks of a group about each other; every rank must call it."""
+    known: list[RankFacts] = [own_facts(device)] * dist.get_world_size(group)
+    dist.all_gather_object(known, known[0], group=group)
+    return GroupFacts(known, dist.get_rank(group), device, backend_of(group, device))
+
+
+def own_facts(device: torch.device) -> RankFacts:
+    """What this rank tells."""
+    gpu, reaches = "", frozenset[str]()
+    if device.type == "cuda" and torch.cuda.is_available():
+        index = torch.cuda.current_device() if device.index is None else device.index
+        others = [n for n in range(torch.cuda.device_count()) if n != index]
+        gpu = _gpu_id(index)
+        reaches = frozenset(_gpu_id(n) for n in others if torch.cuda.can_device_access_peer(index, n))
+    return RankFacts(
+        machine=_machine(), pid=os.getpid(), processes=_namespace("pid"), gpu=gpu, reaches=reaches
+    )
+
+
+def _gpu_id(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def _machine() -> str:
+    """A number the kernel draws when it starts, and the network namespace: unix sockets reach no further."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = platform.node()
+    return f"{boot} {_namespace('net')}"
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""
