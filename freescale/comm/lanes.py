@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-
 import torch
 import torch.distributed as dist
 
 from freescale.comm.choose import make_transport
 from freescale.comm.priority import Lanes
-from freescale.comm.transport import AloneTransport, Transport, backend_of
+from freescale.comm.transport import AloneTransport, Transport, backend_of, own_group
 
 
 def open_lanes(
@@ -47,21 +45,11 @@ def open_lane(
     transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
     if transport.name == "collective":
         transport = make_transport(
-            _group_like(group, device, timeout_s), device=device, kind=kind, timeout_s=timeout_s
+            own_group(group, backend=backend_of(group, device), timeout_s=timeout_s),
+            device=device,
+            kind=kind,
+            timeout_s=timeout_s,
         )
     # Connect now, in one order on all ranks; later it would be whichever thread comes first.
     transport.exchange_counts(torch.zeros(transport.num_ranks, dtype=torch.int64, device=device))
     return transport
-
-
-def _group_like(group: dist.ProcessGroup, device: str, timeout_s: float) -> dist.ProcessGroup:
-    """The same ranks, with a queue of collectives of their own."""
-    members = dist.get_process_group_ranks(group)
-    own = dist.new_group(
-        members,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        backend=backend_of(group, device),
-        use_local_synchronization=len(members) < dist.get_world_size(),
-    )
-    assert isinstance(own, dist.ProcessGroup)
-    return own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -129,3 +130,16 @@ def backend_of(group: dist.ProcessGroup, device: torch.device | str) -> str:
         return group._get_backend(torch.device(device)).name()
     except RuntimeError:
         return "none"
+
+
+def own_group(group: dist.ProcessGroup, *, backend: str, timeout_s: float) -> dist.ProcessGroup:
+    """The same ranks, with a queue of collectives of their own; every rank must call it at the same moment."""
+    members = dist.get_process_group_ranks(group)
+    own = dist.new_group(
+        members,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        backend=backend,
+        use_local_synchronization=len(members) < dist.get_world_size(),
+    )
+    assert isinstance(own, dist.ProcessGroup)
+    return own

@@ -1,0 +1,118 @@
+"""The all-to-all over rings of slots, written once: engines differ in what copies, writes flags and waits for them.
+
+    CPU ranks of one machine    copies by the rank's own thread, flags in shared memory          shared_rings.py
+    host_staged                 pinned copies by copy engines, flags by stream memory operations  host_staged.py
+    copy_engine                 copies into windows of other GPUs, flags beside them              copy_engine.py
+
+Slots start small and grow with the messages. When to look at it is fixed (after 8, 64, 512, ... exchanges), so all
+ranks come to it at the same exchange; what the largest message of any rank would like is then agreed by the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from freescale.comm.rings import LARGEST_SLOT_BYTES, Exchange, Planner, Rings, power_of_two_at_least
+from freescale.comm.transport import Pending
+
+_FIRST_LOOK, _LATER_LOOKS = 8, 8
+_CHUNKS_A_MESSAGE = 4
+
+
+class Engine(Protocol):
+    """Carries out the rounds of exchanges, each side in order.
+
+    Args:
+        engine: what moves the bytes.
+        sm_free: whether no kernel runs for it.
+        reason: why, or why not.
+        stages_own: whether rows that stay on this rank go through slots, too; else the engine copies them itself.
+    """
+
+    engine: str
+    sm_free: bool
+    reason: str
+    stages_own: bool
+
+    def open(self, rings: Rings) -> None:
+        """Make the slots and flags, in place of those before; every rank must call it, with nothing under way."""
+
+    def begin(
+        self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
+    ) -> Pending:
+        """Start the two sides of an exchange.
+
+        Args:
+            exchange: the rounds.
+            sent: contiguous rows; `Move` counts its bytes.
+            received: room for the rows that come.
+            own: first byte in `sent`, first byte in `received` and size of the rows that stay here.
+        """
+
+    def drain(self) -> None:
+        """Until all that was begun has left and arrived."""
+
+
+class RingTransport:
+    """Uneven all-to-all over an engine; every rank must start the same transfers in the same order.
+
+    Args:
+        name: what a recipe calls it.
+        engine: moves the bytes.
+        control: a CPU group of these ranks that nothing else uses.
+        rings: size of the slots to begin with, and where epochs start.
+    """
+
+    def __init__(
+        self, name: str, engine: Engine, *, control: dist.ProcessGroup, rings: Rings | None = None
+    ) -> None:
+        self.name = name
+        self.num_ranks, self.rank = dist.get_world_size(control), dist.get_rank(control)
+        self.engine, self.sm_free, self.reason = engine.engine, engine.sm_free, engine.reason
+        self._engine, self._control = engine, control
+        self._num_started, self._next_look = 0, _FIRST_LOOK
+        self._wish = 0
+        self._open(rings or Rings(self.num_ranks))
+
+    @property
+    def slot_bytes(self) -> int:
+        """The largest chunk, as agreed."""
+        return self._planner.rings.slot_bytes
+
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Begin to send; returns at once."""
+        self._num_started += 1
+        if self._num_started == self._next_look:
+            self._next_look *= _LATER_LOOKS
+            self._grow()
+        tensor = tensor.detach().contiguous()
+        received = tensor.new_empty(sum(receive), *tensor.shape[1:])
+        row_bytes = tensor.shape[1:].numel() * tensor.itemsize
+        leaving, coming = [row_bytes * each for each in send], [row_bytes * each for each in receive]
+        self._wish = max(self._wish, *leaving, *coming)
+        own = (sum(leaving[: self.rank]), sum(coming[: self.rank]), leaving[self.rank])
+        return self._engine.begin(self._planner.plan(send=leaving, receive=coming), tensor, received, own=own)
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
+        ones = [1] * self.num_ranks
+        return self.start(counts, send=ones, receive=ones).wait()
+
+    def _grow(self) -> None:
+        """Let the slots grow to what the largest message of any rank would like to be cut into."""
+        self._engine.drain()
+        wish = torch.tensor([self._wish])
+        dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=self._control)
+        chunk = power_of_two_at_least(-(-int(wish) // _CHUNKS_A_MESSAGE))
+        wanted = min(LARGEST_SLOT_BYTES, chunk)
+        if wanted > self.slot_bytes:
+            self._open(Rings(self.num_ranks, slot_bytes=wanted, first_epoch=self._planner.rings.first_epoch))
+
+    def _open(self, rings: Rings) -> None:
+        self._engine.open(rings)
+        self._planner = Planner(rings, rank=self.rank, stage_own=self._engine.stages_own)

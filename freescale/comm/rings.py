@@ -1,0 +1,209 @@
+"""Rings of slots: how an uneven all-to-all becomes copies and flags. Pure arithmetic, for every kind of memory.
+
+Each ordered pair of ranks has a ring of slots in memory that both reach, and two counters beside it:
+
+    source                        ring of this pair                         target
+    copy chunk into slot e % 8 ──> [ ][ ][x][x][x][ ][ ][ ] ──> copy it out of the slot
+    write arrived  = e + 1   ─────────────────────────────────> wait: arrived  >= e + 1
+    wait: released >= e - 7  <───────────────────────────────── write released = e + 1
+
+e is the pair's epoch, the number of chunks before this one. It grows by one with every chunk and wraps at 2^32, so it
+is compared by cyclic difference. A message is cut into about four chunks, so that its first is on the way out of the
+slots while its last is on the way in, and two messages fit a ring. A message of no bytes is a chunk of no bytes: flags
+without a copy. So whoever has waited for an exchange knows that every rank has come to it.
+
+Chunk k of all messages of an exchange is round k. Each rank does its outgoing rounds in order, and beside them its
+incoming rounds in order; all ranks start the same exchanges in the same order. So no wait is ever for a later round
+than its own (an epoch's credit is given in an earlier round, its arrival in the same one), and the least round that is
+not done can always go on: nothing can deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+CACHE_LINE = 64
+PAGE = 4096
+EPOCHS = 1 << 32
+# Below this a copy costs its launch, not its bytes.
+SMALLEST_CHUNK = 64 << 10
+FIRST_SLOT_BYTES = 256 << 10
+LARGEST_SLOT_BYTES = 2 << 20
+_CHUNKS_A_MESSAGE = 4
+
+
+class Move(NamedTuple):
+    """Bytes between a tensor and a slot: out of the tensor when sending, into it when receiving."""
+
+    slot: int
+    first_byte: int
+    num_bytes: int
+
+
+class FlagValue(NamedTuple):
+    """A flag and the value it must have reached, or is given."""
+
+    flag: int
+    value: int
+
+
+class Round(NamedTuple):
+    """One chunk of every message on one side: wait for all of these, then copy, then write all of those."""
+
+    waits: list[FlagValue]
+    moves: list[Move]
+    signals: list[FlagValue]
+
+
+class Exchange(NamedTuple):
+    """What one rank does in one exchange, on its two sides."""
+
+    outgoing: list[Round]
+    incoming: list[Round]
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Where the rings of a group lie; the same on all ranks.
+
+    Args:
+        num_ranks: of the group.
+        slot_bytes: the largest chunk.
+        num_slots: of each ring; a power of two, so that slots stay in turn when epochs wrap.
+        first_epoch: where counting starts.
+    """
+
+    num_ranks: int
+    slot_bytes: int = FIRST_SLOT_BYTES
+    num_slots: int = 8
+    first_epoch: int = 0
+
+    def arrived(self, source: int, target: int) -> int:
+        """The flag that counts chunks put into a ring."""
+        return source * self.num_ranks + target
+
+    def released(self, source: int, target: int) -> int:
+        """The flag that counts chunks taken out of a ring."""
+        return self.num_ranks**2 + source * self.num_ranks + target
+
+    def bell(self, rank: int) -> int:
+        """A flag that changes whenever another flag does that this rank may wait for."""
+        return 2 * self.num_ranks**2 + rank
+
+    @property
+    def num_flags(self) -> int:
+        """Each on a cache line of its own, at the beginning of the memory."""
+        return 2 * self.num_ranks**2 + self.num_ranks
+
+    def ranks_of(self, flag: int) -> tuple[int, int]:
+        """Source and target of a flag that is no bell."""
+        return divmod(flag % self.num_ranks**2, self.num_ranks)
+
+    def slot(self, source: int, target: int, epoch: int) -> int:
+        """The slot of a chunk."""
+        return (source * self.num_ranks + target) * self.num_slots + epoch % self.num_slots
+
+    def slot_offset(self, slot: int) -> int:
+        """Where a slot begins, in bytes."""
+        return round_up(self.num_flags * CACHE_LINE, PAGE) + slot * self.slot_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Flags and slots."""
+        return self.slot_offset(self.num_ranks**2 * self.num_slots)
+
+    def chunk_bytes(self, num_bytes: int) -> int:
+        """Size of the chunks of a message; source and target know its length, so they agree."""
+        wanted = power_of_two_at_least(-(-num_bytes // _CHUNKS_A_MESSAGE))
+        return min(self.slot_bytes, max(SMALLEST_CHUNK, wanted))
+
+
+class Planner:
+    """Turns the splits of one rank into rounds, and counts epochs.
+
+    Args:
+        rings: where the slots are.
+        rank: this rank.
+        stage_own: whether rows that stay on this rank go through slots, too.
+    """
+
+    def __init__(self, rings: Rings, *, rank: int, stage_own: bool) -> None:
+        self.rings, self._rank = rings, rank
+        ahead = range(1, rings.num_ranks + stage_own)
+        # Rotated, so that in every round each rank is the first target of one other rank.
+        self._targets = [(rank + step) % rings.num_ranks for step in ahead]
+        self._sources = [(rank - step) % rings.num_ranks for step in ahead]
+        self._sent = [rings.first_epoch] * rings.num_ranks
+        self._taken = [rings.first_epoch] * rings.num_ranks
+
+    def plan(self, *, send: Sequence[int], receive: Sequence[int]) -> Exchange:
+        """The rounds of an exchange of this many bytes to and from each rank."""
+        return Exchange(self._outgoing(send), self._incoming(receive))
+
+    def _outgoing(self, send: Sequence[int]) -> list[Round]:
+        rings, rank, starts = self.rings, self._rank, offsets(send)
+        rounds: list[Round] = []
+        for target in self._targets:
+            epoch = self._sent[target]
+            for number, (first, size) in enumerate(self._chunks(send[target])):
+                waits, moves, signals = _round(rounds, number)
+                free = (epoch - rings.num_slots + 1) % EPOCHS
+                waits.append(FlagValue(rings.released(rank, target), free))
+                if size:
+                    moves.append(Move(rings.slot(rank, target, epoch), starts[target] + first, size))
+                epoch = (epoch + 1) % EPOCHS
+                signals.append(FlagValue(rings.arrived(rank, target), epoch))
+            self._sent[target] = epoch
+        return rounds
+
+    def _incoming(self, receive: Sequence[int]) -> list[Round]:
+        rings, rank, starts = self.rings, self._rank, offsets(receive)
+        rounds: list[Round] = []
+        for source in self._sources:
+            epoch = self._taken[source]
+            for number, (first, size) in enumerate(self._chunks(receive[source])):
+                waits, moves, signals = _round(rounds, number)
+                slot = rings.slot(source, rank, epoch)
+                epoch = (epoch + 1) % EPOCHS
+                waits.append(FlagValue(rings.arrived(source, rank), epoch))
+                if size:
+                    moves.append(Move(slot, starts[source] + first, size))
+                signals.append(FlagValue(rings.released(source, rank), epoch))
+            self._taken[source] = epoch
+        return rounds
+
+    def _chunks(self, num_bytes: int) -> list[tuple[int, int]]:
+        """First byte and size of every chunk of a message; a message of no bytes is one chunk of none."""
+        step = self.rings.chunk_bytes(num_bytes)
+        return [(first, min(step, num_bytes - first)) for first in range(0, max(1, num_bytes), step)]
+
+
+def _round(rounds: list[Round], number: int) -> Round:
+    if number == len(rounds):
+        rounds.append(Round([], [], []))
+    return rounds[number]
+
+
+def reached(value: int, target: int) -> bool:
+    """Whether a counter that wraps has come to a target: their cyclic difference is not negative."""
+    return (value - target) % EPOCHS < EPOCHS // 2
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each of consecutive blocks begins, and where the last ends."""
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return ends
+
+
+def power_of_two_at_least(number: int) -> int:
+    """The smallest power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def round_up(number: int, unit: int) -> int:
+    """The next multiple of a unit."""
+    return -(-number // unit) * unit
