@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from freescale.comm import host_staged
+from freescale.comm import copy_engine, host_staged
 from freescale.comm.facts import GroupFacts, gather_facts
 from freescale.comm.local_sockets import LocalTransport, on_one_machine
 from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport
@@ -51,6 +51,7 @@ def _build_sockets(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float
 ROUTES: dict[str, Route] = {
     "collective": Route(_no_collective, _build_collective),
     "local": Route(_no_sockets, _build_sockets),
+    "copy_engine": Route(copy_engine.why_not, copy_engine.build),
     "host_staged": Route(host_staged.why_not, host_staged.build),
 }
 

@@ -1,28 +1,111 @@
-"""host_staged: rows travel through memory of the host, which all ranks of a machine share."""
+"""host_staged: rows travel through memory of the host, which all ranks of a machine share.
+
+    CPU ranks, one machine         the ranks copy themselves (shared_rings.py)
+    GPU ranks, one machine         pinned copies down and up, by copy engines; flags by the streams (stream_engine.py)
+    GPU ranks, several machines    pinned copies down, gloo in one thread, pinned copies up (relayed.py)
+
+No kernel runs for any of it. On one GPU it is the only way without SMs: there, device-to-device copies are kernels.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+
 import torch.distributed as dist
 
+from freescale.comm.cuda_driver import CudaDriver, Driver, missing_driver
 from freescale.comm.facts import GroupFacts
 from freescale.comm.processes import other_processes
+from freescale.comm.relayed import RelayedTransport
 from freescale.comm.ring_transport import RingTransport
-from freescale.comm.rings import Rings
+from freescale.comm.rings import CACHE_LINE, FlagValue, Rings
+from freescale.comm.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory, together
 from freescale.comm.shared_rings import SharedRings
+from freescale.comm.stream_engine import StreamEngine
 from freescale.comm.transport import Transport, own_group
+
+
+class HostWindows:
+    """Slots and flags in shared memory that this rank's GPU reaches.
+
+    Args:
+        rings: what it holds.
+        memory: shared by the ranks.
+        driver: pins it.
+    """
+
+    def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver) -> None:
+        self.rings, self._memory = rings, memory
+        self._on_gpu = driver.register(memory.address, rings.total_bytes)
+        self._release = weakref.finalize(self, driver.unregister, memory.address)
+        self._release.atexit = False  # the end of the process lets go of everything
+
+    def slot(self, number: int) -> int:
+        """Where a slot begins."""
+        return self._on_gpu + self.rings.slot_offset(number)
+
+    def flag(self, number: int) -> int:
+        """Where a flag is."""
+        return self._on_gpu + CACHE_LINE * number
+
+    def read(self, flags: Sequence[int]) -> list[int]:
+        """Values of flags, read by the CPU."""
+        return [int(self._memory.words[WORDS_A_FLAG * flag]) for flag in flags]
+
+    def write(self, flags: Sequence[FlagValue]) -> None:
+        """Flags, written by the CPU."""
+        for flag, value in flags:
+            self._memory.words[WORDS_A_FLAG * flag] = value
+
+    def close(self) -> None:
+        """Let go of the memory; nothing is under way."""
+        self._release()
 
 
 def why_not(facts: GroupFacts) -> str | None:
     """What keeps a group from using it."""
-    if not facts.one_machine:
-        return "the ranks are not on one Linux machine"
-    return None
+    if facts.on_gpu:
+        return missing_driver()
+    return (
+        None
+        if facts.one_machine
+        else "CPU ranks stage in shared memory, and these are not on one Linux machine"
+    )
 
 
 def build(
-    group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float, *, rings: Rings | None = None
+    group: dist.ProcessGroup,
+    facts: GroupFacts,
+    timeout_s: float,
+    *,
+    rings: Rings | None = None,
+    driver: Driver | None = None,
 ) -> Transport:
     """Open it for a group; every rank must call it."""
     control = own_group(group, backend="gloo", timeout_s=timeout_s)
-    engine = SharedRings(control, processes=other_processes(facts), timeout_s=timeout_s)
+    if facts.on_gpu and not facts.one_machine:
+        return RelayedTransport(control, driver=driver or CudaDriver(), device=facts.device)
+    processes = other_processes(facts)
+    if not facts.on_gpu:
+        cpu = SharedRings(control, processes=processes, timeout_s=timeout_s)
+        return RingTransport("host_staged", cpu, control=control, rings=rings)
+    driver = driver or CudaDriver()
+
+    def open_windows(rings: Rings) -> HostWindows:
+        memory = share_memory(control, rings, timeout_s=timeout_s)
+        return together(control, lambda: HostWindows(rings, memory, driver), what="memory cannot be pinned")
+
+    engine = StreamEngine(
+        open_windows,
+        driver=driver,
+        device=facts.device,
+        rank=facts.rank,
+        processes=processes,
+        timeout_s=timeout_s,
+        engine="copy engines to and from pinned memory",
+        sm_free=True,
+        reason="pinned copies and stream memory operations run beside the SMs",
+        stages_own=True,
+    )
     return RingTransport("host_staged", engine, control=control, rings=rings)

@@ -1,0 +1,158 @@
+"""copy_engine: rows are copied straight into windows of other GPUs' memory, and flags are written beside them.
+
+Every rank has a window (torch's symmetric memory) with a ring of slots for each source and the flags it waits for; all
+other ranks map it. Between two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor,
+stays inside a GPU, and so does all of it when ranks share one: that is a kernel, so `sm_free` is False and says why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from freescale.comm.cuda_driver import CudaDriver, Driver, missing_driver
+from freescale.comm.facts import GroupFacts
+from freescale.comm.processes import other_processes
+from freescale.comm.ring_transport import RingTransport
+from freescale.comm.rings import CACHE_LINE, PAGE, FlagValue, Rings, round_up
+from freescale.comm.shared_memory import together
+from freescale.comm.stream_engine import StreamEngine
+from freescale.comm.transport import Transport, own_group
+
+# torch refuses ranks that share a GPU unless it is told that this is meant.
+_SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+class GpuWindows:
+    """The windows of all ranks, as this one maps them. A rank waits for flags in its own window only.
+
+    Args:
+        rings: what they hold together.
+        rank: this one.
+        addresses: where each rank's window begins, for this rank's GPU.
+        own: this rank's window.
+        driver: writes flags.
+    """
+
+    def __init__(
+        self, rings: Rings, *, rank: int, addresses: Sequence[int], own: torch.Tensor, driver: Driver
+    ) -> None:
+        self.rings, self._rank, self._own, self._driver = rings, rank, own, driver
+        num_ranks, slots = rings.num_ranks, rings.num_slots
+        first_slot = flag_bytes(rings)
+        self._slots = [
+            addresses[target] + first_slot + (source * slots + place) * rings.slot_bytes
+            for source in range(num_ranks)
+            for target in range(num_ranks)
+            for place in range(slots)
+        ]
+        self._flags: dict[int, int] = {}
+        for source in range(num_ranks):
+            for target in range(num_ranks):
+                arrived, released = CACHE_LINE * source, CACHE_LINE * (num_ranks + target)
+                self._flags[rings.arrived(source, target)] = addresses[target] + arrived
+                self._flags[rings.released(source, target)] = addresses[source] + released
+        self._begins = addresses[rank]
+        self._side = torch.cuda.Stream(own.device)
+
+    def slot(self, number: int) -> int:
+        """Where a slot begins."""
+        return self._slots[number]
+
+    def flag(self, number: int) -> int:
+        """Where a flag is."""
+        return self._flags[number]
+
+    def read(self, flags: Sequence[int]) -> list[int]:
+        """Values of flags this rank waits for, read by the CPU."""
+        with torch.cuda.stream(self._side):
+            words = self._own[: flag_bytes(self.rings)].cpu().view(torch.int32)
+        return [int(words[(self._flags[flag] - self._begins) // 4]) % (1 << 32) for flag in flags]
+
+    def write(self, flags: Sequence[FlagValue]) -> None:
+        """Flags this rank waits for, written for the CPU by a stream nobody waits for."""
+        self._driver.use(self._own.device.index or 0)
+        self._driver.flags(
+            self._side.cuda_stream, write=[(self._flags[flag], value) for flag, value in flags]
+        )
+
+    def close(self) -> None:
+        """Let go of the memory; nothing is under way."""
+        self._slots, self._flags = [], {}
+
+
+def flag_bytes(rings: Rings) -> int:
+    """What flags take of a window."""
+    return round_up(2 * rings.num_ranks * CACHE_LINE, PAGE)
+
+
+def window_bytes(rings: Rings) -> int:
+    """Size of a window."""
+    return flag_bytes(rings) + rings.num_ranks * rings.num_slots * rings.slot_bytes
+
+
+def why_not(facts: GroupFacts) -> str | None:
+    """What keeps a group from using it."""
+    if not facts.on_gpu:
+        return "it copies between GPUs, and these ranks compute on CPUs"
+    if not facts.one_machine:
+        return "the ranks are on several machines"
+    apart = facts.unreachable
+    if apart is not None:
+        return "the GPU of rank {} cannot map memory of the GPU of rank {}".format(*apart)
+    return missing_driver()
+
+
+def build(
+    group: dist.ProcessGroup,
+    facts: GroupFacts,
+    timeout_s: float,
+    *,
+    rings: Rings | None = None,
+    driver: Driver | None = None,
+) -> Transport:
+    """Open it for a group; every rank must call it."""
+    control = own_group(group, backend="gloo", timeout_s=timeout_s)
+    driver = driver or CudaDriver(batched=True)
+    if facts.shared_gpu:
+        os.environ.setdefault(_SHARED_GPU, "1")
+
+    def open_windows(rings: Rings) -> GpuWindows:
+        own, addresses = together(
+            control, lambda: map_windows(rings, control, facts.device), what="windows cannot be mapped"
+        )
+        return GpuWindows(rings, rank=facts.rank, addresses=addresses, own=own, driver=driver)
+
+    engine = StreamEngine(
+        open_windows,
+        driver=driver,
+        device=facts.device,
+        rank=facts.rank,
+        processes=other_processes(facts),
+        timeout_s=timeout_s,
+        engine="copies into mapped memory of other GPUs",
+        sm_free=False,
+        reason="ranks share a GPU, and a copy inside a GPU is a kernel"
+        if facts.shared_gpu
+        else "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel",
+        stages_own=False,
+    )
+    return RingTransport("copy_engine", engine, control=control, rings=rings)
+
+
+def map_windows(
+    rings: Rings, control: dist.ProcessGroup, device: torch.device
+) -> tuple[torch.Tensor, list[int]]:
+    """A window of this rank, its flags at their first epoch, and the addresses of all windows."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    own = symmetric.empty(window_bytes(rings), dtype=torch.uint8, device=device)
+    handle: Any = symmetric.rendezvous(own, control)
+    flags = own[: flag_bytes(rings)].view(torch.int32)
+    flags.fill_((rings.first_epoch + (1 << 31)) % (1 << 32) - (1 << 31))
+    torch.cuda.synchronize(device)
+    return own, [int(address) for address in handle.buffer_ptrs]
