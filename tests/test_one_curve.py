@@ -65,6 +65,11 @@ def test_speed_features_do_not_change_the_curve(change: str, alone: dict[str, An
     assert_same_curve(on_ranks(2, (*FLOAT64, change)), alone)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_rows_through_shared_memory_do_not_change_the_curve(num_ranks: int, alone: dict[str, Any]) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*FLOAT64, "comm.transport=host_staged")), alone)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_every_table_optimizer_keeps_the_curve(optimizer: str) -> None:
     recipe = ("model.dtype=float64", "run.steps=40", f"embedding.optimizer={optimizer}", "embedding.lr=0.05")

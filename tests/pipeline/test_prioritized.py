@@ -46,10 +46,10 @@ def one_table_each() -> list[TableSpec]:
 
 
 def assert_same(
-    specs: list[TableSpec], batches: list, *, sockets=False, limit_mb=0.0, **options: Any
+    specs: list[TableSpec], batches: list, *, sockets=False, staged=False, limit_mb=0.0, **options: Any
 ) -> list:
     """Both paths on these batches; fails unless losses, rows and optimizer state agree in every bit."""
-    plain, ours = (make_embedding(specs, sockets=sockets, limit_mb=limit_mb) for _ in range(2))
+    plain, ours = (make_embedding(specs, sockets=sockets, staged=staged, limit_mb=limit_mb) for _ in range(2))
     expected = train_plainly(plain, batches)
     losses, traffic = train_prioritized(ours, batches, **options)
     assert losses == expected
@@ -79,7 +79,7 @@ def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks,
 def many(rank: int, num_ranks: int, optimizer: str, seeds: list[int], options: dict[str, Any]) -> None:
     sockets = options.get("sockets", False)
     specs = specs_of(optimizer, options.pop("dtype", torch.float32))
-    lanes = lanes_of(sockets=sockets)
+    lanes = lanes_of(sockets=sockets, staged=options.get("staged", False))
     for seed in seeds:
         batches = random_batches(seed, specs, 25, rank, num_ranks)
         assert_same(specs, batches, lanes=lanes, check=True, **options)
@@ -98,6 +98,8 @@ def never_past_the_fifth(step: int) -> bool:
     "options",
     [
         {"sockets": True},
+        {"staged": True},
+        {"staged": True, "chunk_mb": 0.0001, "prioritized": alternating},
         {"limit_mb": 0.0005},
         {"dtype": torch.bfloat16, "sockets": True},
         {"chunk_mb": 0.0001},

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm.choose import make_transport
 from freescale.comm.lanes import open_lanes
 from freescale.comm.local_sockets import LocalTransport
 from freescale.comm.priority import Lanes
@@ -28,17 +29,21 @@ def learning_rate(step: int) -> float:
 
 
 def make_embedding(
-    specs: list[TableSpec], *, sockets: bool = False, limit_mb: float = 0.0
+    specs: list[TableSpec], *, sockets: bool = False, staged: bool = False, limit_mb: float = 0.0
 ) -> ShardedEmbedding:
     group = dist.group.WORLD if dist.is_initialized() else None
     transport = None
-    if group is not None:
+    if staged:
+        transport = make_transport(group, kind="host_staged")
+    elif group is not None:
         transport = LocalTransport(group) if sockets else CollectiveTransport(group)
     return ShardedEmbedding(specs, group=group, transport=transport, replicate_below_mb=limit_mb)
 
 
-def lanes_of(*, sockets: bool) -> Lanes:
+def lanes_of(*, sockets: bool, staged: bool = False) -> Lanes:
     group = dist.group.WORLD if dist.is_initialized() else None
+    if staged:
+        return open_lanes(group, kind="host_staged")
     if not sockets or group is None:
         return open_lanes(group, kind="collective")
     express, bulk = LocalTransport(group), LocalTransport(group)

@@ -1,0 +1,237 @@
+"""Transports without SMs on a real GPU: ranks that share it, both engines, random splits, checksums, a killed rank.
+
+Ranks are separate processes on GPU 0 that share it in turns; MPS makes it faster and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from freescale.comm.choose import make_transport
+from freescale.comm.transport import Transport
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+KINDS = ["host_staged", "copy_engine"]
+GPU = torch.device("cuda", 0)
+
+
+def run_on_gpu(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 100.0) -> list[Any]:
+    """fn(rank, *args) in as many processes, all on GPU 0; their results, or their tracebacks as an error."""
+    context = multiprocessing.get_context("spawn")
+    results: list[Any] = [None] * num_ranks
+    with tempfile.TemporaryDirectory() as folder:
+        answers = context.SimpleQueue()
+        processes = [
+            context.Process(target=_rank, args=(fn, rank, num_ranks, folder, answers, args))
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + timeout
+        try:
+            for process in processes:
+                while process.is_alive() and time.monotonic() < deadline:
+                    while not answers.empty():
+                        rank, ok, value = answers.get()
+                        assert ok, value
+                        results[rank] = value
+                    process.join(0.05)
+            while not answers.empty():
+                rank, ok, value = answers.get()
+                assert ok, value
+                results[rank] = value
+            assert not any(process.is_alive() for process in processes), "a rank did not finish"
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+    return results
+
+
+def _rank(fn: Callable[..., Any], rank: int, num_ranks: int, folder: str, answers: Any, args: Any) -> None:
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    try:
+        torch.cuda.set_device(GPU)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+        answers.put((rank, True, fn(rank, *args)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        answers.put((rank, False, f"rank {rank}:\n{traceback.format_exc()}"))
+        os._exit(1)
+
+
+def rows_for(number: int, source: int, target: int, count: int) -> torch.Tensor:
+    """What a rank sends to another: numbers that name the exchange, both ranks and the place."""
+    start = 1_000_003 * number + 10_007 * source + 101 * target
+    return (torch.arange(start, start + 16 * count, device=GPU) % 1_000_000_007).view(count, 16)
+
+
+def exchange_many(rank: int, num_ranks: int, kind: str, num_exchanges: int, most: int) -> tuple[int, int]:
+    """Random uneven splits with several exchanges in flight, compute beside them; bytes moved, slot size."""
+    transport: Any = make_transport(dist.group.WORLD, device=GPU, kind=kind, timeout_s=60)
+    assert transport.sm_free is (kind == "host_staged")
+    matrix = torch.randn(512, 512, device=GPU)
+    rng, on_the_way, moved = random.Random(11), [], 0
+    for number in range(num_exchanges):
+        limit = rng.choice([0, 1, 50, most])
+        counts = [
+            [rng.choice([0, rng.randint(0, limit)]) for _ in range(num_ranks)] for _ in range(num_ranks)
+        ]
+        send, receive = counts[rank], [row[rank] for row in counts]
+        rows = torch.cat([rows_for(number, rank, target, send[target]) for target in range(num_ranks)])
+        pending = transport.start(rows, send=send, receive=receive)
+        del rows  # its memory must not be given away before it has left
+        matrix = (matrix @ matrix).clamp(-1, 1)
+        on_the_way.append((number, receive, pending))
+        moved += 128 * sum(receive)
+        rng.shuffle(on_the_way)
+        while len(on_the_way) > 3 or (on_the_way and rng.random() < 0.5):
+            check(rank, *on_the_way.pop())
+    while on_the_way:
+        check(rank, *on_the_way.pop())
+    torch.cuda.synchronize()
+    return moved, transport.slot_bytes
+
+
+def check(rank: int, number: int, receive: list[int], pending: Any) -> None:
+    wanted = torch.cat([rows_for(number, source, rank, count) for source, count in enumerate(receive)])
+    assert torch.equal(pending.wait(), wanted), f"exchange {number}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_ranks", "most"), [(2, 200), (4, 3000)])
+def test_rows_arrive_whatever_the_splits(kind: str, num_ranks: int, most: int) -> None:
+    run_on_gpu(exchange_many, num_ranks, num_ranks, kind, 150, most)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_grow_with_large_messages(kind: str) -> None:
+    for moved, slot_bytes in run_on_gpu(exchange_many, 2, 2, kind, 70, 60_000):
+        assert moved > 50 << 20
+        assert slot_bytes == 2 << 20
+
+
+def lose_one(rank: int, kind: str, folder: str) -> None:
+    """Rank 1 is killed; the others' streams must not wait for ever, and the error must name it."""
+    transport: Transport = make_transport(dist.group.WORLD, device=GPU, kind=kind, timeout_s=60)
+    go_on(transport)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    text = ""
+    try:
+        for _ in range(3):
+            go_on(transport)
+    except ConnectionError as error:
+        text = str(error)
+    Path(folder, f"{rank}.txt").write_text(f"{time.monotonic() - began:.1f} {text}")
+    os._exit(0)  # a barrier would wait for the killed rank
+
+
+def go_on(transport: Transport) -> None:
+    transport.start(torch.ones(9000, device=GPU), send=[3000] * 3, receive=[3000] * 3).wait()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_rank_is_named_and_nothing_is_left(kind: str, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    run_on_gpu(lose_one, 3, kind, str(tmp_path))
+    for rank in (0, 2):
+        text = (tmp_path / f"{rank}.txt").read_text()
+        assert "ranks [1] have ended" in text, text
+        assert float(text.split()[0]) < 30
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "freescale" in name]
+    # A new start finds nothing in its way.
+    run_on_gpu(exchange_many, 2, 2, kind, 10, 50)
+
+
+def no_kernel(rank: int) -> list[str]:
+    """Names of kernels the profiler sees in an exchange."""
+    transport: Any = make_transport(dist.group.WORLD, device=GPU, kind="host_staged", timeout_s=60)
+    rows = torch.ones(200_000, 16, device=GPU)
+    counts = [100_000, 100_000]
+    transport.start(rows, send=counts, receive=counts).wait()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        pending = transport.start(rows, send=counts, receive=counts)
+        got = pending.wait()
+        torch.cuda.synchronize()
+    events = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
+    assert float(got.sum()) == 200_000 * 16
+    assert any("Memcpy" in name for name in events), events
+    return [name for name in events if "Mem" not in name and "Event" not in name and "Sync" not in name]
+
+
+def test_a_host_staged_exchange_runs_no_kernel() -> None:
+    assert run_on_gpu(no_kernel, 2) == [[], []]
+
+
+def sum_gradients(rank: int) -> list[float]:
+    """What dense gradients and small sums need of a gloo group with tensors of a shared GPU."""
+    values = torch.full((1000,), float(rank + 1), device=GPU)
+    work = dist.all_reduce(values, async_op=True)
+    assert work is not None
+    work.get_future().wait()
+    torch.cuda.synchronize()
+    return values[:2].tolist()
+
+
+def test_a_gloo_group_adds_up_tensors_of_a_shared_gpu() -> None:
+    assert run_on_gpu(sum_gradients, 2) == [[3.0, 3.0]] * 2
+
+
+def prioritized_bits(rank: int, kind: str) -> bool:
+    """Plain and prioritized training over the transport: the same bits."""
+    from freescale.comm.lanes import open_lanes
+    from freescale.embedding.optimizer import Adam
+    from freescale.embedding.plan import TableSpec
+    from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.pipeline.prioritized import PrioritizedPipeline
+
+    spec = TableSpec(name="item", num_rows=5000, dim=32, optimizer=Adam(), init_std=1.0)
+    ends = []
+    for prioritized in (False, True):
+        transport = make_transport(dist.group.WORLD, device=GPU, kind=kind, timeout_s=60)
+        tables = ShardedEmbedding([spec], group=dist.group.WORLD, device=GPU, transport=transport)
+        draws = [torch.Generator().manual_seed(100 * rank + step) for step in range(25)]
+        batches = [(5000 * torch.rand(2000, generator=draw) ** 4).long() for draw in draws]
+        with PrioritizedPipeline(
+            batches,
+            embedding=tables,
+            rows_of=lambda rows: {"item": rows},
+            prioritized=lambda step, way=prioritized: way,  # type: ignore[misc]
+            lanes=open_lanes(dist.group.WORLD, device=GPU, kind=kind, timeout_s=60),
+        ) as pipeline:
+            for ready in pipeline:
+                vectors = ready.vectors["item"]
+                weight = torch.cos(torch.arange(len(vectors), device=GPU))[:, None]
+                (weight * vectors.square() + vectors).sum().backward()
+                pipeline.update(ready, lr=0.1 / (1 + ready.step))
+        torch.cuda.synchronize()
+        ends.append(tables.tables["item"].weight.cpu())
+    return torch.equal(*ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prioritized_training_has_the_bits_of_the_plain_path(kind: str) -> None:
+    assert run_on_gpu(prioritized_bits, 2, kind) == [True, True]
