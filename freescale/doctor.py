@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from freescale.comm.choose import survey
 from freescale.kernels import hstu_attention, reference
 
 _SMALL_RUN = ("run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16")
@@ -38,6 +39,7 @@ def examine() -> list[Finding]:
             findings.append(Finding(f"gpu {index}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"))
     else:
         findings.append(Finding("gpu", "none that torch can use; training runs on the CPU"))
+    findings += [Finding(f"transports of {what}", line) for what, line in survey()]
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in devices:
         findings.append(_check(f"attention on {device}", lambda d=device: _check_attention(d)))  # type: ignore[misc]

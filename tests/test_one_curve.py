@@ -66,8 +66,14 @@ def test_speed_features_do_not_change_the_curve(change: str, alone: dict[str, An
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_rows_through_shared_memory_do_not_change_the_curve(num_ranks: int, alone: dict[str, Any]) -> None:
-    assert_same_curve(on_ranks(num_ranks, (*FLOAT64, "comm.transport=host_staged")), alone)
+def test_rows_through_shared_memory_keep_the_curve_and_the_bits(num_ranks: int) -> None:
+    recipe = ("model.dtype=float64", "run.steps=40", "run.eval_every=40")
+    staged = on_ranks(num_ranks, (*recipe, "comm.transport=host_staged"))
+    assert_same_curve(staged, on_ranks(1, recipe))
+    plain = on_ranks(num_ranks, (*recipe, "comm.transport=host_staged", "pipeline.prioritized=false"))
+    assert plain["losses"] == staged["losses"]
+    for name, value in plain["tensors"].items():
+        np.testing.assert_array_equal(staged["tensors"][name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])

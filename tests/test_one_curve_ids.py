@@ -29,7 +29,7 @@ TIGHT += ("data.global_batch=6", "run.eval_every=40")
     ("policy", "num_ranks"),
     [
         (("embedding.eviction=lru",), 2),
-        (("embedding.eviction=lru",), 4),
+        (("embedding.eviction=lru", "comm.transport=host_staged"), 4),
         (("embedding.eviction=ttl", "embedding.ttl=3", "embedding.optimizer=sgd", "embedding.lr=0.05"), 3),
         (("embedding.eviction=lfu", "embedding.admit_after=2", "embedding.optimizer=rowwise_adagrad"), 2),
         (("embedding.admit_after=2", "embedding.admission=exact", "comm.transport=collective"), 3),

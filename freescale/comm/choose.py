@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import copy_engine, host_staged
-from freescale.comm.facts import GroupFacts, gather_facts
+from freescale.comm.facts import GroupFacts, gather_facts, own_facts
 from freescale.comm.local_sockets import LocalTransport, on_one_machine
 from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport
 from freescale.errors import TrainingError, nearest
@@ -122,6 +122,36 @@ def told(transport: Transport) -> str:
     """One line about a transport, for logs."""
     free = "no SM used" if transport.sm_free else "uses SMs"
     return f"{transport.name} ({transport.engine}, {free}): {transport.reason}"
+
+
+def survey() -> list[tuple[str, str]]:
+    """What ranks of this machine could use, for `freescale doctor`: a kind of ranks, and a line about it."""
+    return [(what, _possible(facts)) for what, facts in imagined().items()]
+
+
+def imagined() -> dict[str, GroupFacts]:
+    """Groups one could start on this machine."""
+    cpu, own = torch.device("cpu"), own_facts(torch.device("cpu"))
+    groups = {"ranks on the CPU": GroupFacts([own, own], 0, cpu, "gloo")}
+    gpus = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+    if len(gpus) > 1:
+        groups["a rank on every GPU"] = GroupFacts([own_facts(gpu) for gpu in gpus], 0, gpus[0], "nccl")
+    if gpus:
+        groups["ranks that share GPU 0"] = GroupFacts([own_facts(gpus[0])] * 2, 0, gpus[0], "gloo")
+    return groups
+
+
+def _possible(facts: GroupFacts) -> str:
+    local = facts.one_machine and not facts.on_gpu
+    chosen, why = ("local", "CPU ranks of one machine") if local else pick(facts)
+    problems = {name: route.why_not(facts) for name, route in ROUTES.items() if name != chosen}
+    others = ", ".join(sorted(name for name, problem in problems.items() if problem is None))
+    refused = "".join(
+        f"; not {name}: {problem}"
+        for name, problem in problems.items()
+        if problem is not None and name != "local" and f"not {name}" not in why
+    )
+    return f"auto: {chosen} ({why}); can also use {others or 'nothing else'}{refused}"
 
 
 def _meant(kind: str) -> str | None:

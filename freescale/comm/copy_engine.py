@@ -44,45 +44,35 @@ class GpuWindows:
         self.rings, self._rank, self._own, self._driver = rings, rank, own, driver
         num_ranks, slots = rings.num_ranks, rings.num_slots
         first_slot = flag_bytes(rings)
-        self._slots = [
+        self.slots = [
             addresses[target] + first_slot + (source * slots + place) * rings.slot_bytes
             for source in range(num_ranks)
             for target in range(num_ranks)
             for place in range(slots)
         ]
-        self._flags: dict[int, int] = {}
+        self.flags = [0] * (2 * num_ranks**2)
         for source in range(num_ranks):
             for target in range(num_ranks):
                 arrived, released = CACHE_LINE * source, CACHE_LINE * (num_ranks + target)
-                self._flags[rings.arrived(source, target)] = addresses[target] + arrived
-                self._flags[rings.released(source, target)] = addresses[source] + released
+                self.flags[rings.arrived(source, target)] = addresses[target] + arrived
+                self.flags[rings.released(source, target)] = addresses[source] + released
         self._begins = addresses[rank]
         self._side = torch.cuda.Stream(own.device)
-
-    def slot(self, number: int) -> int:
-        """Where a slot begins."""
-        return self._slots[number]
-
-    def flag(self, number: int) -> int:
-        """Where a flag is."""
-        return self._flags[number]
 
     def read(self, flags: Sequence[int]) -> list[int]:
         """Values of flags this rank waits for, read by the CPU."""
         with torch.cuda.stream(self._side):
             words = self._own[: flag_bytes(self.rings)].cpu().view(torch.int32)
-        return [int(words[(self._flags[flag] - self._begins) // 4]) % (1 << 32) for flag in flags]
+        return [int(words[(self.flags[flag] - self._begins) // 4]) % (1 << 32) for flag in flags]
 
     def write(self, flags: Sequence[FlagValue]) -> None:
         """Flags this rank waits for, written for the CPU by a stream nobody waits for."""
         self._driver.use(self._own.device.index or 0)
-        self._driver.flags(
-            self._side.cuda_stream, write=[(self._flags[flag], value) for flag, value in flags]
-        )
+        self._driver.flags(self._side.cuda_stream, write=[(self.flags[flag], value) for flag, value in flags])
 
     def close(self) -> None:
         """Let go of the memory; nothing is under way."""
-        self._slots, self._flags = [], {}
+        self.slots, self.flags = [], []
 
 
 def flag_bytes(rings: Rings) -> int:

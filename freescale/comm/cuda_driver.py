@@ -19,7 +19,7 @@ _LIBRARY = "libcuda.so.1"
 _WAIT_32, _WRITE_32 = 1, 2
 _PORTABLE, _MAPPED = 1, 2
 # operation, address, value, flags (0: wait until cyclic difference >= 0; write after all that went before), alias.
-_OPERATION = struct.Struct("=IxxxxQQIxxxxQxxxxxxxx")
+_OPERATION = "IxxxxQQIxxxxQxxxxxxxx"
 MOST_OPERATIONS = 255
 _STREAM_ORDER, _BESIDE_COMPUTE = 1, 1
 
@@ -91,8 +91,11 @@ class CudaDriver:
         if self._batch is not None and len(copies) > 1:
             self._copy_batch(copies, stream)
             return
+        queue = self._library.cuMemcpyAsync
         for target, source, num_bytes in copies:
-            self._call("cuMemcpyAsync", target, source, num_bytes, stream)
+            result = queue(target, source, num_bytes, stream)
+            if result:
+                self._check("cuMemcpyAsync", result)
 
     def flags(self, stream: int, *, write: Sequence[Word] = (), wait: Sequence[Word] = ()) -> None:
         """Queue writes of words, then waits for words, in as few calls as the driver allows."""
@@ -139,9 +142,13 @@ class CudaDriver:
 
 def pack_operations(operations: Sequence[tuple[int, int, int]]) -> bytes:
     """Operations (kind, address, value) as the driver reads them: 48 bytes each."""
-    return b"".join(
-        _OPERATION.pack(kind, address, value % (1 << 32), 0, 0) for kind, address, value in operations
-    )
+    flat = [number for kind, address, value in operations for number in (kind, address, value, 0, 0)]
+    return _layout(len(operations)).pack(*flat)
+
+
+@functools.cache
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct("=" + count * _OPERATION)
 
 
 @functools.cache

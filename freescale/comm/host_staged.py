@@ -37,17 +37,11 @@ class HostWindows:
 
     def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver) -> None:
         self.rings, self._memory = rings, memory
-        self._on_gpu = driver.register(memory.address, rings.total_bytes)
+        on_gpu = driver.register(memory.address, rings.total_bytes)
+        self.flags = [on_gpu + CACHE_LINE * number for number in range(rings.num_flags)]
+        self.slots = [on_gpu + rings.slot_offset(number) for number in range(rings.total_slots)]
         self._release = weakref.finalize(self, driver.unregister, memory.address)
         self._release.atexit = False  # the end of the process lets go of everything
-
-    def slot(self, number: int) -> int:
-        """Where a slot begins."""
-        return self._on_gpu + self.rings.slot_offset(number)
-
-    def flag(self, number: int) -> int:
-        """Where a flag is."""
-        return self._on_gpu + CACHE_LINE * number
 
     def read(self, flags: Sequence[int]) -> list[int]:
         """Values of flags, read by the CPU."""

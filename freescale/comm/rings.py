@@ -34,19 +34,10 @@ LARGEST_SLOT_BYTES = 2 << 20
 _CHUNKS_A_MESSAGE = 4
 
 
-class Move(NamedTuple):
-    """Bytes between a tensor and a slot: out of the tensor when sending, into it when receiving."""
-
-    slot: int
-    first_byte: int
-    num_bytes: int
-
-
-class FlagValue(NamedTuple):
-    """A flag and the value it must have reached, or is given."""
-
-    flag: int
-    value: int
+Move = tuple[int, int, int]
+"""A slot, a first byte and a number of bytes of a tensor: out of the tensor when sending, into it when receiving."""
+FlagValue = tuple[int, int]
+"""A flag and the value it must have reached, or is given."""
 
 
 class Round(NamedTuple):
@@ -94,7 +85,7 @@ class Rings:
 
     @property
     def num_flags(self) -> int:
-        """Each on a cache line of its own, at the beginning of the memory."""
+        """All of them; each has a cache line of its own, at the beginning of the memory."""
         return 2 * self.num_ranks**2 + self.num_ranks
 
     def ranks_of(self, flag: int) -> tuple[int, int]:
@@ -110,9 +101,14 @@ class Rings:
         return round_up(self.num_flags * CACHE_LINE, PAGE) + slot * self.slot_bytes
 
     @property
+    def total_slots(self) -> int:
+        """Of all rings."""
+        return self.num_ranks**2 * self.num_slots
+
+    @property
     def total_bytes(self) -> int:
         """Flags and slots."""
-        return self.slot_offset(self.num_ranks**2 * self.num_slots)
+        return self.slot_offset(self.total_slots)
 
     def chunk_bytes(self, num_bytes: int) -> int:
         """Size of the chunks of a message; source and target know its length, so they agree."""
@@ -130,60 +126,70 @@ class Planner:
     """
 
     def __init__(self, rings: Rings, *, rank: int, stage_own: bool) -> None:
-        self.rings, self._rank = rings, rank
+        self.rings = rings
         ahead = range(1, rings.num_ranks + stage_own)
         # Rotated, so that in every round each rank is the first target of one other rank.
-        self._targets = [(rank + step) % rings.num_ranks for step in ahead]
-        self._sources = [(rank - step) % rings.num_ranks for step in ahead]
-        self._sent = [rings.first_epoch] * rings.num_ranks
-        self._taken = [rings.first_epoch] * rings.num_ranks
+        targets = [(rank + step) % rings.num_ranks for step in ahead]
+        sources = [(rank - step) % rings.num_ranks for step in ahead]
+        self._out = [
+            _Ring(
+                each,
+                rings,
+                wait=rings.released(rank, each),
+                signal=rings.arrived(rank, each),
+                slot=rings.slot(rank, each, 0),
+            )
+            for each in targets
+        ]
+        self._in = [
+            _Ring(
+                each,
+                rings,
+                wait=rings.arrived(each, rank),
+                signal=rings.released(each, rank),
+                slot=rings.slot(each, rank, 0),
+            )
+            for each in sources
+        ]
 
     def plan(self, *, send: Sequence[int], receive: Sequence[int]) -> Exchange:
         """The rounds of an exchange of this many bytes to and from each rank."""
-        return Exchange(self._outgoing(send), self._incoming(receive))
+        # A chunk may enter its slot when the one before it there has been taken, and leave it when it has arrived.
+        return Exchange(
+            self._rounds(self._out, send, ahead=1 - self.rings.num_slots),
+            self._rounds(self._in, receive, ahead=1),
+        )
 
-    def _outgoing(self, send: Sequence[int]) -> list[Round]:
-        rings, rank, starts = self.rings, self._rank, offsets(send)
-        rounds: list[Round] = []
-        for target in self._targets:
-            epoch = self._sent[target]
-            for number, (first, size) in enumerate(self._chunks(send[target])):
-                waits, moves, signals = _round(rounds, number)
-                free = (epoch - rings.num_slots + 1) % EPOCHS
-                waits.append(FlagValue(rings.released(rank, target), free))
-                if size:
-                    moves.append(Move(rings.slot(rank, target, epoch), starts[target] + first, size))
-                epoch = (epoch + 1) % EPOCHS
-                signals.append(FlagValue(rings.arrived(rank, target), epoch))
-            self._sent[target] = epoch
+    def _rounds(self, ends: list[_Ring], sizes: Sequence[int], *, ahead: int) -> list[Round]:
+        starts, rounds = offsets(sizes), list[Round]()
+        for ring in ends:
+            first, left = starts[ring.peer], sizes[ring.peer]
+            step, epoch, number = self.rings.chunk_bytes(left), ring.epoch, 0
+            while True:
+                if number == len(rounds):
+                    rounds.append(Round([], [], []))
+                waits, moves, signals = rounds[number]
+                waits.append((ring.wait, (epoch + ahead) % EPOCHS))
+                if left:
+                    size = step if left > step else left
+                    moves.append((ring.slot + epoch % ring.num_slots, first, size))
+                    first, left = first + size, left - size
+                epoch, number = (epoch + 1) % EPOCHS, number + 1
+                signals.append((ring.signal, epoch))
+                if not left:
+                    break
+            ring.epoch = epoch
         return rounds
 
-    def _incoming(self, receive: Sequence[int]) -> list[Round]:
-        rings, rank, starts = self.rings, self._rank, offsets(receive)
-        rounds: list[Round] = []
-        for source in self._sources:
-            epoch = self._taken[source]
-            for number, (first, size) in enumerate(self._chunks(receive[source])):
-                waits, moves, signals = _round(rounds, number)
-                slot = rings.slot(source, rank, epoch)
-                epoch = (epoch + 1) % EPOCHS
-                waits.append(FlagValue(rings.arrived(source, rank), epoch))
-                if size:
-                    moves.append(Move(slot, starts[source] + first, size))
-                signals.append(FlagValue(rings.released(source, rank), epoch))
-            self._taken[source] = epoch
-        return rounds
 
-    def _chunks(self, num_bytes: int) -> list[tuple[int, int]]:
-        """First byte and size of every chunk of a message; a message of no bytes is one chunk of none."""
-        step = self.rings.chunk_bytes(num_bytes)
-        return [(first, min(step, num_bytes - first)) for first in range(0, max(1, num_bytes), step)]
+class _Ring:
+    """This rank's end of a ring: the flag it waits for, the flag it writes, and how far it is."""
 
+    __slots__ = ("epoch", "num_slots", "peer", "signal", "slot", "wait")
 
-def _round(rounds: list[Round], number: int) -> Round:
-    if number == len(rounds):
-        rounds.append(Round([], [], []))
-    return rounds[number]
+    def __init__(self, peer: int, rings: Rings, *, wait: int, signal: int, slot: int) -> None:
+        self.peer, self.wait, self.signal, self.slot = peer, wait, signal, slot
+        self.epoch, self.num_slots = rings.first_epoch, rings.num_slots
 
 
 def reached(value: int, target: int) -> bool:

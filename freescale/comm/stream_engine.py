@@ -27,21 +27,23 @@ from torch import Tensor
 
 from freescale.comm.cuda_driver import Copy, Driver, Word
 from freescale.comm.processes import Processes
-from freescale.comm.rings import Exchange, FlagValue, Move, Rings, reached
+from freescale.comm.rings import Exchange, FlagValue, Rings, Round, reached
 
 _LOOK_S = 0.1
 
 
 class Windows(Protocol):
-    """Slots and flags, with the addresses this rank's GPU uses for them."""
+    """Slots and flags, with the addresses this rank's GPU uses for them.
+
+    Args:
+        rings: what they are.
+        slots: where each begins.
+        flags: where each is.
+    """
 
     rings: Rings
-
-    def slot(self, number: int) -> int:
-        """Where a slot begins."""
-
-    def flag(self, number: int) -> int:
-        """Where a flag is."""
+    slots: list[int]
+    flags: list[int]
 
     def read(self, flags: Sequence[int]) -> list[int]:
         """Values of flags this rank waits for, read by the CPU."""
@@ -170,38 +172,37 @@ class StreamEngine:
 
     def _queue(self, exchange: Exchange, sent: int, received: int) -> None:
         """Both sides, round by round in turn."""
+        outgoing, incoming = exchange
         leaving, coming = self._leaving.cuda_stream, self._coming.cuda_stream
         before_out: list[FlagValue] = []
         before_in: list[FlagValue] = []
-        for number in range(max(len(exchange.outgoing), len(exchange.incoming))):
-            if number < len(exchange.outgoing):
-                each = exchange.outgoing[number]
-                self._flags(leaving, write=before_out, wait=each.waits)
-                self._driver.copy([self._out(move, sent) for move in each.moves], leaving)
-                before_out = each.signals
-            if number < len(exchange.incoming):
-                each = exchange.incoming[number]
-                self._flags(coming, write=before_in, wait=each.waits)
-                self._driver.copy([self._in(move, received) for move in each.moves], coming)
-                before_in = each.signals
-        self._flags(leaving, write=before_out)
-        self._flags(coming, write=before_in)
+        for number in range(max(len(outgoing), len(incoming))):
+            if number < len(outgoing):
+                self._round(outgoing[number], before_out, leaving, sent, out=True)
+                before_out = outgoing[number].signals
+            if number < len(incoming):
+                self._round(incoming[number], before_in, coming, received, out=False)
+                before_in = incoming[number].signals
+        for stream, write in ((leaving, before_out), (coming, before_in)):
+            if write:
+                self._driver.flags(stream, write=self._words(write))
 
-    def _flags(self, stream: int, *, write: Sequence[FlagValue], wait: Sequence[FlagValue] = ()) -> None:
-        if write or wait:
-            self._driver.flags(stream, write=self._words(write), wait=self._words(wait))
+    def _round(self, now: Round, before: list[FlagValue], stream: int, tensor: int, *, out: bool) -> None:
+        """Write the flags of the round before and wait for those of this one, then copy."""
+        assert self._windows is not None
+        slots = self._windows.slots
+        self._driver.flags(stream, write=self._words(before), wait=self._words(now.waits))
+        copies: list[Copy]
+        if out:
+            copies = [(slots[slot], tensor + first, size) for slot, first, size in now.moves]
+        else:
+            copies = [(tensor + first, slots[slot], size) for slot, first, size in now.moves]
+        self._driver.copy(copies, stream)
 
     def _words(self, flags: Sequence[FlagValue]) -> list[Word]:
         assert self._windows is not None
-        return [(self._windows.flag(flag), value) for flag, value in flags]
-
-    def _out(self, move: Move, tensor: int) -> Copy:
-        assert self._windows is not None
-        return self._windows.slot(move.slot), tensor + move.first_byte, move.num_bytes
-
-    def _in(self, move: Move, tensor: int) -> Copy:
-        assert self._windows is not None
-        return tensor + move.first_byte, self._windows.slot(move.slot), move.num_bytes
+        places = self._windows.flags
+        return [(places[flag], value) for flag, value in flags]
 
     # What the thread beside it does.
 
@@ -246,7 +247,7 @@ class StreamEngine:
         last: dict[int, int] = {}
         for each in list(self._under_way):
             last.update(each.waits())
-        self._windows.write([FlagValue(flag, value) for flag, value in last.items()])
+        self._windows.write(list(last.items()))
 
 
 class WindowsOf(Protocol):

@@ -210,7 +210,7 @@ def test_every_rank_is_the_first_target_of_one_other() -> None:
     firsts = []
     for rank in range(4):
         exchange = Planner(Rings(4), rank=rank, stage_own=True).plan(send=[1] * 4, receive=[1] * 4)
-        first = exchange.outgoing[0].moves[0].slot // (8 * 4)
+        first = exchange.outgoing[0].moves[0][0] // (8 * 4)
         assert first == rank
-        firsts.append(exchange.outgoing[0].moves[0].slot // 8 % 4)
+        firsts.append(exchange.outgoing[0].moves[0][0] // 8 % 4)
     assert sorted(firsts) == [0, 1, 2, 3]
