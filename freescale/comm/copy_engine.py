@@ -20,7 +20,7 @@ from freescale.comm.processes import other_processes
 from freescale.comm.ring_transport import RingTransport
 from freescale.comm.rings import CACHE_LINE, PAGE, FlagValue, Rings, round_up
 from freescale.comm.shared_memory import together
-from freescale.comm.stream_engine import StreamEngine
+from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
 
 # torch refuses ranks that share a GPU unless it is told that this is meant.
@@ -67,7 +67,7 @@ class GpuWindows:
 
     def write(self, flags: Sequence[FlagValue]) -> None:
         """Flags this rank waits for, written for the CPU by a stream nobody waits for."""
-        self._driver.use(self._own.device.index or 0)
+        self._driver.use(index_of(self._own.device))
         self._driver.flags(self._side.cuda_stream, write=[(self.flags[flag], value) for flag, value in flags])
 
     def close(self) -> None:
@@ -145,4 +145,7 @@ def map_windows(
     flags = own[: flag_bytes(rings)].view(torch.int32)
     flags.fill_((rings.first_epoch + (1 << 31)) % (1 << 32) - (1 << 31))
     torch.cuda.synchronize(device)
-    return own, [int(address) for address in handle.buffer_ptrs]
+    # All windows lie at the same offset of what was mapped.
+    addresses = [int(address) for address in handle.buffer_ptrs]
+    offset = own.data_ptr() - addresses[handle.rank]
+    return own, [address + offset for address in addresses]

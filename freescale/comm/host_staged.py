@@ -22,7 +22,7 @@ from freescale.comm.ring_transport import RingTransport
 from freescale.comm.rings import CACHE_LINE, FlagValue, Rings
 from freescale.comm.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory, together
 from freescale.comm.shared_rings import SharedRings
-from freescale.comm.stream_engine import StreamEngine
+from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
 
 
@@ -33,14 +33,16 @@ class HostWindows:
         rings: what it holds.
         memory: shared by the ranks.
         driver: pins it.
+        device: number of the GPU.
     """
 
-    def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver) -> None:
+    def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver, device: int) -> None:
         self.rings, self._memory = rings, memory
         on_gpu = driver.register(memory.address, rings.total_bytes)
         self.flags = [on_gpu + CACHE_LINE * number for number in range(rings.num_flags)]
         self.slots = [on_gpu + rings.slot_offset(number) for number in range(rings.total_slots)]
-        self._release = weakref.finalize(self, driver.unregister, memory.address)
+        # Whichever thread drops it last: the memory stays mapped until it is unpinned.
+        self._release = weakref.finalize(self, _unpin, driver, device, memory)
         self._release.atexit = False  # the end of the process lets go of everything
 
     def read(self, flags: Sequence[int]) -> list[int]:
@@ -55,6 +57,11 @@ class HostWindows:
     def close(self) -> None:
         """Let go of the memory; nothing is under way."""
         self._release()
+
+
+def _unpin(driver: Driver, device: int, memory: SharedMemory) -> None:
+    driver.use(device)
+    driver.unregister(memory.address)
 
 
 def why_not(facts: GroupFacts) -> str | None:
@@ -84,11 +91,13 @@ def build(
     if not facts.on_gpu:
         cpu = SharedRings(control, processes=processes, timeout_s=timeout_s)
         return RingTransport("host_staged", cpu, control=control, rings=rings)
-    driver = driver or CudaDriver()
+    driver, gpu = driver or CudaDriver(), index_of(facts.device)
 
     def open_windows(rings: Rings) -> HostWindows:
         memory = share_memory(control, rings, timeout_s=timeout_s)
-        return together(control, lambda: HostWindows(rings, memory, driver), what="memory cannot be pinned")
+        return together(
+            control, lambda: HostWindows(rings, memory, driver, gpu), what="memory cannot be pinned"
+        )
 
     engine = StreamEngine(
         open_windows,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from freescale.comm.cuda_driver import Driver
 from freescale.comm.rings import EPOCHS
+from freescale.comm.stream_engine import index_of
 
 
 @dataclass
@@ -107,7 +108,7 @@ class RelayedTransport:
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _Pending:
         """Queue the copies; the thread does the rest."""
         self._relay.check()
-        self._driver.use(self._device.index or 0)
+        self._driver.use(index_of(self._device))
         tensor = tensor.detach().contiguous()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])
         leaving = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

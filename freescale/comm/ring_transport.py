@@ -57,6 +57,9 @@ class Engine(Protocol):
     def drain(self) -> None:
         """Until all that was begun has left and arrived."""
 
+    def check(self) -> None:
+        """Raise what has gone wrong with an exchange that was begun before, if something has."""
+
 
 class RingTransport:
     """Uneven all-to-all over an engine; every rank must start the same transfers in the same order.
@@ -86,6 +89,7 @@ class RingTransport:
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; returns at once."""
+        self._engine.check()  # before anything else: after a failure even counts are not to be trusted
         self._num_started += 1
         if self._num_started == self._next_look:
             self._next_look *= _LATER_LOOKS

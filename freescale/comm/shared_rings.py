@@ -104,6 +104,9 @@ class SharedRings:
             if side:
                 self.finish(side[-1].pending)
 
+    def check(self) -> None:
+        """Whoever waits hears at once what has gone wrong."""
+
     def finish(self, pending: _Pending) -> None:
         """Move bytes until an exchange is complete."""
         if not pending.num_left:

@@ -125,7 +125,7 @@ class StreamEngine:
 
     def open(self, rings: Rings) -> None:
         """Make the slots and flags, in place of those before."""
-        self._driver.use(self._index)
+        self._driver.use(index_of(self._device))
         before, self._windows = self._windows, None
         if before is not None:
             before.close()
@@ -138,7 +138,7 @@ class StreamEngine:
     ) -> _Pending:
         """Queue both sides of an exchange behind what the current stream has been given so far."""
         self.check()
-        self._driver.use(self._index)
+        self._driver.use(index_of(self._device))
         now = torch.cuda.current_stream(self._device)
         for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
@@ -165,10 +165,6 @@ class StreamEngine:
         """Raise what has gone wrong, if something has."""
         if self._failure is not None:
             raise self._failure
-
-    @property
-    def _index(self) -> int:
-        return self._device.index if self._device.index is not None else torch.cuda.current_device()
 
     def _queue(self, exchange: Exchange, sent: int, received: int) -> None:
         """Both sides, round by round in turn."""
@@ -255,6 +251,11 @@ class WindowsOf(Protocol):
 
     def __call__(self, rings: Rings) -> Windows:
         """Every rank calls it with the same rings."""
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a GPU; that of the current one where none is named."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _look_after(engine_of: weakref.ref[StreamEngine]) -> None:

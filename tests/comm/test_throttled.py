@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.throttled import Link, ThrottledTransport
-from freescale.comm.transport import CollectiveTransport
+from freescale.comm.transport import AloneTransport, CollectiveTransport
 from tests.ranks import run_on_ranks
 
 
@@ -35,6 +35,12 @@ def test_bytes_take_the_time_of_the_link_and_arrive():
         assert right
         # Two times 1 MB leave the rank at 0.02 GB/s, and a latency.
         assert 0.1 <= seconds < 10
+
+
+def test_it_says_what_moves_the_bytes_and_that_it_is_slowed_down():
+    slowed = ThrottledTransport(AloneTransport(), Link(gb_per_s=1, latency_us=0))
+    assert (slowed.engine, slowed.sm_free) == ("none", True)
+    assert "emulated link" in slowed.reason
 
 
 @pytest.mark.parametrize("num_bytes", [0, 2_000_000])
