@@ -67,7 +67,7 @@ def grow(rank: int) -> list[int]:
     """Messages that get larger, on one rank only; slots follow on every rank, at the same exchange."""
     staged, sizes = open_staged(slot_bytes=1 << 16), []
     for number in range(70):
-        large = 3_000_000 if number > 20 else 1_000_000
+        large = 1_100_000 if number > 20 else 600_000
         send = [0, large] if rank == 0 else [0, 5]
         receive = [0, 0] if rank == 0 else [large, 5]
         rows = torch.arange(sum(send), dtype=torch.int32) + number
