@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 import threading
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ _PORTABLE, _MAPPED = 1, 2
 # operation, address, value, flags (0: wait until cyclic difference >= 0; write after all that went before), alias.
 _OPERATION = "IxxxxQQIxxxxQxxxxxxxx"
 MOST_OPERATIONS = 255
+_FEWEST_QUEUES = 8
 _STREAM_ORDER, _BESIDE_COMPUTE = 1, 1
 
 Copy = tuple[int, int, int]
@@ -164,6 +166,11 @@ def load_library() -> ctypes.CDLL:
 
 def missing_driver() -> str | None:
     """What is missing for these calls; None if nothing is."""
+    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    if queues.isdigit() and int(queues) < _FEWEST_QUEUES:
+        return (
+            f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: streams that wait would stop those that compute; unset it"
+        )
     try:
         load_library()
     except OSError as error:

@@ -22,6 +22,8 @@ from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import current_stage
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
+# Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 _NOTES = "FREESCALE_FAILURE_NOTES"
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -71,6 +73,7 @@ def _environment(num_ranks: int, notes: str) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     return {
         "OMP_NUM_THREADS": str(threads),
+        **QUEUES,
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),

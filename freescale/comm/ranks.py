@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.comm.launch import RENDEZVOUS
+from freescale.comm.launch import QUEUES, RENDEZVOUS
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import exchange
 
@@ -118,6 +118,9 @@ def device_name(device: torch.device) -> str:
 def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ranks]:
     """Take part in the run this process was started for; alone when the environment names no others."""
     num_ranks = world_size_from_environment()
+    if num_ranks > 1:
+        for name, value in QUEUES.items():  # before the first call of CUDA
+            os.environ.setdefault(name, value)
     chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)

@@ -25,6 +25,7 @@ def facts(
 
 @pytest.fixture
 def with_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     monkeypatch.setattr(cuda_driver, "load_library", lambda: object())
 
 
@@ -69,6 +70,15 @@ def test_a_named_transport_is_refused_with_its_reason(name: str, where: GroupFac
     with pytest.raises(TrainingError, match=f"comm.transport={name} cannot be used here") as caught:
         open_route(name, None, where, 1.0)  # type: ignore[arg-type]
     assert reason in str(caught.value)
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_too_few_hardware_queues_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    for name in ("copy_engine", "host_staged"):
+        problem = ROUTES[name].why_not(facts("g0", "g1"))
+        assert problem is not None
+        assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in problem
 
 
 @pytest.mark.usefixtures("with_driver")

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.choose import make_transport
+from freescale.comm.launch import QUEUES
 from freescale.comm.transport import Transport
 
 pytestmark = [
@@ -66,7 +67,7 @@ def run_on_gpu(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: floa
 
 
 def _rank(fn: Callable[..., Any], rank: int, num_ranks: int, folder: str, answers: Any, args: Any) -> None:
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", **QUEUES)
     try:
         torch.cuda.set_device(GPU)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
