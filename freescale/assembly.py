@@ -19,6 +19,7 @@ from freescale.comm.lanes import kind_for_ids, open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
 from freescale.comm.transport import Transport
+from freescale.comm.virtual_gpus import virtual_gpus_here
 from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
@@ -329,6 +330,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             autocast=config.model.dtype == "bfloat16",
             seed=config.run.seed,
             gate=gate,
+            transport=config.comm.transport,
         ),
         rebalancer=Rebalancer(
             decisions=decisions,
@@ -425,7 +427,8 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
         },
         "run": {
-            "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}",
+            "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
+            + (", sharing one GPU" if virtual_gpus_here() else ""),
             "steps": f"{run.total_steps:,}, evaluated every {run.eval_every:,}",
             "folder": config.run.out,
         },

@@ -38,6 +38,12 @@ def train(
         typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A YAML recipe and changes to it."),
     ] = None,
     nproc: Annotated[int, typer.Option(help="Ranks to start on this machine.", min=1)] = 1,
+    virtual_gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Ranks that share one GPU, each with its part of it (CUDA MPS).", min=1
+        ),
+    ] = None,
     resume: Annotated[
         str, typer.Option(help="auto: go on from the last checkpoint; never: start over; or a folder.")
     ] = "auto",
@@ -50,10 +56,14 @@ def train(
 
     recipe, overrides = _split_arguments(arguments or [])
     config = load_config(recipe, overrides)
+    command = ["train", *(arguments or []), "--resume", resume]
+    if virtual_gpus is not None:
+        _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, device=config.run.device)
+        return
     if nproc > 1 and "RANK" not in os.environ:
         from freescale.comm.launch import launch
 
-        launch(["train", *(arguments or []), "--resume", resume], num_ranks=nproc)
+        launch(command, num_ranks=nproc)
         return
     from freescale.commands import train_run
     from freescale.train.progress import TerminalSink
@@ -63,6 +73,16 @@ def train(
         resume=resume,
         open_terminal=lambda total: TerminalSink(total_steps=total, log_every=config.run.log_every),
     )
+
+
+def _train_on_virtual_gpus(command: list[str], num_ranks: int, *, nproc: int, device: str) -> None:
+    from freescale.comm.launch import launch
+    from freescale.comm.virtual_gpus import check_request, virtual_gpus
+
+    check_request(num_ranks, nproc=nproc, device=device)
+    with virtual_gpus(num_ranks) as shared:
+        Console(stderr=True).print(escape(shared.message), highlight=False, soft_wrap=True)
+        launch(command, num_ranks=num_ranks, environment=shared.environment)
 
 
 @app.command()

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from freescale.comm import copy_engine, host_staged
 from freescale.comm.facts import GroupFacts, gather_facts, own_facts
 from freescale.comm.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport
+from freescale.comm.staged import StagedTransport
+from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport, speaks
 from freescale.errors import TrainingError, nearest
 
 
@@ -35,6 +36,8 @@ def _no_collective(facts: GroupFacts) -> str | None:
 
 
 def _build_collective(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+    if not speaks(group, facts.device):
+        return StagedTransport(group, device=facts.device)
     return CollectiveTransport(group, device=facts.device)
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,23 @@ _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
-def launch(command: Sequence[str], *, num_ranks: int) -> None:
-    """Run `python -m freescale COMMAND` on this many ranks; raises TrainingError for the first failure."""
+def launch(command: Sequence[str], *, num_ranks: int, environment: Mapping[str, str] | None = None) -> None:
+    """Run `python -m freescale COMMAND` on this many ranks; raises TrainingError for the first failure.
+
+    Args:
+        command: what follows `python -m freescale`.
+        num_ranks: processes.
+        environment: further variables for all of them.
+    """
     with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
-        environment = _environment(num_ranks, notes)
+        variables = {**_environment(num_ranks, notes), **(environment or {})}
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(num_ranks):
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "freescale", *command],
-                        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )
                 )

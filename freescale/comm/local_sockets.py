@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 _BUFFER_BYTES = 4 << 20
-_SMALL_BYTES = 64 << 10
 # Transfers that nobody waits for are looked after this often; most are small enough to leave at once.
 _NUDGE_S = 0.02
 
@@ -47,35 +46,6 @@ class _Exchange:
         """Move bytes until everything has left and arrived."""
         self._transport.finish(self)
         return self._received
-
-
-class _Sum:
-    """Values being added up over the ranks: sent whole when small or to one other rank, else in one part a rank."""
-
-    def __init__(self, transport: LocalTransport, values: Tensor) -> None:
-        self._transport, self._values = transport, values
-        num_ranks = transport.num_ranks
-        self._whole = num_ranks <= 2 or values.nbytes <= _SMALL_BYTES
-        flat = values.contiguous().view(-1)
-        if self._whole:
-            self._sizes = [len(flat)] * num_ranks
-            self._first = transport.start(flat.repeat(num_ranks), send=self._sizes, receive=self._sizes)
-        else:
-            self._sizes = [len(part) for part in flat.tensor_split(num_ranks)]
-            mine = [self._sizes[transport.rank]] * num_ranks
-            self._first = transport.start(flat, send=self._sizes, receive=mine)
-
-    def wait(self) -> Tensor:
-        """The sum, added in rank order: the same bits on every rank and in every run."""
-        num_ranks = self._transport.num_ranks
-        parts = self._first.wait().view(num_ranks, -1)
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        if not self._whole:
-            mine = [len(total)] * num_ranks
-            total = self._transport.start(total.repeat(num_ranks), send=mine, receive=self._sizes).wait()
-        return total.view(self._values.shape)
 
 
 class _Peer:
@@ -151,10 +121,6 @@ class LocalTransport:
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""
         ones = [1] * self.num_ranks
         return self.start(counts, send=ones, receive=ones).wait()
-
-    def start_sum(self, values: Tensor) -> _Sum:
-        """Begin to add values up over the ranks; returns at once."""
-        return _Sum(self, values.detach())
 
     def finish(self, exchange: _Exchange) -> None:
         """Move bytes until an exchange is complete."""

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.launch import QUEUES, RENDEZVOUS
+from freescale.comm.transport import speaks
+from freescale.comm.virtual_gpus import memory_fraction, virtual_gpus_here
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import exchange
 
@@ -55,8 +57,17 @@ class Ranks:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks, on every rank."""
         if self.group is not None:
-            dist.all_reduce(values, group=self.group)
+            add_up(values, group=self.group)
         return values
+
+    def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """The values of all ranks, which must have one shape, on every rank."""
+        if self.group is None:
+            return [values]
+        here = values if speaks(self.group, values.device) else values.cpu()
+        parts = [torch.empty_like(here) for _ in range(self.num_ranks)]
+        dist.all_gather(parts, here, group=self.group)
+        return [part.to(values.device) for part in parts]
 
     def sum_on_cpu(self, values: torch.Tensor, *, what: str = "sum over ranks") -> torch.Tensor:
         """The same for a tensor that lives on the CPU; `what` is its name in a timeline."""
@@ -83,6 +94,16 @@ class Ranks:
                     )
 
 
+def add_up(values: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+    """Element-wise sum over a group, in place; by way of the CPU where the group cannot read the device."""
+    if speaks(group, values.device):
+        dist.all_reduce(values, group=group)
+        return
+    here = values.cpu()
+    dist.all_reduce(here, group=group)
+    values.copy_(here)
+
+
 def world_size_from_environment() -> int:
     """Number of ranks torchrun (or `freescale train --nproc`) started; 1 outside of them."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -90,6 +111,13 @@ def world_size_from_environment() -> int:
 
 def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
     """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back."""
+    shared = virtual_gpus_here()
+    if wanted != "cpu" and shared and not torch.cuda.is_available():
+        raise TrainingError(
+            "this rank cannot use the GPU it was to share",
+            got=f"{shared} virtual GPUs, torch {torch.__version__} sees no CUDA device",
+            next_step="`freescale doctor` shows what is there; CUDA MPS may be switched off in this container",
+        )
     if wanted == "cuda" and not torch.cuda.is_available():
         raise TrainingError(
             "run.device=cuda, but this machine has no usable CUDA device",
@@ -98,11 +126,13 @@ def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
         )
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
+    if shared:
+        return torch.device("cuda", 0)
     if local_rank >= torch.cuda.device_count():
         raise TrainingError(
             "more ranks on this machine than GPUs",
             got=f"local rank {local_rank}, {torch.cuda.device_count()} GPUs",
-            next_step="start at most one rank a GPU, or use run.device=cpu",
+            next_step="start at most one rank a GPU, share one with --virtual-gpus N, or use run.device=cpu",
         )
     return torch.device("cuda", local_rank)
 
@@ -110,7 +140,8 @@ def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
 def device_name(device: torch.device) -> str:
     """What measurements on this device are filed under."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        shared = virtual_gpus_here()
+        return torch.cuda.get_device_name(device) + (f", shared by {shared}" if shared else "")
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
@@ -122,13 +153,17 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
         for name, value in QUEUES.items():  # before the first call of CUDA
             os.environ.setdefault(name, value)
     chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    sharing = virtual_gpus_here() if chosen.type == "cuda" else 0
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    if sharing:
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), chosen)
     if num_ranks == 1 and "RANK" not in os.environ:
         yield Ranks(rank=0, num_ranks=1, device=chosen)
         return
     timeout = datetime.timedelta(seconds=timeout_s)
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and not sharing else "gloo"
     # torchrun brings its own store (None: read from the environment), our launcher a file.
     store = os.environ.get(RENDEZVOUS)
     rank = int(os.environ["RANK"]) if store else -1

@@ -85,7 +85,7 @@ class AloneTransport:
 
 _REASONS = {
     "nccl": "NCCL moves uneven splits with send and receive kernels, on SMs",
-    "gloo": "the CPU moves the bytes, with threads of gloo; from a GPU they come by pinned copies",
+    "gloo": "the CPU moves the bytes, with threads of gloo",
 }
 
 
@@ -122,6 +122,11 @@ class CollectiveTransport:
         received = torch.empty_like(counts)
         dist.all_to_all_single(received, counts, group=self._group)
         return received
+
+
+def speaks(group: dist.ProcessGroup, device: torch.device | str) -> bool:
+    """Whether a group exchanges tensors of a device where they are: gloo those of a CPU, NCCL those of a GPU."""
+    return torch.device(device).type == "cpu" or backend_of(group, device).startswith("nccl")
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device | str) -> str:

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from freescale.comm.choose import make_transport
+from freescale.comm.ranks import add_up
 from freescale.comm.transport import Transport
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
@@ -208,7 +209,8 @@ class ShardedEmbedding:
         dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
         dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
         arrival = spans.arrive("sum replicated rows", on_device=dense.is_cuda)
-        dist.all_reduce(dense, group=self.group)
+        assert self.group is not None
+        add_up(dense, group=self.group)
         if arrival is not None:
             spans.waited(arrival, arrival.mark, on_device=dense.is_cuda)
         rows = dense[:, -1].nonzero().flatten()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.ranks import Ranks
@@ -124,9 +123,7 @@ def gather_uneven(values: Tensor, ranks: Ranks) -> tuple[Tensor, list[int]]:
     counts = ranks.sum(sizes).tolist()
     padded = values.new_zeros(max(counts), *values.shape[1:])
     padded[: len(values)] = values
-    parts = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(parts, padded, group=ranks.group)
-    return torch.cat([part[:count] for part, count in zip(parts, counts)]), counts
+    return torch.cat([part[:count] for part, count in zip(ranks.gather(padded), counts)]), counts
 
 
 def _scores(asked: Asked, block: ItemBlock) -> Tensor:

@@ -45,6 +45,7 @@ class TrainStep:
         autocast: compute matrix products in bfloat16.
         seed: of dropout, together with step and rank; nothing else needs a random state.
         gate: shut while dense gradients travel.
+        transport: how they travel.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TrainStep:
         autocast: bool = False,
         seed: int = 0,
         gate: Gate | None = None,
+        transport: str = "auto",
     ) -> None:
         self.timer = StepTimer(ranks.device)
         self._model: nn.Module = model
@@ -69,6 +71,7 @@ class TrainStep:
                 model,
                 ranks.group,
                 timeout_s=ranks.timeout_s,
+                kind=transport,
                 gate=gate,
                 handed_over=self.timer.handed_over,
             )

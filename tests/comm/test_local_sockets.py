@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from freescale.comm.choose import make_transport
 from freescale.comm.local_sockets import LocalTransport, on_one_machine
+from freescale.comm.sums import start_sum
 from freescale.comm.transport import CollectiveTransport
 from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
@@ -56,7 +57,7 @@ def add_up(rank: int, num_ranks: int) -> list[bytes]:
                 for r in range(num_ranks)
             ]
             mine = values[rank].clone()
-            first, second = transport.start_sum(mine), transport.start_sum(2 * mine)
+            first, second = start_sum(transport, mine), start_sum(transport, 2 * mine)
             wanted = values[0].clone()
             for other in values[1:]:
                 wanted += other

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.choose import make_transport
-from freescale.comm.transport import AloneTransport, CollectiveTransport
+from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport
 from tests.ranks import run_on_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -26,6 +26,11 @@ def rows_for(
 def exchange_many(rank: int, num_ranks: int) -> None:
     transport = make_transport(dist.group.WORLD)
     assert isinstance(transport, CollectiveTransport)
+    exchange_cases(transport, rank, num_ranks)
+
+
+def exchange_cases(transport: Transport, rank: int, num_ranks: int) -> None:
+    """Random splits, types and widths, waited for in another order than they were started in."""
     assert (transport.rank, transport.num_ranks) == (rank, num_ranks)
     rng = random.Random(5)
     on_the_way = []

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from freescale.comm import choose
+from freescale.train import dense_gradients
 from freescale.train.dense_gradients import reduced_in_backward
 from tests.ranks import run_on_ranks
 
@@ -48,6 +50,18 @@ def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
 @pytest.mark.parametrize("one_machine", [False, True])
 def test_gradients_are_the_sums_over_the_ranks(num_ranks, one_machine):
     run_on_ranks(compare, num_ranks, num_ranks, one_machine)
+
+
+def compare_staged(rank: int, num_ranks: int) -> None:
+    """As if the gradients lived on a GPU that the ranks share."""
+    for module in (dense_gradients, choose):
+        module.speaks = lambda group, device: False
+    compare(rank, num_ranks, False)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_gradients_of_a_shared_gpu_are_staged(num_ranks):
+    run_on_ranks(compare_staged, num_ranks, num_ranks)
 
 
 def seconds_until_the_input_has_its_gradient(rank: int) -> float:
