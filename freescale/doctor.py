@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from freescale.comm.choose import survey
+from freescale.comm.virtual_gpus import can_share
 from freescale.kernels import hstu_attention, reference
 
 _SMALL_RUN = ("run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16")
@@ -40,6 +41,7 @@ def examine() -> list[Finding]:
     else:
         findings.append(Finding("gpu", "none that torch can use; training runs on the CPU"))
     findings += [Finding(f"transports of {what}", line) for what, line in survey()]
+    findings.append(Finding("virtual gpus", can_share()))
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in devices:
         findings.append(_check(f"attention on {device}", lambda d=device: _check_attention(d)))  # type: ignore[misc]

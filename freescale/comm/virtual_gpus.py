@@ -69,6 +69,19 @@ def virtual_gpus(num_ranks: int, *, gpu: Gpu | None = None) -> Iterator[Shared]:
         yield shared
 
 
+def can_share() -> str:
+    """What `--virtual-gpus` would do on this machine, in one line; an MPS daemon is started and ended to see."""
+    try:
+        gpu = find_gpu()
+        with mps_daemon(visible=first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))):
+            shares = ", ".join(f"{n} x {sm_percentage(gpu.num_sms, n)[1]} SMs" for n in (2, 4, 8))
+            return f"side by side under CUDA MPS: {shares} of {gpu.name}"
+    except MpsError as error:
+        return f"time-sliced only, timings say nothing: {error}"
+    except TrainingError as error:
+        return f"no: {error.got or error.what}"
+
+
 def check_request(num_ranks: int, *, nproc: int, device: str) -> None:
     """Refuse what contradicts --virtual-gpus before anything is started."""
     if "RANK" in os.environ:

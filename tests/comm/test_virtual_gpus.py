@@ -125,6 +125,21 @@ def test_the_driver_is_asked_without_making_a_context(monkeypatch):
     assert not any("Ctx" in name or "Retain" in name for name in calls)
 
 
+@needs_linux
+@pytest.mark.parametrize(
+    ("mode", "finding"),
+    [("", "4 x 32 SMs, 8 x 16 SMs"), ("refuses", "already running"), (None, "not installed")],
+)
+def test_the_doctor_tries_it(tmp_path, monkeypatch, mode, finding):
+    fake_mps.install(tmp_path, monkeypatch, mode or "")
+    if mode is None:
+        monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(module, "find_gpu", lambda: H200)
+    assert finding in module.can_share()
+    assert ("time-sliced" in module.can_share()) == (mode != "")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
