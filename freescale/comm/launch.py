@@ -29,13 +29,20 @@ _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
-def launch(command: Sequence[str], *, num_ranks: int, environment: Mapping[str, str] | None = None) -> None:
-    """Run `python -m freescale COMMAND` on this many ranks; raises TrainingError for the first failure.
+def launch(
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "freescale"),
+) -> None:
+    """Run a command of freescale on this many ranks; raises TrainingError for the first failure.
 
     Args:
-        command: what follows `python -m freescale`.
+        command: what follows the program.
         num_ranks: processes.
         environment: further variables for all of them.
+        program: what Python runs; a file of one's own that takes part with `join_ranks` does as well.
     """
     with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
         variables = {**_environment(num_ranks, notes), **(environment or {})}
@@ -44,7 +51,7 @@ def launch(command: Sequence[str], *, num_ranks: int, environment: Mapping[str, 
             for rank in range(num_ranks):
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "freescale", *command],
+                        [sys.executable, *program, *command],
                         env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )

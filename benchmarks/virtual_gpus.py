@@ -1,0 +1,291 @@
+r"""The same HSTU training on virtual GPUs with every transport, plain and prioritized, balanced or not.
+
+Ranks are started with the code of `freescale train --virtual-gpus`. Checked first: the losses of all runs are one
+curve. Then, side by side: step time, exposed communication, and where the time went. "Before" is the first row: rows
+moved by a copy kernel on SMs (the stand-in for NCCL, which refuses to work here), plain schedule, no balance.
+
+    python benchmarks/virtual_gpus.py --ranks 4 --budget-s 540 --save virtual_gpus.jsonl     # one H200: 10 minutes
+    python benchmarks/virtual_gpus.py --ranks 8 --budget-s 540 --save virtual_gpus.jsonl
+    python benchmarks/virtual_gpus.py --device cpu --ranks 2 --steps 30 --warmup 10 --rounds 1
+
+Runs that do not fit into the time are named; with --save, the next call goes on where this one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freescale.comm.launch import launch
+from freescale.comm.virtual_gpus import virtual_gpus
+from freescale.errors import FreeScaleError
+from freescale.trace.bubbles import CAUSES
+from freescale.trace.metrics_log import read_metrics, step_of
+from freescale.trace.time_account import account_of
+
+COMMON = (
+    "model.dropout=0",
+    "eval.max_users=64",
+    "run.log_every=10",
+    "run.eval_every=1000000",
+    "run.keep=1",
+    "balance.refit_every=20",
+    "pipeline.decide_every=null",
+)
+SMALL = (
+    "synthetic.users=600",
+    "synthetic.items=5000",
+    "synthetic.mean_length=100",
+    "synthetic.sigma=1.2",
+    "synthetic.max_length=1000",
+    "data.max_length=1000",
+    "data.global_batch=24",
+    "model.dim=64",
+    "head.num_negatives=32",
+    "run.device=cpu",
+)
+LARGE = (
+    "synthetic.users=4000",
+    "synthetic.items=200000",
+    "synthetic.mean_length=250",
+    "synthetic.sigma=1.2",
+    "synthetic.max_length=2048",
+    "data.max_length=2048",
+    "data.global_batch=256",
+    "data.workers=1",
+    "model.dim=256",
+    "model.layers=4",
+    "model.heads=4",
+    "model.dtype=bfloat16",
+    "head.num_negatives=128",
+    "embedding.id_map=hash",
+    "embedding.rows=4000000",
+    "run.device=cuda",
+)
+"""A table of 4 GB and its optimizer's 8, spread over the ranks; long-tailed lengths, so that ranks differ."""
+
+RANK_FILE = str(Path(__file__).with_name("copy_kernel_rank.py"))
+LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
+"""Relative: sums in another order drift apart, in bfloat16 sooner than in float32."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: how rows travel, when, and who computes what."""
+
+    transport: str
+    prioritized: bool
+    balanced: bool
+
+    @property
+    def name(self) -> str:
+        """For a table."""
+        words = ["prioritized" if self.prioritized else "plain", "balanced" if self.balanced else "in turn"]
+        return f"{self.transport:<15} {words[0]:<11} {words[1]}"
+
+    def keys(self) -> list[str]:
+        """As recipe keys; the copy kernel takes the place of `collective`."""
+        kind = "collective" if self.transport.startswith("copy_kernel") else self.transport
+        return [
+            f"comm.transport={kind}",
+            f"pipeline.prioritized={str(self.prioritized).lower()}",
+            f"balance.enabled={str(self.balanced).lower()}",
+        ]
+
+
+def settings_of(transports: Sequence[str]) -> list[Setting]:
+    """In the order of their worth, should the time run out: before, after, then one switch at a time."""
+    wanted = [(False, False), (True, True), (False, True), (True, False)]
+    order = [Setting(transports[0], False, False)]
+    order += [Setting(transport, *switches) for switches in wanted for transport in reversed(transports)]
+    return list(dict.fromkeys(order))
+
+
+@contextlib.contextmanager
+def shared_gpu(options: argparse.Namespace, num_ranks: int) -> Iterator[Mapping[str, str]]:
+    """What ranks need in their environment."""
+    if options.device == "cpu":
+        yield {"OMP_NUM_THREADS": "1"}
+        return
+    with virtual_gpus(num_ranks) as shared:
+        print(shared.message, file=sys.stderr)
+        if not shared.partitioned and not options.time_sliced:
+            raise SystemExit("FAILED: without MPS timings say nothing; --time-sliced runs all the same")
+        yield shared.environment
+
+
+def run_once(
+    setting: Setting, num_ranks: int, environment: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Train once; the losses and where the time went after the warm-up."""
+    recipe = [*COMMON, *(SMALL if options.device == "cpu" else LARGE), *options.keys, *setting.keys()]
+    program: Sequence[str] = ("-m", "freescale")
+    if setting.transport.startswith("copy_kernel"):
+        program = (RANK_FILE, setting.transport.partition(":")[2])
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["train", *recipe, f"run.steps={options.steps}", f"run.out={folder}", "--resume", "never"]
+        with silenced():
+            launch(command, num_ranks=num_ranks, environment=environment, program=program)
+        steps = read_metrics(Path(folder) / "metrics.jsonl").steps
+    warm = [event for event in steps if (step_of(event) or 0) >= options.warmup]
+    account = account_of(warm)
+    if account is None or len(steps) != options.steps:
+        raise SystemExit(f"FAILED: {setting.name}: {len(steps)} steps, or steps without a breakdown")
+    tokens = [float(str(event["tokens_per_s"])) for event in warm if event.get("tokens_per_s")]
+    return {
+        "step_ms": account.step_ms,
+        **{cause: account.shares[cause] for cause in CAUSES},
+        "bubble": account.bubble,
+        "exposed_ms": account.shares["comm"] * account.step_ms,
+        "tokens_per_s": statistics.fmean(tokens) if tokens else 0.0,
+        "losses": [float(str(event["loss"])) for event in steps],
+    }
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """The lines of the ranks would drown the table: they go where nobody reads them."""
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    sys.stdout.flush()
+    os.dup2(nowhere, 1)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def measure(num_ranks: int, options: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
+    """All settings round by round, as far as the time goes; what a file already holds is not run again."""
+    known = load(options.save, num_ranks)
+    longest = 0.0
+    with shared_gpu(options, num_ranks) as environment:
+        for turn in range(options.rounds):
+            for setting in settings_of(options.transports):
+                key = (setting.name, turn)
+                if key in known or time.monotonic() + longest > deadline:
+                    continue
+                began = time.monotonic()
+                try:
+                    row = run_once(setting, num_ranks, environment, options)
+                except FreeScaleError as error:
+                    row = {"problem": str(error).splitlines()[0]}
+                longest = max(longest, time.monotonic() - began)
+                known[key] = {"ranks": num_ranks, "setting": setting.name, "round": turn, **row}
+                shown = row.get("problem") or f"{row['step_ms']:.1f} ms, bubble {row['bubble']:.1%}"
+                print(f"round {turn + 1}: {setting.name}: {shown}", file=sys.stderr, flush=True)
+                if options.save:
+                    with open(options.save, "a") as file:
+                        file.write(json.dumps(known[key]) + "\n")
+    return list(known.values())
+
+
+def load(path: str | None, num_ranks: int) -> dict[tuple[str, int], dict[str, Any]]:
+    """What an earlier call has measured."""
+    if not path or not os.path.exists(path):
+        return {}
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return {(row["setting"], row["round"]): row for row in rows if row["ranks"] == num_ranks}
+
+
+def check_curves(rows: Sequence[dict[str, Any]], device: str) -> float:
+    """The largest relative difference of any loss from that of the first run; refuses curves that are not one."""
+    curves = [row["losses"] for row in rows if "losses" in row]
+    worst = max(abs(a / b - 1) for curve in curves for a, b in zip(curve, curves[0], strict=True))
+    if worst > LOSS_TOLERANCE[device]:
+        raise SystemExit(f"FAILED: losses differ by {worst:.2e}; these are not the same training")
+    return worst
+
+
+def summarise(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Medians over the rounds, and the reduction against the first setting."""
+    table = []
+    for setting in settings_of(options.transports):
+        mine = [row for row in rows if row["setting"] == setting.name and "losses" in row]
+        if mine:
+            names = ("step_ms", "bubble", *CAUSES, "exposed_ms", "tokens_per_s")
+            medians = {name: statistics.median(row[name] for row in mine) for name in names}
+            table.append({"setting": setting.name, "rounds": len(mine), **medians})
+    for row in table:
+        # As a share of the step, and in milliseconds: a shorter step makes the same wait a larger share.
+        row["reduction"] = 1 - row["bubble"] / table[0]["bubble"]
+        row["reduction_ms"] = 1 - row["bubble"] * row["step_ms"] / (table[0]["bubble"] * table[0]["step_ms"])
+    return table
+
+
+def print_table(table: Sequence[dict[str, Any]], num_ranks: int, worst: float) -> None:
+    print(f"\n{num_ranks} ranks; the losses of all runs agree to {worst:.1e}; medians of the rounds.\n")
+    names = ("step ms", "bubble", *CAUSES, "exposed ms", "reduction", "in ms", "tokens/s")
+    print(f"{'':<38}" + "".join(f"{name:>11}" for name in names))
+    for row in table:
+        cells = [f"{row['step_ms']:11.1f}", *(f"{row[name]:11.1%}" for name in ("bubble", *CAUSES))]
+        cells += [f"{row['exposed_ms']:11.2f}", f"{row['reduction']:11.1%}", f"{row['reduction_ms']:11.1%}"]
+        print(f"{row['setting']:<38}" + "".join(cells) + f"{row['tokens_per_s']:11,.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--transports", help="comma-separated; the first is 'before'")
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--warmup", type=int, default=30, help="steps left out at the start of every run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--budget-s", type=float, default=540.0, help="start no run that would end later")
+    parser.add_argument("--save", help="file that keeps every run, and from which the next call goes on")
+    parser.add_argument("--time-sliced", action="store_true", help="run even where MPS is missing")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the workload")
+    options = parser.parse_args()
+    default = (
+        "copy_kernel:16,collective,copy_engine,host_staged"
+        if options.device == "cuda"
+        else "collective,host_staged,auto"
+    )
+    options.transports = (options.transports or default).split(",")
+    deadline = time.monotonic() + options.budget_s
+    rows = measure(options.ranks, options, deadline)
+    problems = {row["setting"]: row["problem"] for row in rows if "problem" in row}
+    if all("problem" in row for row in rows):
+        raise SystemExit(f"FAILED: {problems}")
+    worst = check_curves(rows, options.device)
+    table = summarise(rows, options)
+    print_table(table, options.ranks, worst)
+    done = {row["setting"] for row in rows}
+    missing = [setting.name for setting in settings_of(options.transports) if setting.name not in done]
+    for name, problem in problems.items():
+        print(f"failed: {name}: {problem}")
+    for name in missing:
+        print(f"no time for: {name}")
+    facts = {
+        "ranks": options.ranks,
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "date": str(datetime.date.today()),
+        "loss_difference": worst,
+    }
+    print(
+        json.dumps({"claim": "virtual_gpus", "rows": table, "failed": problems, "missing": missing, **facts})
+    )
+
+
+if __name__ == "__main__":
+    main()
