@@ -1,0 +1,107 @@
+"""Two kernels for measuring: one that holds every SM and does nothing, one that copies with so many blocks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HOG = r"""
+extern "C" __global__ void __launch_bounds__(1024) hog(volatile int* release, volatile int* up, int limit_ms) {
+    extern __shared__ char room[];
+    room[threadIdx.x] = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned long long start, now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+        up[blockIdx.x] = 1;
+        __threadfence_system();
+        do {
+            __nanosleep(2000);
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        } while (*release == 0 && now - start < 1000000ull * limit_ms);
+    }
+    __syncthreads();
+}
+"""
+
+_COPY = r"""
+extern "C" __global__ void copy_blocks(int4* target, const int4* source, int num_vectors) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < num_vectors; i += gridDim.x * blockDim.x)
+        target[i] = source[i];
+}
+"""
+
+
+class Hog:
+    """A kernel of one block an SM that takes all shared memory and stays until it is released, or its time is over.
+
+    Compiled and started once at construction: a kernel that is loaded while another spins waits for it.
+    """
+
+    def __init__(self, device: torch.device, *, limit_ms: int = 15_000) -> None:
+        facts = torch.cuda.get_device_properties(device)
+        self.num_sms = facts.multi_processor_count
+        self._shared = facts.shared_memory_per_block_optin
+        self._limit_ms = limit_ms
+        self._kernel: Any = torch.cuda._compile_kernel(_HOG, "hog")
+        self._kernel.set_shared_memory_config(self._shared)
+        self._stream = torch.cuda.Stream(device)
+        self._release = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._up = torch.zeros(self.num_sms, dtype=torch.int32, pin_memory=True)
+        self._release.fill_(1)
+        self._launch()
+        self._stream.synchronize()
+
+    def hold(self) -> None:
+        """Until every SM is held."""
+        self._release.zero_()
+        self._up.zero_()
+        self._launch()
+        deadline = time.monotonic() + 5
+        while int(self._up.sum()) < self.num_sms:
+            if time.monotonic() > deadline:
+                self.release()
+                raise RuntimeError(f"the hog holds {int(self._up.sum())} of {self.num_sms} SMs")
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is still there."""
+        return not self._stream.query()
+
+    def release(self) -> None:
+        """Give the SMs back."""
+        self._release.fill_(1)
+        self._stream.synchronize()
+
+    def _launch(self) -> None:
+        self._kernel(
+            grid=(self.num_sms, 1, 1),
+            block=(1024, 1, 1),
+            args=[self._release, self._up, self._limit_ms],
+            shared_mem=self._shared,
+            stream=self._stream,
+        )
+
+
+class BlockCopy:
+    """Copies 16 bytes a thread with this many blocks: what NCCL's channels take from the SMs.
+
+    Args:
+        num_blocks: of 512 threads each.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._kernel: Any = torch.cuda._compile_kernel(_COPY, "copy_blocks")
+
+    def __call__(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream | None = None) -> None:
+        """Contiguous tensors of one size, a multiple of 16 bytes, on any mapped memory."""
+        self._kernel(
+            grid=(self._num_blocks, 1, 1),
+            block=(512, 1, 1),
+            args=[target, source, source.nbytes // 16],
+            stream=stream or torch.cuda.current_stream(),
+        )
