@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from freescale.comm import copy_engine, host_staged
+from freescale.comm import copy_engine, host_staged, nccl_zero_sm
 from freescale.comm.facts import GroupFacts, gather_facts, own_facts
 from freescale.comm.local_sockets import LocalTransport, on_one_machine
 from freescale.comm.staged import StagedTransport
@@ -56,6 +56,7 @@ ROUTES: dict[str, Route] = {
     "local": Route(_no_sockets, _build_sockets),
     "copy_engine": Route(copy_engine.why_not, copy_engine.build),
     "host_staged": Route(host_staged.why_not, host_staged.build),
+    "nccl_zero_sm": Route(nccl_zero_sm.why_not, nccl_zero_sm.build),
 }
 
 
