@@ -109,7 +109,7 @@ class Setting:
 
 def settings_of(transports: Sequence[str]) -> list[Setting]:
     """In the order of their worth, should the time run out: before, after, then one switch at a time."""
-    wanted = [(False, False), (True, True), (False, True), (True, False)]
+    wanted = [(True, True), (False, False), (False, True), (True, False)]
     order = [Setting(transports[0], False, False)]
     order += [Setting(transport, *switches) for switches in wanted for transport in reversed(transports)]
     return list(dict.fromkeys(order))

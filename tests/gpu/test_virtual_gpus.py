@@ -1,0 +1,97 @@
+"""Virtual GPUs: ranks on one GPU learn what one rank learns, over every transport, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from freescale.comm.mps import PREFIX
+from freescale.comm.virtual_gpus import can_share
+from tests.small_run import SMALL
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+REPOSITORY = Path(__file__).parents[2]
+RECIPE = (*SMALL, "run.device=cuda", "model.dtype=float64", "run.steps=40", "run.eval_every=20")
+
+
+def train(folder: Path, *extra: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "freescale", "train", *RECIPE, f"run.out={folder}", *extra]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, env=environment, cwd=folder.parent, check=False
+    )
+    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
+    return done
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def losses(folder: Path) -> list[float]:
+    return [event["loss"] for event in events(folder, "step")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """One rank with the GPU to itself."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train(folder)
+    return losses(folder)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    yield
+    assert list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) == []
+
+
+@pytest.mark.parametrize("transport", ["auto", "collective", "host_staged", "copy_engine"])
+@pytest.mark.parametrize("prioritized", ["true", "false"])
+def test_two_virtual_gpus_have_the_losses_of_one_rank(tmp_path, alone, transport, prioritized):
+    run = train(
+        tmp_path / "run",
+        "--virtual-gpus",
+        "2",
+        f"comm.transport={transport}",
+        f"pipeline.prioritized={prioritized}",
+    )
+    assert "2 virtual GPUs on" in run.stderr
+    assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-8)
+    assert len(events(tmp_path / "run", "eval")) >= 2
+    assert all(0 <= event["bubble"] <= 1 for event in events(tmp_path / "run", "step"))
+
+
+def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path, alone):
+    folder = tmp_path / "run"
+    train(folder, "--virtual-gpus", "2", "run.steps=20")
+    train(folder, "--virtual-gpus", "3")
+    assert losses(folder) == pytest.approx(alone, rel=1e-8)
+
+
+def test_a_rank_that_fails_ends_the_others_and_the_daemon(tmp_path):
+    """More than its share of the memory: an error of one kind on all ranks, told once."""
+    run = train(
+        tmp_path / "run",
+        "--virtual-gpus",
+        "2",
+        "embedding.id_map=hash",
+        "embedding.rows=4000000000",
+        expect=1,
+    )
+    assert run.stderr.count("failed in stage") == 1
+
+
+def test_the_doctor_knows():
+    assert "side by side" in can_share() or "time-sliced" in can_share()
