@@ -106,5 +106,6 @@ def test_the_doctor_hears_of_every_route(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(choose, "imagined", lambda: {"ranks that share GPU 0": gpu})
     monkeypatch.setattr(cuda_driver, "load_library", lambda: object())
     assert dict(survey())["ranks that share GPU 0"] == (
-        "auto: copy_engine (several ranks share one GPU); can also use collective, host_staged"
+        "auto: copy_engine (several ranks share one GPU); can also use collective, host_staged; "
+        "not nccl_zero_sm: these tensors are exchanged by gloo, not by NCCL"
     )
