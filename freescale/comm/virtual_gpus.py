@@ -20,7 +20,9 @@ NUM_VIRTUAL_GPUS = "FREESCALE_VIRTUAL_GPUS"
 _MAX_CLIENTS = 48
 """Processes one MPS server takes, on Volta and later."""
 
-_QUEUES = 64
+_QUEUES = 96
+"""Hardware queues asked for by all ranks together: an even share each, 8 to 32."""
+
 _MULTIPROCESSOR_COUNT = 16
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT."""
 
