@@ -26,10 +26,14 @@ class EagerSteps:
         """values[tokens]."""
         return values.index_select(0, tokens)
 
-    def hidden(self, x: Routed, w_in: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    def hidden(self, x: Routed, w_in: Tensor, span: Span) -> Tensor:
+        """Before the activation."""
+        return _by_expert(x.copied(self), w_in.transpose(1, 2), span)
+
+    def activated(self, x: Routed, w_in: Tensor, span: Span, *, keep: bool) -> tuple[Tensor | None, Tensor]:
         """Before and after the activation."""
-        hidden = _by_expert(x.copied(self), w_in.transpose(1, 2), span)
-        return hidden, reference.activated(hidden, self.activation)
+        hidden = self.hidden(x, w_in, span)
+        return hidden if keep else None, reference.activated(hidden, self.activation)
 
     def rows(self, activated: Tensor, w_out: Tensor, span: Span) -> Tensor:
         """The experts' outputs."""

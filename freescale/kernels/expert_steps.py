@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.errors import FreeScaleError
-from freescale.kernels.moe_routing import Routing
+from freescale.kernels.moe_routing import TILE_ROWS, Routing
 
 Activation = Literal["swiglu", "silu", "relu2"]
 Save = Literal["preact", "input", "all"]
@@ -67,8 +67,11 @@ class Steps(Protocol):
     def gather(self, values: Tensor, tokens: Tensor) -> Tensor:
         """values[tokens]."""
 
-    def hidden(self, x: Routed, w_in: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        """The hidden numbers before and after the activation."""
+    def hidden(self, x: Routed, w_in: Tensor, span: Span) -> Tensor:
+        """The hidden numbers, before the activation."""
+
+    def activated(self, x: Routed, w_in: Tensor, span: Span, *, keep: bool) -> tuple[Tensor | None, Tensor]:
+        """The hidden numbers before the activation, if they are to be kept, and after it."""
 
     def rows(self, activated: Tensor, w_out: Tensor, span: Span) -> Tensor:
         """The experts' outputs [rows, D]."""
@@ -101,7 +104,7 @@ def run_experts(
 
 
 class _Experts(torch.autograd.Function):
-    """Keeps x, weights and index tensors; besides, `hidden` ("preact"), nothing ("input"), or the routed x too ("all")."""
+    """Keeps x, weights and index tensors; "preact" also the hidden numbers, "all" these and the routed x."""
 
     @staticmethod
     def forward(
@@ -117,16 +120,16 @@ class _Experts(torch.autograd.Function):
         save: Save,
     ) -> Tensor:
         routing = Routing(tokens, places, offsets)
-        rows, kept = _Rows(), []
+        rows, kept = _Rows(), list[Tensor]()
         for span in _spans(routing, chunked=save == "input"):
             source = Routed(x, span.tokens)
-            hidden, activated = steps.hidden(source, w_in, span)
-            kept += {"input": [], "preact": [hidden], "all": [hidden, source]}[save]
+            hidden, activated = steps.activated(source, w_in, span, keep=save != "input")
+            if hidden is not None:
+                kept = [hidden] if save == "preact" else [hidden, source.copied(steps)]
             del hidden, source
             rows.put(span, steps.rows(activated, w_out, span))
             del activated
-        tensors = [x.copied(steps) if isinstance(x, Routed) else x for x in kept]
-        ctx.save_for_backward(x, weights, w_in, w_out, *routing, *tensors)
+        ctx.save_for_backward(x, weights, w_in, w_out, *routing, *kept)
         ctx.steps, ctx.save, ctx.spent = steps, save, False
         return steps.combine(rows.all(), places, weights)
 
@@ -144,7 +147,7 @@ class _Experts(torch.autograd.Function):
         d_w_in = d_w_out = None
         for span in _spans(routing, chunked=ctx.save == "input"):
             source = Routed(x, span.tokens, kept[1] if ctx.save == "all" else None)
-            hidden = kept[0] if kept else steps.hidden(source, w_in, span)[0]
+            hidden = kept[0] if kept else steps.hidden(source, w_in, span)
             hidden = hidden.clone() if ctx.save == "all" else hidden
             routed = Routed(grad, span.tokens)
             part = weights_R[span.start : span.stop]
@@ -191,7 +194,7 @@ def _spans(routing: Routing, *, chunked: bool) -> list[Span]:
     chunks = min(MAX_CHUNKS, max(1, num_rows // CHUNK_ROWS)) if chunked else 1
     if chunks == 1:
         return [Span(routing, 0, num_rows, routing.offsets)]
-    edges = [num_rows * n // chunks for n in range(chunks + 1)]
+    edges = [num_rows * n // chunks // TILE_ROWS * TILE_ROWS for n in range(chunks)] + [num_rows]
     return [Span(routing, a, b, (routing.offsets - a).clamp(0, b - a)) for a, b in itertools.pairwise(edges)]
 
 

@@ -16,11 +16,14 @@ from torch import Tensor
 from freescale.errors import FreeScaleError
 from freescale.kernels import reference
 from freescale.kernels.expert_eager import EagerSteps
+from freescale.kernels.expert_fused import FusedSteps, why_not_fused
+from freescale.kernels.expert_grouped import GroupedSteps, why_not_grouped
 from freescale.kernels.expert_steps import Activation, Save, Steps, run_experts
 from freescale.kernels.moe_routing import route
 
 Backend = Literal["auto", "reference", "eager", "grouped", "triton"]
 ACTIVATIONS = ("swiglu", "silu", "relu2")
+BACKENDS = ("reference", "eager", "grouped", "triton")
 SAVES = ("preact", "input", "all")
 
 
@@ -66,12 +69,30 @@ def expert_mlp(
 
 
 def _steps(backend: Backend, activation: Activation) -> Steps:
-    return EagerSteps(activation)
+    makers: dict[str, type[EagerSteps | GroupedSteps | FusedSteps]]
+    makers = {"eager": EagerSteps, "grouped": GroupedSteps, "triton": FusedSteps}
+    return makers[backend](activation)
 
 
 def _choose(backend: Backend, x: Tensor, w_in: Tensor, w_out: Tensor) -> Backend:
     """The way to compute that "auto" stands for, or a complaint about one that cannot."""
-    return "eager" if backend == "auto" else backend
+    reasons = {"grouped": why_not_grouped, "triton": why_not_fused}
+    if backend == "auto":
+        if x.device.type == "cuda":
+            for name in ("grouped", "triton"):
+                if reasons[name](x, w_in, w_out) is None:
+                    return name  # type: ignore[return-value]
+        return "eager"
+    if backend not in BACKENDS:
+        raise FreeScaleError(
+            "backend is unknown", got=repr(backend), allowed=", ".join(map(repr, ("auto", *BACKENDS)))
+        )
+    why_not = reasons[backend](x, w_in, w_out) if backend in reasons else None
+    if why_not is not None:
+        raise FreeScaleError(
+            f"backend {backend!r} cannot run here: {why_not}", next_step="take 'auto' or 'eager'"
+        )
+    return backend
 
 
 def _cast(x: Tensor) -> Tensor:

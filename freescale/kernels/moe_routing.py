@@ -19,9 +19,12 @@ from torch import Tensor
 
 from freescale.errors import FreeScaleError
 from freescale.kernels.attention import has_triton
+from freescale.kernels.attention_launch import start_kernel
 
 # Rows of one tile of the products; a tile never holds rows of two experts.
 TILE_ROWS = 128
+# Choices that one program of the kernels counts and places.
+COUNT_TILE = 128
 LARGEST = 2**31 - 1
 
 
@@ -36,22 +39,6 @@ class Routing(NamedTuple):
     def num_experts(self) -> int:
         """How many experts there are, with rows or without."""
         return len(self.offsets) - 1
-
-    def tiles(self) -> Tensor:
-        """[num_tiles(R, E), 3] int32: expert, first row and end of its rows; -1 for a tile that is not needed.
-
-        How many tiles the experts need is known to the device only; the list has room for the most it can be.
-        """
-        counts = self.offsets.diff()
-        ends = ((counts + (TILE_ROWS - 1)) // TILE_ROWS).cumsum(0)
-        tile = torch.arange(num_tiles(len(self.tokens), self.num_experts), device=ends.device)
-        expert = torch.searchsorted(ends, tile, right=True)
-        within = expert.clamp(max=self.num_experts - 1)
-        first = (
-            self.offsets[within] + (tile - (ends - (counts + TILE_ROWS - 1) // TILE_ROWS)[within]) * TILE_ROWS
-        )
-        listed = torch.stack([within, first, self.offsets[within + 1]], dim=1)
-        return torch.where((expert < self.num_experts)[:, None], listed, -1).to(torch.int32)
 
 
 def num_tiles(num_rows: int, num_experts: int) -> int:
@@ -117,4 +104,67 @@ def _by_sort(experts_LK: Tensor, num_experts: int) -> Routing:
 
 
 def _by_kernels(experts_LK: Tensor, num_experts: int) -> Routing:
-    raise NotImplementedError
+    """Count the choices of every tile, sum the counts up over the tiles of an expert, hand out places."""
+    from freescale.kernels import triton_routing as kernels
+
+    made = _empty(experts_LK, num_experts)
+    experts, num_choices = experts_LK.contiguous(), experts_LK.numel()
+    tiles = -(-num_choices // COUNT_TILE)
+    counts = torch.empty(num_experts, tiles, dtype=torch.int32, device=experts.device)
+    sizes = {"num_choices": num_choices, "num_counts": tiles}
+    shape = {"NUM_EXPERTS": num_experts, "TILE": COUNT_TILE}
+    start_kernel(
+        kernels.count_kernel,
+        (tiles,),
+        {"Experts": experts, "Counts": counts},
+        sizes,
+        {**shape, "num_warps": 4},
+    )
+    totals = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
+    scanned = {"Counts": counts, "Totals": totals}
+    start_kernel(
+        kernels.scan_kernel, (num_experts,), scanned, {"num_counts": tiles}, {"BLOCK": 1024, "num_warps": 4}
+    )
+    edges = {"Totals": totals, "Offsets": made.offsets}
+    padded = _power(num_experts)
+    start_kernel(
+        kernels.offsets_kernel,
+        (1,),
+        edges,
+        {},
+        {"NUM_EXPERTS": num_experts, "BLOCK": padded, "num_warps": 4},
+    )
+    tensors = {"Experts": experts, "Counts": counts, **made._asdict()}
+    start_kernel(
+        kernels.place_kernel,
+        (tiles,),
+        {name.capitalize(): x for name, x in tensors.items()},
+        sizes,
+        {"CHOICES": experts.shape[1], "TILE": COUNT_TILE, "num_warps": 4},
+    )
+    return made
+
+
+def tile_list(offsets: Tensor, num_rows: int) -> Tensor:
+    """[num_tiles, 3] int32: expert, first row and end of the expert's rows; the expert is -1 where no tile is needed.
+
+    How many tiles the experts need is known to the device only: the list has room for the most it can be.
+    """
+    from freescale.kernels import triton_routing as kernels
+
+    num_experts = len(offsets) - 1
+    room = num_tiles(num_rows, num_experts)
+    tiles = torch.empty(room, 3, dtype=torch.int32, device=offsets.device)
+    constants = {"NUM_EXPERTS": num_experts, "BLOCK": _power(num_experts), "TILE": TILE_ROWS, "LIST": 32}
+    start_kernel(
+        kernels.tiles_kernel,
+        (-(-room // 32),),
+        {"Offsets": offsets, "Tiles": tiles},
+        {"num_tiles": room},
+        {**constants, "num_warps": 4},
+    )
+    return tiles
+
+
+def _power(count: int) -> int:
+    return max(16, 1 << (count - 1).bit_length())
