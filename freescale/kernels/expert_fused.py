@@ -39,13 +39,15 @@ class Tiles(NamedTuple):
     d_rows: Tile
 
 
+# 128 x 256 sums are half of the registers of eight warps. What is read through tokens inside the loop counts for two
+# stages, one for the tokens and one for the rows, so five stages there are three tiles in flight.
 _HALF = Tiles(
-    hidden=Tile(128, 64, 8, 3),
-    rows=Tile(256, 64, 8, 3),
+    hidden=Tile(128, 64, 8, 4),
+    rows=Tile(256, 64, 8, 4),
     d_hidden=Tile(128, 64, 8, 3),
-    d_w_out=Tile(256, 64, 8, 3),
-    d_w_in=Tile(256, 64, 8, 3),
-    d_rows=Tile(256, 64, 8, 3),
+    d_w_out=Tile(256, 64, 8, 5),
+    d_w_in=Tile(256, 64, 8, 5),
+    d_rows=Tile(256, 64, 8, 4),
 )
 _SINGLE = Tiles(*(Tile(64, 32, 8, 2) for _ in Tiles._fields))
 
@@ -54,7 +56,7 @@ def tiles_for(activation: Activation, dtype: torch.dtype) -> Tiles:
     """The tile sizes for this type; without a gate the first product has room for twice the columns."""
     if dtype.itemsize > 2:
         return _SINGLE
-    return _HALF if activation == "swiglu" else _HALF._replace(hidden=Tile(256, 64, 8, 3))
+    return _HALF if activation == "swiglu" else _HALF._replace(hidden=Tile(256, 64, 8, 4))
 
 
 def why_not_fused(x: Tensor, w_in: Tensor, w_out: Tensor) -> str | None:
@@ -108,10 +110,8 @@ class FusedSteps:
         num_rows, parts = span.stop - span.start, 2 if self.activation == "swiglu" else 1
         out = x.values.new_empty(num_rows, w_in.shape[1] // parts)
         hidden = x.values.new_empty(num_rows, w_in.shape[1]) if keep else None
-        options = {"END": "forward", "KEEP": keep}
-        self._rows(
-            x, w_in, span, self._tile("hidden", out), out, turned=True, tensors={"Hidden": hidden}, **options
-        )
+        tile, tensors = self._tile("hidden", out), {} if hidden is None else {"Hidden": hidden}
+        self._rows(x, w_in, span, tile, out, turned=True, tensors=tensors, END="forward", KEEP=keep)
         return hidden, out
 
     def rows(self, activated: Tensor, w_out: Tensor, span: Span) -> Tensor:
@@ -125,7 +125,7 @@ class FusedSteps:
     def d_hidden(
         self, grad: Routed, w_out: Tensor, hidden: Tensor, weights_R: Tensor, span: Span
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Product and activation backward in one kernel; each tile of columns leaves its part of a weight's gradient."""
+        """Product and activation backward in one kernel; every tile of columns gives its part of d_weights."""
         if "d_hidden" in self.by_torch:
             return self._grouped.d_hidden(grad, w_out, hidden, weights_R, span)
         scaled, tile = hidden.new_empty(len(hidden), w_out.shape[2]), self._tile("d_hidden", hidden)
@@ -170,7 +170,7 @@ class FusedSteps:
         out: Tensor,
         *,
         turned: bool,
-        tensors: dict[str, Tensor | None] | None = None,
+        tensors: dict[str, Tensor] | None = None,
         parts: int = 0,
         **options: Any,
     ) -> None:
@@ -190,8 +190,7 @@ class FusedSteps:
             "Tiles": _listed(span),
             "Out": out,
         }
-        others = {"Hidden": None, "Weights": None, "DWeights": None, **(tensors or {})}
-        named |= {name: out if x is None else x for name, x in others.items()}
+        named |= {"Hidden": out, "Weights": out, "DWeights": out, **(tensors or {})}
         row_tiles = num_tiles(span.stop - span.start, len(weight))
         constants = {
             "COLUMNS_IN_ALL": out.shape[1],

@@ -1,8 +1,8 @@
 """The steps of an expert MLP on torch's grouped products, everything between them in fused Triton kernels.
 
-torch's grouped product reads the offsets on the device, so nothing waits for the host. It wants its rows in the experts'
-order: x and the gradient are copied so for a moment (a quarter of the hidden numbers where the hidden width is four
-times the width), and again where they are needed again.
+torch's grouped product reads the offsets on the device, so nothing waits for the host. It wants its rows in the order of
+the experts: x and the gradient are copied so for a moment (a quarter of the hidden numbers where the hidden width is
+four times the width), and again where they are needed again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class GroupedSteps:
 
     def __init__(self, activation: Activation) -> None:
         self.activation = activation
-        self._shape = {"ACTIVATION": activation, "PARTS": 2 if activation == "swiglu" else 1}
+        self._parts = 2 if activation == "swiglu" else 1
+        self._shape: dict[str, Any] = {"ACTIVATION": activation, "PARTS": self._parts}
 
     def gather(self, values: Tensor, tokens: Tensor) -> Tensor:
         """values[tokens]."""
@@ -67,7 +68,7 @@ class GroupedSteps:
         from freescale.kernels.triton_expert_rows import activate_kernel
 
         hidden = self.hidden(x, w_in, span)
-        out = hidden.new_empty(len(hidden), hidden.shape[1] // self._shape["PARTS"])  # type: ignore[operator]
+        out = hidden.new_empty(len(hidden), hidden.shape[1] // self._parts)
         _by_rows(activate_kernel, out, {"Hidden": hidden, "Out": out}, **self._shape)
         return hidden if keep else None, out
 

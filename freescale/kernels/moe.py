@@ -56,7 +56,7 @@ def expert_mlp(
     """
     _check(x_LD, weights_LK, experts_LK, w_in, w_out, activation, save)
     x, w_in, w_out = (_cast(t) for t in (x_LD, w_in, w_out))
-    weights = weights_LK.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    weights = weights_LK.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
     if not len(x):
         # Connected to its inputs, so that their gradients are zeros and not missing.
         return x + 0 * (weights.sum() + w_in.sum() + w_out.sum()).to(x.dtype)
@@ -81,7 +81,7 @@ def _choose(backend: Backend, x: Tensor, w_in: Tensor, w_out: Tensor) -> Backend
         if x.device.type == "cuda":
             for name in ("grouped", "triton"):
                 if reasons[name](x, w_in, w_out) is None:
-                    return name  # type: ignore[return-value]
+                    return name
         return "eager"
     if backend not in BACKENDS:
         raise FreeScaleError(

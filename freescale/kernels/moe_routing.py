@@ -111,7 +111,7 @@ def _by_kernels(experts_LK: Tensor, num_experts: int) -> Routing:
     experts, num_choices = experts_LK.contiguous(), experts_LK.numel()
     tiles = -(-num_choices // COUNT_TILE)
     counts = torch.empty(num_experts, tiles, dtype=torch.int32, device=experts.device)
-    sizes = {"num_choices": num_choices, "num_counts": tiles}
+    sizes: dict[str, float] = {"num_choices": num_choices, "num_counts": tiles}
     shape = {"NUM_EXPERTS": num_experts, "TILE": COUNT_TILE}
     start_kernel(
         kernels.count_kernel,

@@ -5,6 +5,7 @@ descriptors where they can. A tile of 128 rows belongs to one expert (see `moe_r
 on the sums while they are still in registers, and so does its backward. Nothing is added across programs.
 """
 
+# ruff: noqa: SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ def read_rows(Source, at, k0, width, INNER: tl.constexpr, WHOLE: tl.constexpr):
     """[rows, INNER] of rows that start at `at`, columns from k0 on; zeros beyond `width`."""
     inner = k0 + tl.arange(0, INNER)
     if WHOLE:
-        return tl.load(Source + at[:, None] + inner[None, :])
-    return tl.load(Source + at[:, None] + inner[None, :], mask=inner[None, :] < width, other=0.0)
+        rows = tl.load(Source + at[:, None] + inner[None, :])
+    else:
+        rows = tl.load(Source + at[:, None] + inner[None, :], mask=inner[None, :] < width, other=0.0)
+    return rows
 
 
 @triton.jit
@@ -41,19 +44,64 @@ def read_weight(
     COLUMNS: tl.constexpr, INNER: tl.constexpr, TURNED: tl.constexpr, WHOLE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """[INNER, COLUMNS] of an expert's matrix, kept as [columns, inner] (TURNED) or as [inner, columns]."""
-    if TMA:
-        if TURNED:
-            return W.load([expert * num_columns + n0, k0]).T
-        return W.load([expert * num_inner + k0, n0])
-    columns, inner = n0 + tl.arange(0, COLUMNS), k0 + tl.arange(0, INNER)
-    base = W + expert.to(tl.int64) * num_columns * num_inner
-    if TURNED:
-        at = base + columns[None, :].to(tl.int64) * num_inner + inner[:, None]
+    if TMA and TURNED:
+        w = W.load([expert * num_columns + n0, k0]).T
+    elif TMA:
+        w = W.load([expert * num_inner + k0, n0])
     else:
-        at = base + inner[:, None].to(tl.int64) * num_columns + columns[None, :]
-    if WHOLE:
-        return tl.load(at)
-    return tl.load(at, mask=(columns[None, :] < num_columns) & (inner[:, None] < num_inner), other=0.0)
+        columns, inner = n0 + tl.arange(0, COLUMNS), k0 + tl.arange(0, INNER)
+        at = W + expert.to(tl.int64) * num_columns * num_inner
+        if TURNED:
+            at += columns[None, :].to(tl.int64) * num_inner + inner[:, None]
+        else:
+            at += inner[:, None].to(tl.int64) * num_columns + columns[None, :]
+        if WHOLE:
+            w = tl.load(at)
+        else:
+            w = tl.load(at, mask=(columns[None, :] < num_columns) & (inner[:, None] < num_inner), other=0.0)
+    return w
+
+
+@triton.jit
+def result_places(
+    first, stop, n0, Out, Hidden,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COLUMNS_IN_ALL: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Which numbers of a tile are the expert's, and where they stand in Out and, for the gate, in Hidden."""
+    own, columns = tl.arange(0, ROWS), n0 + tl.arange(0, COLUMNS)
+    inside = (first + own[:, None] < stop) & (columns[None, :] < COLUMNS_IN_ALL)
+    # 64 bits for the tile's start only: they take registers that the sums need.
+    out = Out + first.to(tl.int64) * COLUMNS_IN_ALL + (own[:, None] * COLUMNS_IN_ALL + columns[None, :])
+    WIDE: tl.constexpr = COLUMNS_IN_ALL * PARTS
+    hidden = Hidden + first.to(tl.int64) * WIDE + (own[:, None] * WIDE + columns[None, :])
+    return inside, out, hidden
+
+
+@triton.jit
+def halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The left and the right half of the columns."""
+    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def through_end(
+    d_activated, weight, first, stop, n0, Out, Hidden,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COLUMNS_IN_ALL: tl.constexpr,
+    ACTIVATION: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Write gradients over Hidden and weight * activated to Out; what these columns give to the weights' gradients."""
+    inside, out, hidden = result_places(first, stop, n0, Out, Hidden, ROWS, COLUMNS, COLUMNS_IN_ALL, PARTS)
+    kind = Out.dtype.element_ty
+    gate = tl.load(hidden, mask=inside, other=0.0).to(tl.float32)
+    up = gate
+    if PARTS == 2:
+        up = tl.load(hidden + COLUMNS_IN_ALL, mask=inside, other=0.0).to(tl.float32)
+    after, d_gate, d_up = through_activation(gate, up, d_activated * weight[:, None], ACTIVATION)
+    tl.store(hidden, d_gate.to(kind), mask=inside)
+    if PARTS == 2:
+        tl.store(hidden + COLUMNS_IN_ALL, d_up.to(kind), mask=inside)
+    tl.store(out, (after * weight[:, None]).to(kind), mask=inside)
+    return tl.sum(tl.where(inside, after * d_activated, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=["num_row_tiles", "num_weight_parts"])
@@ -104,37 +152,42 @@ def rows_kernel(
                     W, expert, n0 + COLUMNS_IN_ALL, k0, IN_MATRIX, INNER_IN_ALL, COLUMNS, INNER, TURNED, WHOLE, TMA
                 )  # fmt: skip
                 sums_up = tl.dot(source, w_up, sums_up, input_precision=PRECISION)
-        # What is written reaches `stop` only.
-        own = first + tl.arange(0, ROWS)
-        columns = n0 + tl.arange(0, COLUMNS)
-        inside = (own[:, None] < stop) & (columns[None, :] < COLUMNS_IN_ALL)
-        out_at = own[:, None].to(tl.int64) * COLUMNS_IN_ALL + columns[None, :]
-        hidden_at = own[:, None].to(tl.int64) * (COLUMNS_IN_ALL * PARTS) + columns[None, :]
-        kind = Out.dtype.element_ty
         if END == "store":
-            tl.store(Out + out_at, sums.to(kind), mask=inside)
+            inside, out, _ = result_places(first, stop, n0, Out, Hidden, ROWS, COLUMNS, COLUMNS_IN_ALL, PARTS)
+            tl.store(out, sums.to(Out.dtype.element_ty), mask=inside)
         if END == "forward":
+            inside, out, hidden = result_places(
+                first, stop, n0, Out, Hidden, ROWS, COLUMNS, COLUMNS_IN_ALL, PARTS
+            )
             # Rounded before the activation, as the backward will see them.
-            gate, up = sums.to(kind), sums_up.to(kind)
+            gate, up = sums.to(Out.dtype.element_ty), sums_up.to(Out.dtype.element_ty)
             if KEEP:
-                tl.store(Hidden + hidden_at, gate, mask=inside)
+                tl.store(hidden, gate, mask=inside)
                 if TWO:
-                    tl.store(Hidden + hidden_at + COLUMNS_IN_ALL, up, mask=inside)
-            out = activated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION)
-            tl.store(Out + out_at, out.to(kind), mask=inside)
+                    tl.store(hidden + COLUMNS_IN_ALL, up, mask=inside)
+            after = activated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION)
+            tl.store(out, after.to(Out.dtype.element_ty), mask=inside)
         if END == "backward":
-            weight = tl.load(Weights + own, mask=own < stop, other=0.0)[:, None]
-            gate = tl.load(Hidden + hidden_at, mask=inside, other=0.0).to(tl.float32)
-            up = gate
-            if PARTS == 2:
-                up = tl.load(Hidden + hidden_at + COLUMNS_IN_ALL, mask=inside, other=0.0).to(tl.float32)
-            out, d_gate, d_up = through_activation(gate, up, sums * weight, ACTIVATION)
-            part = tl.sum(tl.where(inside, out * sums, 0.0), 1)
+            # A quarter of the columns at a time: all at once need more registers than there are.
+            QUARTER: tl.constexpr = COLUMNS // 4
+            left, right = halves(sums, ROWS, COLUMNS)
+            a, b = halves(left, ROWS, COLUMNS // 2)
+            c, d = halves(right, ROWS, COLUMNS // 2)
+            own = first + tl.arange(0, ROWS)
+            weight = tl.load(Weights + own, mask=own < stop, other=0.0)
+            part = through_end(
+                a, weight, first, stop, n0, Out, Hidden, ROWS, QUARTER, COLUMNS_IN_ALL, ACTIVATION, PARTS
+            )  # fmt: skip
+            part += through_end(
+                b, weight, first, stop, n0 + QUARTER, Out, Hidden, ROWS, QUARTER, COLUMNS_IN_ALL, ACTIVATION, PARTS
+            )  # fmt: skip
+            part += through_end(
+                c, weight, first, stop, n0 + 2 * QUARTER, Out, Hidden, ROWS, QUARTER, COLUMNS_IN_ALL, ACTIVATION, PARTS
+            )  # fmt: skip
+            part += through_end(
+                d, weight, first, stop, n0 + 3 * QUARTER, Out, Hidden, ROWS, QUARTER, COLUMNS_IN_ALL, ACTIVATION, PARTS
+            )  # fmt: skip
             tl.store(DWeights + own.to(tl.int64) * num_weight_parts + column_tile, part, mask=own < stop)
-            tl.store(Hidden + hidden_at, d_gate.to(kind), mask=inside)
-            if PARTS == 2:
-                tl.store(Hidden + hidden_at + COLUMNS_IN_ALL, d_up.to(kind), mask=inside)
-            tl.store(Out + out_at, (out * weight).to(kind), mask=inside)
 
 
 @triton.jit
@@ -147,16 +200,20 @@ def read_block(
     rows = r0 + tl.arange(0, INNER)
     if TMA:
         block = Source.load([r0, c0])
-        return block if INSIDE else tl.where(rows[:, None] < stop, block, tl.zeros_like(block))
-    columns = c0 + tl.arange(0, COLUMNS)
-    if INSIDE:
-        row = tl.load(Tokens + rows) if GATHER else rows
+        if not INSIDE:
+            block = tl.where(rows[:, None] < stop, block, tl.zeros_like(block))
     else:
-        row = tl.load(Tokens + rows, mask=rows < stop, other=0) if GATHER else rows
-    at = row[:, None].to(tl.int64) * width + columns[None, :]
-    if INSIDE and WHOLE:
-        return tl.load(Source + at)
-    return tl.load(Source + at, mask=(rows[:, None] < stop) & (columns[None, :] < width), other=0.0)
+        columns = c0 + tl.arange(0, COLUMNS)
+        if GATHER:
+            row = tl.load(Tokens + rows) if INSIDE else tl.load(Tokens + rows, mask=rows < stop, other=0)
+        else:
+            row = rows
+        at = Source + row[:, None].to(tl.int64) * width + columns[None, :]
+        if INSIDE and WHOLE:
+            block = tl.load(at)
+        else:
+            block = tl.load(at, mask=(rows[:, None] < stop) & (columns[None, :] < width), other=0.0)
+    return block
 
 
 @triton.jit(do_not_specialize=["num_row_tiles", "num_column_tiles"])
@@ -188,7 +245,8 @@ def weights_kernel(
                 Left, Tokens, r0, stop, m0, LEFT_WIDTH, INNER, ROWS, GATHER_LEFT, TMA_LEFT, WHOLE_LEFT, True
             )  # fmt: skip
             right = read_block(
-                Right, Tokens, r0, stop, n0, RIGHT_WIDTH, INNER, COLUMNS, not GATHER_LEFT, TMA_RIGHT, WHOLE_RIGHT, True
+                Right, Tokens, r0, stop, n0, RIGHT_WIDTH, INNER, COLUMNS, not GATHER_LEFT, TMA_RIGHT,
+                WHOLE_RIGHT, True,
             )  # fmt: skip
             sums = tl.dot(left.T, right, sums, input_precision=PRECISION)
         if full < stop:
@@ -196,7 +254,8 @@ def weights_kernel(
                 Left, Tokens, full, stop, m0, LEFT_WIDTH, INNER, ROWS, GATHER_LEFT, TMA_LEFT, WHOLE_LEFT, False
             )  # fmt: skip
             right = read_block(
-                Right, Tokens, full, stop, n0, RIGHT_WIDTH, INNER, COLUMNS, not GATHER_LEFT, TMA_RIGHT, WHOLE_RIGHT, False
+                Right, Tokens, full, stop, n0, RIGHT_WIDTH, INNER, COLUMNS, not GATHER_LEFT, TMA_RIGHT,
+                WHOLE_RIGHT, False,
             )  # fmt: skip
             sums = tl.dot(left.T, right, sums, input_precision=PRECISION)
         rows, columns = m0 + tl.arange(0, ROWS), n0 + tl.arange(0, COLUMNS)

@@ -4,7 +4,6 @@ All of them are bound by memory: each number is read once and each result writte
 added across programs, so results do not depend on their order. Row numbers are int32, places in memory int64.
 """
 
-# ruff: noqa: D103
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -18,25 +17,31 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
     """The activation; `up` counts for SwiGLU only."""
     if ACTIVATION == "relu2":
         positive = tl.maximum(gate, 0.0)
-        return positive * positive
-    silu = gate * tl.sigmoid(gate)
-    if ACTIVATION == "swiglu":
-        return silu * up
-    return silu
+        out = positive * positive
+    else:
+        out = gate * tl.sigmoid(gate)
+        if ACTIVATION == "swiglu":
+            out *= up
+    return out
 
 
 @triton.jit
 def through_activation(gate, up, d_activated, ACTIVATION: tl.constexpr):
     """The activation again, and the gradients of gate and up from that of the activation."""
+    d_gate, d_up = d_activated, d_activated
     if ACTIVATION == "relu2":
         positive = tl.maximum(gate, 0.0)
-        return positive * positive, d_activated * 2 * positive, d_activated
-    sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
-    slope = sigmoid + silu * (1 - sigmoid)
-    if ACTIVATION == "swiglu":
-        return silu * up, d_activated * up * slope, d_activated * silu
-    return silu, d_activated * slope, d_activated
+        out = positive * positive
+        d_gate *= 2 * positive
+    else:
+        sigmoid = tl.sigmoid(gate)
+        out = gate * sigmoid
+        d_gate *= sigmoid + out * (1 - sigmoid)
+        if ACTIVATION == "swiglu":
+            d_gate *= up
+            d_up *= out
+            out *= up
+    return out, d_gate, d_up
 
 
 @triton.jit
@@ -81,7 +86,7 @@ def activate_backward_kernel(
     """Gradients over Hidden; weight * activated over DActivated; DWeights[r] = sum of activated * DActivated."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     weight = tl.load(Weights + rows, mask=rows < num_rows, other=0.0)[:, None]
-    d_weight = tl.zeros([ROWS], tl.float32)
+    products = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(0, WIDTH, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         inside = (rows[:, None] < num_rows) & (columns[None, :] < WIDTH)
@@ -93,12 +98,12 @@ def activate_backward_kernel(
             up = tl.load(Hidden + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
         d_activated = tl.load(DActivated + own, mask=inside, other=0.0).to(tl.float32)
         out, d_gate, d_up = through_activation(gate, up, d_activated * weight, ACTIVATION)
-        d_weight += tl.sum(out * d_activated, 1)
+        products += out * d_activated
         tl.store(Hidden + at, d_gate.to(Hidden.dtype.element_ty), mask=inside)
         if PARTS == 2:
             tl.store(Hidden + at + WIDTH, d_up.to(Hidden.dtype.element_ty), mask=inside)
         tl.store(DActivated + own, (out * weight).to(DActivated.dtype.element_ty), mask=inside)
-    tl.store(DWeights + rows, d_weight, mask=rows < num_rows)
+    tl.store(DWeights + rows, tl.sum(products, 1), mask=rows < num_rows)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

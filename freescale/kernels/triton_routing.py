@@ -3,7 +3,6 @@
 All integers, so any order of adding gives the same sums. Time is a few launches: 2^18 choices are 1 MB.
 """
 
-# ruff: noqa: D103
 # mypy: ignore-errors
 
 from __future__ import annotations
