@@ -15,7 +15,7 @@ from freescale.kernels.attention import has_triton
 from freescale.kernels.attention_launch import start_kernel
 from freescale.kernels.expert_grouped import GroupedSteps
 from freescale.kernels.expert_steps import Activation, Routed, Span
-from freescale.kernels.moe_routing import TILE_ROWS, num_tiles, tile_list
+from freescale.kernels.moe_routing import TILE_ROWS, num_tiles
 
 
 class Tile(NamedTuple):
@@ -187,7 +187,7 @@ class FusedSteps:
             "Source": _described(values, (TILE_ROWS, tile.inner)) if tma_rows else values,
             "Tokens": tokens,
             "W": _described(matrices, box) if tma else weight,
-            "Tiles": _listed(span),
+            "Tiles": span.tiles,
             "Out": out,
         }
         named |= {"Hidden": out, "Weights": out, "DWeights": out, **(tensors or {})}
@@ -246,10 +246,6 @@ class FusedSteps:
 def _where(source: Tensor | Routed, span: Span) -> tuple[Tensor, Tensor]:
     """Values and the tokens to read them by."""
     return (source.values, source.tokens) if isinstance(source, Routed) else (source, span.offsets)
-
-
-def _listed(span: Span) -> Tensor:
-    return tile_list(span.offsets, span.stop - span.start)
 
 
 def _sizes(tile: Tile, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The steps of an expert MLP on torch's grouped products, everything between them in fused Triton kernels.
 
-torch's grouped product reads the offsets on the device, so nothing waits for the host. It wants its rows in the order of
-the experts: x and the gradient are copied so for a moment (a quarter of the hidden numbers where the hidden width is
-four times the width), and again where they are needed again.
+torch's grouped product reads the offsets on the device, so nothing waits for the host. It wants its rows in the order
+of the experts: x and the gradient are copied so for a moment (a quarter of the hidden numbers where the hidden width
+is four times the width), and again where they are needed again.
 """
 
 from __future__ import annotations

@@ -14,14 +14,15 @@ The gradient of a weight is <w_out^T d_out, activated> of its row, so the rows a
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.errors import FreeScaleError
-from freescale.kernels.moe_routing import TILE_ROWS, Routing
+from freescale.kernels.moe_routing import TILE_ROWS, Routing, tile_list
 
 Activation = Literal["swiglu", "silu", "relu2"]
 Save = Literal["preact", "input", "all"]
@@ -42,13 +43,15 @@ class Routed:
         return self._copy
 
 
-class Span(NamedTuple):
+@dataclass
+class Span:
     """A range of rows, and where each expert's rows stand in it."""
 
     routing: Routing
     start: int
     stop: int
     offsets: Tensor  # [E + 1] int32, from 0 to stop - start
+    _tiles: Tensor | None = None
 
     @property
     def tokens(self) -> Tensor:
@@ -59,6 +62,13 @@ class Span(NamedTuple):
     def whole(self) -> bool:
         """Whether these are all rows."""
         return self.stop - self.start == len(self.routing.tokens)
+
+    @property
+    def tiles(self) -> Tensor:
+        """The list of row tiles (see `tile_list`), made once."""
+        if self._tiles is None:
+            self._tiles = tile_list(self.offsets, self.stop - self.start)
+        return self._tiles
 
 
 class Steps(Protocol):

@@ -5,7 +5,6 @@ descriptors where they can. A tile of 128 rows belongs to one expert (see `moe_r
 on the sums while they are still in registers, and so does its backward. Nothing is added across programs.
 """
 
-# ruff: noqa: SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations
