@@ -148,8 +148,8 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Span by span; only the gradients of the rows [R, D] are there for all of them at once."""
         _once(ctx)
-        x, weights, w_in, w_out, *index = ctx.saved_tensors[:7]
-        kept, steps, routing = ctx.saved_tensors[7:], ctx.steps, Routing(*index)
+        x, weights, w_in, w_out, *rest = ctx.saved_tensors
+        routing, kept, steps = Routing(*rest[:3]), rest[3:], ctx.steps
         wants_x, _, wants_in, wants_out = ctx.needs_input_grad[:4]
         grad, flat = grad.contiguous(), routing.places.view(-1).long()
         weights_R = torch.empty_like(weights).view(-1).scatter_(0, flat, weights.reshape(-1))
