@@ -293,36 +293,47 @@ def verdicts(cells: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-# Tried by --sweep: columns, inner, warps, stages, group.
+# Tried by --sweep: columns, inner, warps, stages, group, registers (see `expert_fused.Tile`).
+LARGE = [
+    (256, 64, 8, 3),
+    (256, 64, 8, 4),
+    (256, 64, 8, 4, 16),
+    (128, 64, 4, 4),
+    (128, 64, 8, 3),
+    (128, 128, 8, 3),
+]
+OVER_ROWS = [
+    (256, 64, 8, 5),
+    (256, 64, 8, 7),
+    (256, 64, 8, 5, 4),
+    (128, 64, 4, 5),
+    (128, 64, 8, 5),
+    (128, 64, 8, 7),
+]
 CANDIDATES = {
     "hidden": [
         (128, 64, 8, 3),
         (128, 64, 8, 4),
+        (128, 64, 8, 4, 16),
+        (64, 64, 8, 3),
         (64, 64, 4, 3),
         (64, 64, 4, 4),
-        (64, 64, 8, 4),
-        (128, 64, 8, 4, 16),
     ],
-    "rows": [
-        (256, 64, 8, 3),
-        (256, 64, 8, 4),
-        (128, 64, 4, 4),
+    "rows": LARGE,
+    "d_hidden": [
+        (128, 64, 8, 3, 8, 128),
+        (128, 64, 8, 3),
         (128, 64, 8, 4),
-        (128, 128, 8, 3),
-        (256, 64, 8, 4, 16),
-    ],
-    "d_hidden": [(128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 4), (256, 64, 8, 3), (128, 64, 8, 4, 16)],
-    "d_w_out": [(256, 64, 8, 5), (256, 64, 8, 7), (128, 64, 4, 5), (128, 64, 8, 7), (256, 64, 8, 5, 4)],
-    "d_w_in": [(256, 64, 8, 5), (256, 64, 8, 7), (128, 64, 4, 5), (128, 64, 8, 7), (256, 64, 8, 5, 4)],
-    "d_rows": [
+        (128, 64, 8, 3, 16, 128),
+        (64, 64, 4, 4),
         (256, 64, 8, 3),
-        (256, 64, 8, 4),
-        (128, 64, 4, 4),
-        (128, 64, 8, 4),
-        (128, 128, 8, 3),
-        (256, 64, 8, 4, 16),
     ],
+    "d_w_out": OVER_ROWS,
+    "d_w_in": OVER_ROWS,
+    "d_rows": LARGE,
 }
+# Without a gate the first product has one set of sums.
+WITHOUT_GATE = [(256, 64, 8, 3), (256, 64, 8, 4), (256, 64, 8, 4, 16), (128, 64, 8, 3), (128, 64, 4, 3)]
 
 
 class Stage:
@@ -369,8 +380,9 @@ def sweep(shape: str, activation: str, args: argparse.Namespace) -> dict[str, An
     grouped = GroupedSteps(activation)  # type: ignore[arg-type]
     for step in args.steps or [*CANDIDATES, "combine", "route"]:
         calls: dict[str, Call] = {"torch": stage.call(grouped, step)}
-        for numbers in CANDIDATES.get(step, []):
-            tiles = tiles_for(activation, torch.bfloat16)._replace(**{step: Tile(*numbers)})  # type: ignore[arg-type]
+        tried = WITHOUT_GATE if step == "hidden" and case.parts == 1 else CANDIDATES.get(step, [])
+        for numbers in tried:
+            tiles = tiles_for(activation, torch.bfloat16, case.width)._replace(**{step: Tile(*numbers)})  # type: ignore[arg-type]
             steps = FusedSteps(activation, tiles=tiles)  # type: ignore[arg-type]
             call = stage.call(steps, step)
             try:
@@ -404,7 +416,12 @@ def main() -> None:
     parser.add_argument("--routings", nargs="+", default=["random", "balanced", "zipf"])
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--only", nargs="*", help="names of the contenders to run")
-    parser.add_argument("--by-torch", nargs="*", default=[], help="steps of 'ours, mixed' that torch does")
+    parser.add_argument(
+        "--by-torch",
+        nargs="*",
+        default=["rows", "d_w_out", "d_w_in", "d_rows"],
+        help="steps of 'ours, mixed' that torch does",
+    )
     parser.add_argument(
         "--tiles", type=json.loads, help="{\"hidden\": [128, 64, 8, 4], ...} for 'ours, mixed'"
     )
@@ -416,7 +433,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("needs a CUDA device")
     if args.tiles:
-        half = tiles_for(args.activations[0], torch.bfloat16)
+        half = tiles_for(args.activations[0], torch.bfloat16, SHAPES[args.shapes[0]][0])
         args.tiles = half._replace(**{name: Tile(*numbers) for name, numbers in args.tiles.items()})
     began, cells, left_out = time.monotonic(), {}, []
     print(

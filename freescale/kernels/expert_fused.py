@@ -19,13 +19,17 @@ from freescale.kernels.moe_routing import TILE_ROWS, num_tiles
 
 
 class Tile(NamedTuple):
-    """Columns of the result and numbers summed at once, warps, tiles in flight, row tiles that share the cache."""
+    """Columns of the result and numbers summed at once, warps, tiles in flight, row tiles that share the cache.
+
+    `registers` limits those of a thread, so that two programs fit on a multiprocessor; 0 leaves it to the compiler.
+    """
 
     columns: int
     inner: int
     warps: int
     stages: int
     group: int = 8
+    registers: int = 0
 
 
 class Tiles(NamedTuple):
@@ -39,24 +43,31 @@ class Tiles(NamedTuple):
     d_rows: Tile
 
 
-# 128 x 256 sums are half of the registers of eight warps. What is read through tokens inside the loop counts for two
-# stages, one for the tokens and one for the rows, so five stages there are three tiles in flight.
+# From the compiler's report for sm_90 and the bytes each end moves; the benchmark's --sweep is to confirm them.
+# 128 x 256 sums are half of the registers of eight warps, the most work for each byte read. The backward's end moves
+# 160 KB a tile, which takes as long as its product at small widths, so two programs share a multiprocessor and one
+# computes while the other writes; likewise the first product at small widths. Reading through tokens inside the loop
+# takes two stages a tile in flight, one for the tokens and one for the rows: five stages are three tiles.
 _HALF = Tiles(
     hidden=Tile(128, 64, 8, 4),
     rows=Tile(256, 64, 8, 4),
-    d_hidden=Tile(128, 64, 8, 3),
+    d_hidden=Tile(128, 64, 8, 3, registers=128),
     d_w_out=Tile(256, 64, 8, 5),
     d_w_in=Tile(256, 64, 8, 5),
     d_rows=Tile(256, 64, 8, 4),
 )
-_SINGLE = Tiles(*(Tile(64, 32, 8, 2) for _ in Tiles._fields))
+_SINGLE = Tiles(*(Tile(64, 32, 8, 2) for _ in Tiles._fields))._replace(hidden=Tile(32, 32, 8, 2))
+NARROW = 512
 
 
-def tiles_for(activation: Activation, dtype: torch.dtype) -> Tiles:
-    """The tile sizes for this type; without a gate the first product has room for twice the columns."""
+def tiles_for(activation: Activation, dtype: torch.dtype, width: int) -> Tiles:
+    """The tile sizes for this type and width; without a gate the first product has room for twice the columns."""
     if dtype.itemsize > 2:
         return _SINGLE
-    return _HALF if activation == "swiglu" else _HALF._replace(hidden=Tile(256, 64, 8, 4))
+    columns = 128 if activation == "swiglu" else 256
+    if width <= NARROW:
+        return _HALF._replace(hidden=Tile(columns // 2, 64, 8, 3))
+    return _HALF._replace(hidden=Tile(columns, 64, 8, 4))
 
 
 def why_not_fused(x: Tensor, w_in: Tensor, w_out: Tensor) -> str | None:
@@ -99,8 +110,8 @@ class FusedSteps:
         if "hidden" in self.by_torch:
             return self._grouped.hidden(x, w_in, span)
         out = x.values.new_empty(span.stop - span.start, w_in.shape[1])
-        tile = self._tile("hidden", x.values)
-        self._rows(x, w_in, span, tile, out, turned=True)
+        tile, parts = self._tile("hidden", x.values), 2 if self.activation == "swiglu" else 1
+        self._rows(x, w_in, span, tile._replace(columns=parts * tile.columns), out, turned=True)
         return out
 
     def activated(self, x: Routed, w_in: Tensor, span: Span, *, keep: bool) -> tuple[Tensor | None, Tensor]:
@@ -110,7 +121,7 @@ class FusedSteps:
         num_rows, parts = span.stop - span.start, 2 if self.activation == "swiglu" else 1
         out = x.values.new_empty(num_rows, w_in.shape[1] // parts)
         hidden = x.values.new_empty(num_rows, w_in.shape[1]) if keep else None
-        tile, tensors = self._tile("hidden", out), {} if hidden is None else {"Hidden": hidden}
+        tile, tensors = self._tile("hidden", x.values), {} if hidden is None else {"Hidden": hidden}
         self._rows(x, w_in, span, tile, out, turned=True, tensors=tensors, END="forward", KEEP=keep)
         return hidden, out
 
@@ -128,7 +139,7 @@ class FusedSteps:
         """Product and activation backward in one kernel; every tile of columns gives its part of d_weights."""
         if "d_hidden" in self.by_torch:
             return self._grouped.d_hidden(grad, w_out, hidden, weights_R, span)
-        scaled, tile = hidden.new_empty(len(hidden), w_out.shape[2]), self._tile("d_hidden", hidden)
+        scaled, tile = hidden.new_empty(len(hidden), w_out.shape[2]), self._tile("d_hidden", grad.values)
         num_parts = -(-scaled.shape[1] // tile.columns)
         parts = torch.empty(len(hidden), num_parts, dtype=torch.float32, device=hidden.device)
         tensors = {"Hidden": hidden, "Weights": weights_R, "DWeights": parts}
@@ -149,16 +160,17 @@ class FusedSteps:
         """Products over an expert's rows."""
         if "d_w_out" in self.by_torch:
             return self._grouped.d_w_out(grad, scaled, span, into)
-        return self._weights(grad, scaled, span, self._tile("d_w_out", scaled), into)
+        return self._weights(grad, scaled, span, self._tile("d_w_out", grad.values), into)
 
     def d_w_in(self, d_hidden: Tensor, x: Routed, span: Span, into: Tensor | None) -> Tensor:
         """Products over an expert's rows."""
         if "d_w_in" in self.by_torch:
             return self._grouped.d_w_in(d_hidden, x, span, into)
-        return self._weights(d_hidden, x, span, self._tile("d_w_in", d_hidden), into)
+        return self._weights(d_hidden, x, span, self._tile("d_w_in", x.values), into)
 
-    def _tile(self, step: str, like: Tensor) -> Tile:
-        tile: Tile = getattr(self._tiles or tiles_for(self.activation, like.dtype), step)
+    def _tile(self, step: str, tokens: Tensor) -> Tile:
+        """The tile of a step; `tokens` is any tensor with a token's width and type."""
+        tile: Tile = getattr(self._tiles or tiles_for(self.activation, tokens.dtype, tokens.shape[-1]), step)
         return tile
 
     def _rows(
@@ -250,7 +262,9 @@ def _where(source: Tensor | Routed, span: Span) -> tuple[Tensor, Tensor]:
 
 def _sizes(tile: Tile, dtype: torch.dtype) -> dict[str, Any]:
     tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    limit = {"maxnreg": tile.registers} if tile.registers else {}
     return {
+        **limit,
         "ROWS": TILE_ROWS,
         "COLUMNS": tile.columns,
         "INNER": tile.inner,

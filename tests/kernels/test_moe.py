@@ -119,6 +119,33 @@ def test_triton_products_equal_the_reference_at_odd_widths(activation, save, dty
 
 
 @interpreted
+def test_experts_without_rows_get_zeros_whatever_torch_leaves_there(monkeypatch):
+    pytest.importorskip("triton")
+    plain = torch.nn.functional.grouped_mm
+
+    def careless(a, b, *, offs):
+        out = plain(a, b, offs=offs)
+        if out.ndim == 3:
+            out[offs.diff(prepend=offs[:1] * 0) == 0] = float("nan")
+        return out
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", careless)
+    case = make(among=3, dtype=torch.float32)
+    compare(case, results(case, expert_mlp(*case.values(), backend="grouped")), "swiglu", 1e-5)
+
+
+def test_chunks_cover_the_rows_and_their_offsets_stay_inside(chunks):
+    routing = route(choose(300, 2, 7, among=5), 7)
+    spans = expert_steps._spans(routing, chunked=True)
+    assert len(spans) == expert_steps.MAX_CHUNKS
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    assert spans[-1].stop == 600
+    counts = sum(span.offsets.diff() for span in spans)
+    assert torch.equal(counts, routing.offsets.diff())
+    assert all(span.offsets[-1] == span.stop - span.start and span.offsets[0] == 0 for span in spans)
+
+
+@interpreted
 @pytest.mark.parametrize("step", ["hidden", "rows", "d_hidden", "d_w_out", "d_w_in", "d_rows"])
 def test_any_product_can_be_left_to_torch(step):
     pytest.importorskip("triton")
