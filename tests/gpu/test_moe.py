@@ -64,9 +64,9 @@ def assert_near(got: list[Tensor], wanted: list[Tensor], limit: float) -> None:
 @pytest.fixture
 def poison() -> Any:
     """Uninitialised memory is full of NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     yield
-    torch.use_deterministic_algorithms(False)
+    torch._C._set_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("save", ["preact", "input", "all"])

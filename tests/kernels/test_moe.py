@@ -15,7 +15,7 @@ from tests.kernels.test_moe_routing import choose
 ACTIVATIONS = ("swiglu", "silu", "relu2")
 SAVES = ("preact", "input", "all")
 # Small enough for the interpreter, and no divisor of the widths below.
-SMALL = Tiles(*(Tile(32, 16, 4, 2) for _ in Tiles._fields))
+SMALL = Tiles(*(Tile(32, 32, 4, 2) for _ in Tiles._fields))
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter is for machines without a GPU"
 )
@@ -72,9 +72,10 @@ def chunks(monkeypatch):
 @pytest.fixture
 def poison():
     """Uninitialised memory is full of NaN."""
-    torch.use_deterministic_algorithms(True)
+    # What torch.use_deterministic_algorithms does, without its import of the compiler: that takes ten seconds.
+    torch._C._set_deterministic_algorithms(True)
     yield
-    torch.use_deterministic_algorithms(False)
+    torch._C._set_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -101,7 +102,7 @@ def test_grouped_equals_the_reference(activation, save, chunks, poison):
     [
         ("swiglu", "preact", torch.float32),
         ("swiglu", "input", torch.float16),
-        ("silu", "input", torch.float32),
+        ("silu", "preact", torch.float32),
         ("silu", "all", torch.float16),
         ("relu2", "preact", torch.float16),
         ("relu2", "all", torch.float32),
@@ -109,8 +110,10 @@ def test_grouped_equals_the_reference(activation, save, chunks, poison):
 )
 def test_triton_products_equal_the_reference_at_odd_widths(activation, save, dtype, chunks, poison):
     pytest.importorskip("triton")
+    # Chunks end at tiles of 128 rows, so only "input" needs more than that.
+    tokens = 130 if save == "input" else 40
     case = make(
-        activation=activation, num_experts=3, among=2, tokens=130, width=21, hidden=35, dtype=dtype
+        activation=activation, num_experts=3, among=2, tokens=tokens, width=21, hidden=35, dtype=dtype
     )  # fmt: skip
     routing = route(case["experts"], 3)
     steps = FusedSteps(activation, tiles=SMALL)

@@ -46,21 +46,21 @@ def test_the_example_of_the_documentation():
 
 @pytest.mark.parametrize(
     ("tokens", "per_token", "num_experts", "among"),
-    [(1, 1, 1, 1), (1, 3, 8, 8), (300, 1, 4, 1), (300, 2, 5, 2), (200, 4, 256, 256), (129, 8, 8, 8)],
+    [(1, 1, 1, 1), (1, 3, 8, 8), (300, 1, 4, 1), (300, 2, 5, 2), (60, 4, 256, 256), (129, 8, 8, 8)],
 )
 def test_edges(tokens, per_token, num_experts, among):
     check(choose(tokens, per_token, num_experts, among=among), num_experts)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
-    tokens=st.integers(1, 200), per_token=st.integers(1, 4), more=st.integers(0, 90), seed=st.integers(0, 99)
+    tokens=st.integers(1, 150), per_token=st.integers(1, 4), more=st.integers(0, 90), seed=st.integers(0, 99)
 )
 def test_any_routing(tokens, per_token, more, seed):
     check(choose(tokens, per_token, per_token + more, seed=seed), per_token + more)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(counts=st.lists(st.integers(0, 300), min_size=1, max_size=20))
 def test_tiles_cover_every_row_once_and_never_two_experts(counts):
     pytest.importorskip("triton")
