@@ -1,14 +1,16 @@
-"""Attention over jagged sequences. `reference` is the plain truth; `hstu_attention` is what models call."""
+"""Attention over jagged sequences and expert MLPs. `reference` is the plain truth; these are what models call."""
 
 from freescale.kernels.attention import hstu_attention, softmax_attention
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.hstu_parts import gate, plain_norm, project_uvqk
 from freescale.kernels.layout import SequenceLayout
+from freescale.kernels.moe import expert_mlp
 from freescale.kernels.sampled_softmax import sampled_softmax, unit
 
 __all__ = [
     "AttentionMask",
     "SequenceLayout",
+    "expert_mlp",
     "gate",
     "hstu_attention",
     "plain_norm",
