@@ -15,6 +15,7 @@ from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.comm.choose import make_transport, told
 from freescale.comm.clocks import SharedClock
+from freescale.comm.expert_exchange import ExpertExchange
 from freescale.comm.lanes import kind_for_ids, open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
@@ -36,6 +37,7 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
 from freescale.kernels.slot_layout import make_layout
 from freescale.model.heads import RankingHead, RetrievalHead
+from freescale.model.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
@@ -113,15 +115,39 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "max_length": config.data.max_length,
         "position_bias": options.position_bias,
         "time_bias": options.kind == "hstu" and options.time_bias and has_time,
+        "ffn": ffn_shape(config),
     }
 
 
-def build_model(config: Config, source: SequenceSource) -> Recommender:
-    """The dense part, with initial weights that depend on the seed alone."""
+def ffn_shape(config: Config) -> dict[str, Any] | None:
+    """What `make_ffn` needs for the feed-forward part of a layer; None where there is none."""
+    options, moe = config.ffn, config.moe
+    if options.kind == "none":
+        return None
+    hidden = options.hidden or 4 * config.model.dim
+    dense = {"kind": options.kind, "hidden": hidden, "activation": options.activation}
+    if options.kind == "dense":
+        return dense
+    others = {
+        key: value for key, value in dataclasses.asdict(moe).items() if key not in ("experts", "parallel")
+    }
+    return {**dense, "num_experts": moe.experts, **others}
+
+
+def build_model(config: Config, source: SequenceSource, experts: ExpertExchange | None = None) -> Recommender:
+    """The dense part, with initial weights that depend on the seed alone; `experts` spreads experts over the ranks."""
     torch.manual_seed(config.run.seed)
-    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout)
+    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout, dispatch=experts)
     model = Recommender(encoder=encoder, head=build_head(config, source))
     return model.double() if config.model.dtype == "float64" else model
+
+
+def build_expert_exchange(config: Config, ranks: Ranks, gate: Gate) -> ExpertExchange | None:
+    """How tokens travel to experts on other ranks; None where every rank holds all experts."""
+    if config.ffn.kind != "moe" or not config.moe.parallel or ranks.group is None:
+        return None
+    lane = open_lane(ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s)
+    return ExpertExchange(WatchedTransport(lane), gate=gate)
 
 
 def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
@@ -251,7 +277,9 @@ def open_span_file(run: Run, config: Config) -> None:
 def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
-    model = build_model(config, source).to(ranks.device)
+    gate = Gate()
+    experts = build_expert_exchange(config, ranks, gate)
+    model = build_model(config, source, experts).to(ranks.device)
     embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
@@ -278,7 +306,6 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             due_at(step + 1, every=eval_every, save_every=config.run.checkpoint_every)
         )
 
-    gate = Gate()
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
 
     def open_schedule(first_step: int) -> Schedule:
@@ -310,6 +337,22 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             ),
         )
 
+    train_step = TrainStep(
+        model,
+        optimizer,
+        ranks=ranks,
+        lr=optim.lr,
+        table_lr=config.embedding.lr,
+        lr_factor=factor,
+        clip_norm=optim.clip_norm,
+        accumulate=optim.accumulate,
+        autocast=config.model.dtype == "bfloat16",
+        seed=config.run.seed,
+        gate=gate,
+        transport=config.comm.transport,
+    )
+    if experts is not None:
+        experts.stands_still = train_step.timer.standing_still
     retrieval = config.head.kind == "retrieval"
     return Run(
         ranks=ranks,
@@ -318,20 +361,9 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         embedding=embedding,
         id_map=id_map,
         id_report=IdReport(id_map, ranks),
-        train_step=TrainStep(
-            model,
-            optimizer,
-            ranks=ranks,
-            lr=optim.lr,
-            table_lr=config.embedding.lr,
-            lr_factor=factor,
-            clip_norm=optim.clip_norm,
-            accumulate=optim.accumulate,
-            autocast=config.model.dtype == "bfloat16",
-            seed=config.run.seed,
-            gate=gate,
-            transport=config.comm.transport,
-        ),
+        expert_load=train_step.load,
+        owned=train_step.owned,
+        train_step=train_step,
         rebalancer=Rebalancer(
             decisions=decisions,
             ranks=ranks,
@@ -408,7 +440,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     """Facts to show before the first step: data, model, plan."""
     lengths = np.asarray(source.lengths)
     p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
-    dense = sum(param.numel() for param in run.model.parameters())
+    dense = sum(run.owned.num_values(name, param) for name, param in run.model.named_parameters())
     plans = list(run.embedding.plans.values())
     distinct = (
         config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
@@ -433,6 +465,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "folder": config.run.out,
         },
     }
+    for name, layer in moe_layers(run.model):
+        first, count = layer.dispatch.block(layer.num_experts)
+        held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
+        facts["model"][name] = f"{layer.num_experts} experts, {layer.router.top_k} a token{held}"
     if run.ranks.num_ranks > 1:
         facts["run"]["rows travel by"] = told(run.embedding.transport)
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):

@@ -1,7 +1,7 @@
 """Dense gradients summed over the ranks, bucket by bucket, under the backward."""
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 import torch.distributed as dist
@@ -27,18 +27,23 @@ def reduced_in_backward(
     kind: str = "auto",
     gate: Gate | None = None,
     handed_over: Callable[[], None] = lambda: None,
+    owned: Collection[str] = (),
 ) -> DistributedDataParallel:
     """DDP whose buckets are summed, not averaged: the loss is already divided by the global count.
 
     The gate is shut while a bucket is under way: bulk that has time waits for it. `handed_over` is called for every
     bucket that this rank is ready to add up. `kind` is the transport where the group cannot read the device itself.
+    Parameters in `owned` belong to this rank alone and are left as they are.
     """
     gate = gate or Gate()
     device = next(model.parameters()).device
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
     wrapped = DistributedDataParallel(
         model,
         process_group=group,
         gradient_as_bucket_view=True,
+        # Buffers (router biases) follow from sums over all ranks: they are equal everywhere without being sent.
+        broadcast_buffers=False,
         # Weights follow from the seed. Comparing them is for groups that can read the device.
         init_sync=speaks(group, device),
     )

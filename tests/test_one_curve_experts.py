@@ -1,0 +1,68 @@
+"""Experts follow the one curve: spread over ranks or not, balanced, prioritized, accumulated, killed and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.test_one_curve import assert_same_curve, on_ranks
+
+# Everything a router can do, and clipping, which must see the experts of all ranks. With 4 ranks one holds no expert.
+MOE = (
+    "model.dtype=float64",
+    "model.layers=2",
+    "ffn.kind=moe",
+    "ffn.hidden=16",
+    "moe.experts=6",
+    "moe.top_k=2",
+    "moe.shared=1",
+    "moe.bias_rate=0.1",
+    "moe.aux_loss=0.05",
+    "moe.z_loss=0.01",
+    "optim.clip_norm=0.1",
+    "run.keep=10",
+)
+STEPS = ("run.steps=30", "run.eval_every=10")
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return on_ranks(1, (*MOE, *STEPS))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changes"),
+    [
+        (4, ("moe.parallel=true",)),
+        (2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false", "moe.save=input")),
+        (2, ("moe.parallel=false", "pipeline.prioritized=false", "moe.backend=reference")),
+    ],
+    ids=["4 ranks", "accumulated, not balanced", "not spread, plain pipeline"],
+)
+def test_ranks_and_speed_features_keep_the_curve(
+    num_ranks: int, changes: tuple[str, ...], alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*MOE, *STEPS, *changes)), alone)
+
+
+def test_routers_learn_and_move_in_that_run(alone: dict[str, Any]) -> None:
+    """Or the tests above would show nothing."""
+    routers = [name for name in alone["tensors"] if name.endswith("router.bias")]
+    assert len(routers) == 2
+    for name in routers:
+        assert np.abs(alone["tensors"][name]).max() > 1e-3
+    assert np.mean(alone["losses"][-5:]) < 0.8 * np.mean(alone["losses"][:5])
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """Experts, their optimizer state and biases find their new homes."""
+    for first, num_ranks in ((0, 4), (10, 2), (20, 1)):
+        recipe = (*MOE, f"run.steps={first + 10}", "run.eval_every=10", "moe.parallel=true")
+        path = tmp_path / "checkpoints" / f"step-{first:08d}" if first else None
+        result = on_ranks(num_ranks, recipe, str(tmp_path), path)
+        np.testing.assert_allclose(result["losses"], alone["losses"][first : first + 10], rtol=1e-9)
+    for name, value in alone["tensors"].items():
+        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
