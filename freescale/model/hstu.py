@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout, gate, hstu_attention, project_uvqk
+from freescale.kernels import SequenceLayout, gate, project_uvqk
 from freescale.model.blocks import InputLayer, RelativeBias
+from freescale.model.views import BatchView, View
 
 
 class HSTULayer(nn.Module):
@@ -34,18 +35,18 @@ class HSTULayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
 
-    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """States after this layer, [T, D]."""
+    def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
+        """States after this layer, [T, D]; `number` is the layer's own."""
         u, v, q, k, x_TD = project_uvqk(x_TD, self.uvqk)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
-        attended = hstu_attention(
+        attended = view.silu(
             q,
             k,
             v,
-            batch.offsets,
+            layer=number,
             scale=self.scale,
-            layout=layout,
-            **self.bias.arguments(batch),
+            position_bias=self.bias.position,
+            time_bias=self.bias.time,
         )
         return x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
 
@@ -89,14 +90,18 @@ class HSTU(nn.Module):
         )
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """State of every token, [T, D].
+        """State of every token of a batch, [T, D]."""
+        return self.encode(vectors_TD, BatchView(batch, layout))
+
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State of every token of a pass, [T, D].
 
         Under autocast the states between layers are kept in half precision too: everything beside the products is
         bound by memory, and this halves it. The head gets float32.
         """
-        x = self.input(vectors_TD, layout)
+        x = self.input(vectors_TD, view.places)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        for layer in self.layers:
-            x = layer(x, batch, layout)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, view, number)
         return x.to(vectors_TD.dtype)
