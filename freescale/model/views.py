@@ -58,7 +58,7 @@ class View(Protocol):
         """
 
     def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
-        """Weighted by softmax(scale * q k^T) over what each token sees; arguments as in `silu`."""
+        """Values weighted by the softmax of scale * q k^T over what each token sees; arguments as in `silu`."""
 
 
 class Encoder(Protocol):
@@ -123,7 +123,7 @@ class BatchView:
         )
 
     def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
-        """Weighted by softmax(scale * q k^T)."""
+        """Values weighted by the softmax of scale * q k^T."""
         return softmax_attention(
             *self._heads(layer, q_THD, k_THD, v_THV),
             self._batch.offsets,
