@@ -13,6 +13,7 @@ import torch
 from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
+from freescale.balance.work import SampleWork
 from freescale.comm.clocks import SharedClock
 from freescale.comm.lanes import open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
@@ -23,6 +24,7 @@ from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
 from freescale.data.parquet_source import ParquetSource, is_dataset
 from freescale.data.prepare import prepare
+from freescale.data.segment_rule import SegmentRule
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
 from freescale.embedding.eviction import make_eviction
@@ -111,7 +113,16 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "max_length": config.data.max_length,
         "position_bias": options.position_bias,
         "time_bias": options.kind == "hstu" and options.time_bias and has_time,
+        "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
     }
+
+
+def segment_rule(config: Config) -> SegmentRule | None:
+    """How histories are cut, where they are."""
+    options = config.segments
+    if options.recent is None:
+        return None
+    return SegmentRule(recent=options.recent, length=options.length, summaries=options.summaries)
 
 
 def build_model(config: Config, source: SequenceSource) -> Recommender:
@@ -211,6 +222,7 @@ def build_sampler(
         groups=train.source.groups,
         shuffle_rows=config.data.shuffle_rows,
         decisions=decisions,
+        work=SampleWork(segment_rule(config)),
     )
 
 
@@ -327,6 +339,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             autocast=config.model.dtype == "bfloat16",
             seed=config.run.seed,
             gate=gate,
+            work=SampleWork(segment_rule(config)),
         ),
         rebalancer=Rebalancer(
             decisions=decisions,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, EmbeddingSection, as_yaml
+from freescale.sections import Config, EmbeddingSection, SegmentsSection, as_yaml
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
 _BATCHES_UNDER_WAY = 3
@@ -223,6 +223,7 @@ def _cross_checks(config: Config) -> list[str]:
     problems = []
     if config.model.dim % config.model.heads:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
+    problems += _segment_problems(config)
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
     problems += _id_map_problems(config)
@@ -233,6 +234,23 @@ def _cross_checks(config: Config) -> list[str]:
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
     return problems
+
+
+def _segment_problems(config: Config) -> list[str]:
+    """Segments that would never be made, or keys of segments without them."""
+    options, defaults = config.segments, SegmentsSection()
+    if options.recent is None:
+        return [
+            f"segments.{name}: does nothing without segments.recent"
+            for name in ("length", "summaries")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    if options.recent >= config.data.max_length:
+        return [
+            f"segments.recent: must be below data.max_length = {config.data.max_length}, or there is no history to "
+            f"compress; got {options.recent}"
+        ]
+    return []
 
 
 def _id_map_problems(config: Config) -> list[str]:

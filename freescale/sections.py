@@ -106,6 +106,17 @@ class ModelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SegmentsSection:
+    """Long histories compressed into summary tokens; off unless `recent` is set."""
+
+    recent: int | None = _key(
+        None, "latest events that stay as they are, older ones are compressed; null: nothing is", at_least=1
+    )
+    length: int = _key(350, "events of a segment; the last one of a history may be shorter", at_least=1)
+    summaries: int = _key(4, "learnt summary tokens behind each segment", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadSection:
     """What the model is trained to predict."""
 
@@ -264,6 +275,7 @@ class Config:
     data: DataSection = field(default_factory=DataSection)
     synthetic: SyntheticSection = field(default_factory=SyntheticSection)
     model: ModelSection = field(default_factory=ModelSection)
+    segments: SegmentsSection = field(default_factory=SegmentsSection)
     head: HeadSection = field(default_factory=HeadSection)
     embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
     optim: OptimSection = field(default_factory=OptimSection)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from freescale.data.segment_rule import SegmentRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.hstu import HSTU
 from freescale.model.sasrec import SASRec
+from freescale.model.segmented import SegmentedEncoder
 
 
 class Recommender(nn.Module):
@@ -42,8 +46,25 @@ class Recommender(nn.Module):
         return self.encoder(F.embedding(batch.tokens["item_slot"], rows_UD), batch, layout)
 
 
-def make_encoder(kind: str, *, position_bias: bool, time_bias: bool, **shape: Any) -> nn.Module:
-    """The encoder a recipe or an exported manifest names; SASRec has no relative bias."""
+def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shape: Any) -> nn.Module:
+    """The encoder a recipe or an exported manifest names.
+
+    Args:
+        kind: "hstu" or "sasrec".
+        segments: of `SegmentRule`, for histories compressed into summaries.
+        shape: dim, layers, heads, max_length (in events), dropout, position_bias, time_bias.
+    """
+    if segments is None:
+        return _make_plain(kind, **shape)
+    rule = SegmentRule(**segments)
+    # Summaries take places of their own, so the encoder inside has room for more tokens than there are events.
+    places = int(rule.tokens(np.array([shape["max_length"]]))[0])
+    inner = _make_plain(kind, **{**shape, "max_length": places})
+    return SegmentedEncoder(inner, rule=rule, dim=shape["dim"], max_places=places)
+
+
+def _make_plain(kind: str, *, position_bias: bool, time_bias: bool, **shape: Any) -> nn.Module:
+    """An encoder over whole sequences; SASRec has no relative bias."""
     if kind == "hstu":
         return HSTU(**shape, position_bias=position_bias, time_bias=time_bias)
     if kind == "sasrec":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from freescale.balance.work import WHOLE, SampleWork
 from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
@@ -45,6 +46,7 @@ class TrainStep:
         autocast: compute matrix products in bfloat16.
         seed: of dropout, together with step and rank; nothing else needs a random state.
         gate: shut while dense gradients travel.
+        work: what a sequence of a length has to compute, kept with measured times.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class TrainStep:
         autocast: bool = False,
         seed: int = 0,
         gate: Gate | None = None,
+        work: SampleWork = WHOLE,
     ) -> None:
-        self.timer = StepTimer(ranks.device)
+        self.timer = StepTimer(ranks.device, work=work)
         self._model: nn.Module = model
         if ranks.group is not None:
             self._model = reduced_in_backward(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freescale.balance.cost_fit import MeasuredStep
+from freescale.balance.work import WHOLE, SampleWork
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.trace import spans
 
@@ -23,9 +24,11 @@ class StepTimer:
 
     Args:
         device: where the model computes.
+        work: what a sequence of a length has to compute.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, work: SampleWork = WHOLE) -> None:
+        self._work = work
         self._cuda = device.type == "cuda"
         self._running: deque[tuple[SequenceBatch, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._done: list[MeasuredStep] = []
@@ -52,7 +55,7 @@ class StepTimer:
         spans.waited(self._arrival, self._last_gradient, on_device=self._cuda)
         spans.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         if isinstance(self._start, float) and isinstance(self._end, float):
-            self._done.append(_measured(batch, 1000 * (self._end - self._start)))
+            self._done.append(self._measured(batch, 1000 * (self._end - self._start)))
         elif isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event):
             self._running.append((batch, self._start, self._end))
 
@@ -60,7 +63,7 @@ class StepTimer:
         """The steps measured since the last call."""
         while self._running and self._running[0][2].query():
             batch, start, end = self._running.popleft()
-            self._done.append(_measured(batch, start.elapsed_time(end)))
+            self._done.append(self._measured(batch, start.elapsed_time(end)))
         done, self._done = self._done, []
         return done
 
@@ -75,6 +78,5 @@ class StepTimer:
         event.record()
         return event
 
-
-def _measured(batch: SequenceBatch, ms: float) -> MeasuredStep:
-    return MeasuredStep.of(batch.lengths.numpy(), ms=ms)
+    def _measured(self, batch: SequenceBatch, ms: float) -> MeasuredStep:
+        return MeasuredStep.of(batch.lengths.numpy(), ms=ms, work=self._work)
