@@ -121,14 +121,18 @@ def prepare(
 
 @app.command()
 def evaluate(
-    run_dir: RunDir, json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    run_dir: RunDir,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cached: Annotated[
+        bool, typer.Option("--cached", help="As serving does: compress histories, answer from token caches.")
+    ] = False,
 ) -> None:
     """Evaluate the best checkpoint of a run on its test targets."""
     import json
 
     from freescale.commands import evaluate_run
 
-    result = evaluate_run(run_dir)
+    result = evaluate_run(run_dir, cached=cached)
     if json_output:
         _print(json.dumps(result))
         return

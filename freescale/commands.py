@@ -62,13 +62,19 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
             progress.close()
 
 
-def evaluate_run(run_dir: Path, *, device: str = "auto") -> dict[str, Any]:
-    """Evaluate the best checkpoint of a run on its test targets."""
+def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -> dict[str, Any]:
+    """Evaluate the best checkpoint of a run on its test targets; `cached` as serving would, from token caches."""
     config, run, path = open_run(run_dir, device=device)
-    metrics = run.evaluator.run(run.test)
+    if cached and (config.segments.recent is None or config.head.kind != "retrieval"):
+        raise ConfigError(
+            "only retrieval models that compress histories are served from token caches",
+            got=f"segments.recent={config.segments.recent}, head.kind={config.head.kind}",
+            next_step="leave --cached out, or train with segments.recent=50",
+        )
+    metrics = dataclasses.replace(run.evaluator, cached=cached).run(run.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.protocol,
+        "protocol": run.protocol + (", from token caches" if cached else ""),
         "metrics": metrics,
         "popularity": dict(run.popularity.get("test", {})),
         "metric": config.eval.metric,

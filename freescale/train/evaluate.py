@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
@@ -22,8 +23,10 @@ from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import as_compute
 from freescale.kernels import SequenceLayout
+from freescale.model.compressor import Compressor
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
+from freescale.model.segmented import SegmentedEncoder
 from freescale.pipeline.schedule import with_slots
 from freescale.train.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
 from freescale.train.metrics import BinaryQuality, RankingQuality
@@ -40,6 +43,7 @@ class Evaluator:
         ranks: who shares the work.
         batch: users a rank handles at once.
         item_chunk: items scored at once.
+        cached: answer as serving does, in two steps through token caches; for encoders that compress histories.
     """
 
     model: Recommender
@@ -48,6 +52,7 @@ class Evaluator:
     ranks: Ranks
     batch: int = 256
     item_chunk: int = 65_536
+    cached: bool = False
 
     @torch.no_grad()
     def run(self, examples: Examples, *, max_users: int | None = None) -> dict[str, float | None]:
@@ -112,6 +117,10 @@ class Evaluator:
 
     def _last_states(self, batch: SequenceBatch) -> Tensor:
         rows, slotted = self._look_up(batch)
+        encoder = self.model.encoder
+        if self.cached and isinstance(encoder, SegmentedEncoder) and len(batch):
+            compressor = Compressor(encoder, model="", dtype=rows.dtype)
+            return compressor.last_states(F.embedding(slotted.tokens["item_slot"], rows), slotted)
         layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
         return self.model.states(rows, slotted, layout).index_select(0, last_tokens(batch).to(rows.device))
 
