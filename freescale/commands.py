@@ -167,13 +167,16 @@ def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
 def _check_same_recipe(path: Path, config: Config) -> None:
     """A run goes on with the recipe it was started with, or it would leave its curve."""
     saved, now = read_meta(path)["recipe"], dataclasses.asdict(config)
+    # A key that came later did then what its default does now.
+    defaults = dataclasses.asdict(Config())
     # The length of the run is part of the curve when the learning rate depends on it.
     free = free_keys() - ({"run.steps", "run.epochs"} if config.optim.schedule == "cosine" else set())
     different = [
-        f"{section}.{key}: {saved.get(section, {}).get(key)!r} there, {value!r} now"
+        f"{section}.{key}: {then!r} there, {value!r} now"
         for section, keys in now.items()
         for key, value in keys.items()
-        if f"{section}.{key}" not in free and _plain(value) != saved.get(section, {}).get(key)
+        for then in [saved.get(section, {}).get(key, _plain(defaults[section][key]))]
+        if f"{section}.{key}" not in free and _plain(value) != then
     ]
     if different:
         raise ConfigError(

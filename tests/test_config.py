@@ -306,3 +306,25 @@ def test_nearest_finds_typos_and_nothing_far_away():
 def test_configuration_does_not_import_torch():
     code = "import sys, freescale.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("segments.recent=50", "segments.summaries=0"), "segments.summaries: must be at least 1, got 0"),
+        (("segments.recent=0",), "segments.recent: must be at least 1, got 0"),
+        (("segments.recent=50", "segments.length=0"), "segments.length: must be at least 1, got 0"),
+        (("segments.recent=500",), "segments.recent: must be below data.max_length = 200"),
+        (("segments.recent=200",), "no history to compress; got 200"),
+        (("segments.summaries=8",), "segments.summaries: does nothing without segments.recent"),
+        (("segments.tokens=8",), "segments.tokens: unknown key"),
+    ],
+)
+def test_segments_that_make_no_sense_are_refused(overrides, message):
+    assert message in problems(*overrides)
+
+
+def test_segments_are_off_unless_asked_for():
+    assert load_config().segments.recent is None
+    config = load_config(None, ["segments.recent=50", "segments.length=100", "segments.summaries=2"])
+    assert dataclasses.asdict(config.segments) == {"recent": 50, "length": 100, "summaries": 2}

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from freescale.model.compressor import Compressor
 from tests.ranks import run_on_ranks
-from tests.small_run import make_run, train_small
+from tests.small_run import make_run
 from tests.test_one_curve import assert_same_curve, on_ranks
 
 SEGMENTS = ("segments.recent=6", "segments.length=8", "segments.summaries=2", "synthetic.mean_length=20")
@@ -28,7 +29,7 @@ def test_the_summaries_are_learnt(alone: dict[str, Any]) -> None:
     name = next(name for name in alone["tensors"] if name.endswith("encoder.summaries"))
     before = fresh.model.state_dict()["encoder.summaries"].numpy()
     assert before.shape == (2, 12)
-    assert np.abs(alone["tensors"][name] - before).min() > 1e-4
+    assert np.abs(alone["tensors"][name] - before).mean() > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,9 @@ def test_a_run_on_two_ranks_goes_on_with_one(tmp_path: Path, alone: dict[str, An
 
 def _evaluate_both_ways(rank: int, folder: str) -> Any:
     run, _ = make_run(RECIPE, folder)
+    torch.manual_seed(7)
+    for param in run.model.parameters():
+        param.data.normal_(std=0.4)
     masked = run.evaluator.run(run.test)
     run.evaluator.__dict__["cached"] = True
     used: list[int] = []
@@ -79,8 +83,8 @@ def test_serving_from_caches_ranks_as_the_masked_pass_does(tmp_path: Path) -> No
     masked, cached, used = _evaluate_both_ways(0, str(tmp_path))
     assert used
     assert cached == masked
-    on_two = run_on_ranks(_evaluate_both_ways, 2, str(tmp_path), timeout=110)
-    assert [result[1] for result in on_two] == [masked, masked]
+    for result in run_on_ranks(_evaluate_both_ways, 2, str(tmp_path), timeout=110):
+        assert result[1] == pytest.approx(masked)
 
 
 def test_planned_costs_count_what_the_mask_leaves() -> None:
@@ -94,9 +98,3 @@ def test_planned_costs_count_what_the_mask_leaves() -> None:
     assert work.squares(lengths)[-1] == 2 * brute - 74
     assert work.squares(lengths)[0] == 9
     assert whole.train_step.timer._work.squares(lengths)[-1] == 3600
-
-
-def test_losses_are_those_of_a_plain_model_where_no_history_is_long_enough() -> None:
-    recipe = ("model.dtype=float64", "run.steps=3", "synthetic.max_length=9", "data.max_length=40")
-    segments = train_small((*recipe, "segments.recent=30"))
-    assert len(segments["losses"]) == 3
