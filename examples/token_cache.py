@@ -20,7 +20,7 @@ from freescale import TokenCache, load_export
 
 RECENT, SEGMENT = 10, 30
 TINY = (
-    "synthetic.users=300",
+    "synthetic.users=120",
     "synthetic.items=200",
     "synthetic.mean_length=60",
     "data.max_length=130",
@@ -33,8 +33,8 @@ TINY = (
     "segments.summaries=4",
     "optim.lr=0.01",
     "embedding.lr=0.01",
-    "run.steps=30",
-    "run.eval_every=30",
+    "run.steps=10",
+    "run.eval_every=10",
 )
 
 
@@ -46,15 +46,18 @@ class CacheStore:
         self._rows.execute("CREATE TABLE IF NOT EXISTS caches (user INTEGER PRIMARY KEY, cache BLOB)")
 
     def put(self, user: int, cache: TokenCache) -> None:
+        """Keep a user's cache."""
         self._rows.execute("INSERT OR REPLACE INTO caches VALUES (?, ?)", (user, cache.to_bytes()))
         self._rows.commit()
 
     def get(self, user: int) -> TokenCache | None:
+        """The cache of a user, if there is one."""
         found = self._rows.execute("SELECT cache FROM caches WHERE user = ?", (user,)).fetchone()
         return TokenCache.from_bytes(found[0]) if found else None
 
-    def bytes_a_user(self) -> float:
-        return float(self._rows.execute("SELECT avg(length(cache)) FROM caches").fetchone()[0])
+    def sizes(self) -> dict[int, int]:
+        """Bytes stored for each user."""
+        return dict(self._rows.execute("SELECT user, length(cache) FROM caches ORDER BY user").fetchall())
 
 
 def answer(model: Any, store: CacheStore, user: int, events: Sequence[int]) -> list[tuple[int, float]]:
@@ -91,9 +94,12 @@ def main(folder: Path) -> None:
     kept = model.compress(users[3][:90])
     same = model.recommend(users[3][90:100], cache=kept, k=1, include_seen=True)
     print(f"whole history {whole[0][0]} ({whole[0][1]:.4f}), from the cache {same[0][0]} ({same[0][1]:.4f})")
-    print(
-        f"{store.bytes_a_user():.0f} bytes a user, {kept.nbytes} of them keys and values of {len(kept.sizes)} segments"
-    )
+    for user, size in store.sizes().items():
+        cache = store.get(user)
+        assert cache is not None
+        print(
+            f"user {user}: {size} bytes stored, {cache.nbytes} for {len(cache.sizes)} segments of keys and values"
+        )
 
 
 if __name__ == "__main__":
