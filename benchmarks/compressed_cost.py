@@ -1,6 +1,6 @@
 """What compressing long histories saves: requests from token caches and training in segments, beside the full ones.
 
-    PYTHONPATH=. python benchmarks/compressed_cost.py [--quick] [--rounds 7] [--users 32]
+    PYTHONPATH=. python benchmarks/compressed_cost.py [--quick] [--rounds 7] [--users 256]
 
 Checks first that a cached request gives the states of the masked pass, and the masked pass those of the reference.
 Then all contenders take turns; the table has medians and peak memory. A request is everything from item vectors and
@@ -255,12 +255,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     setting = Setting(quick=args.quick)
-    users = args.users or (32 if setting.device.type == "cuda" else 2)
+    users = args.users or (256 if setting.device.type == "cuda" else 2)
     errors = check(setting)
     print("largest errors:", ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))
     rounds = args.rounds
     requests = [request(setting, n, users=users, rounds=rounds) for n in setting.lengths]
-    batch = max(1, users // 4)
+    batch = 8 if setting.device.type == "cuda" else 1
     steps = [
         measure(setting, users=batch, bias=bias, rounds=rounds)
         for measure in (training, attention_alone)

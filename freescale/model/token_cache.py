@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -76,14 +77,9 @@ class TokenCache:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    def places(self) -> list[int]:
+    def places(self) -> tuple[int, ...]:
         """Place of every summary."""
-        found: list[int] = []
-        end = 0
-        for size in self.sizes:
-            end += size + self.stamp.summaries
-            found += range(end - self.stamp.summaries, end)
-        return found
+        return _places(self.sizes, self.stamp.summaries)
 
     def first(self, segments: int) -> TokenCache:
         """The cache of the first segments only: they do not depend on later ones."""
@@ -144,6 +140,17 @@ class TokenCache:
         if cache.keys.shape[1] != wanted or cache.values.shape[:3] != cache.keys.shape[:3]:
             raise DataError("these bytes are no token cache", got=f"{cache.keys.shape[1]} of {wanted} tokens")
         return cache
+
+
+@lru_cache(maxsize=4096)
+def _places(sizes: tuple[int, ...], summaries: int) -> tuple[int, ...]:
+    """Many users share few patterns of segments, and a request should not count them out again."""
+    found: list[int] = []
+    end = 0
+    for size in sizes:
+        end += size + summaries
+        found += range(end - summaries, end)
+    return tuple(found)
 
 
 def _facts(data: bytes) -> dict[str, Any]:
