@@ -255,6 +255,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     setting = Setting(quick=args.quick)
+    if setting.device.type == "cpu":
+        torch.set_num_threads(1)  # waiting threads would count as CPU time
     users = args.users or (256 if setting.device.type == "cuda" else 2)
     errors = check(setting)
     print("largest errors:", ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))
