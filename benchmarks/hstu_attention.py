@@ -30,6 +30,7 @@ from freescale.kernels import SequenceLayout, hstu_attention, reference, softmax
 from freescale.model.heads import RetrievalHead
 from freescale.model.hstu import HSTU, HSTULayer
 from freescale.model.recommender import Recommender
+from freescale.model.views import BatchView
 
 PEAK_TFLOPS = 989.4  # dense bfloat16, NVIDIA's data sheet for H100 and H200 SXM
 CALLS = 8
@@ -250,13 +251,14 @@ def layer(args: argparse.Namespace) -> dict[str, Any]:
     x = torch.randn(len(case.q), 256, device="cuda").bfloat16().requires_grad_()
     out_grad = torch.randn_like(x)
     batch: Any = SimpleNamespace(offsets=case.offsets, tokens={})
+    view = BatchView(batch, case.layout)
     own = HSTULayer(
         dim=256, heads=4, max_length=2048, dropout=0.0, position_bias=False, time_bias=False
     ).cuda()
 
     def forward() -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
-            return own(x, batch, case.layout)
+            return own(x, view, 0)
 
     forwards: dict[str, tuple[Call, Tensor]] = {"ours": (forward, out_grad)}
     missing: dict[str, str] = {}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from freescale.embedding.plan import TableSpec
     from freescale.embedding.sharded import ShardedEmbedding
     from freescale.embedding.zero_collision import ZeroCollisionMap
+    from freescale.model.token_cache import TokenCache
     from freescale.pipeline.prioritized import PrioritizedPipeline
     from freescale.train.export import load_export
 
@@ -25,6 +26,7 @@ _HOME = {
     "SequenceBatch": "freescale.data.sequence_batch",
     "ShardedEmbedding": "freescale.embedding.sharded",
     "TableSpec": "freescale.embedding.plan",
+    "TokenCache": "freescale.model.token_cache",
     "ZeroCollisionMap": "freescale.embedding.zero_collision",
     "load_export": "freescale.train.export",
 }
@@ -35,6 +37,7 @@ __all__ = [
     "SequenceBatch",
     "ShardedEmbedding",
     "TableSpec",
+    "TokenCache",
     "ZeroCollisionMap",
     "__version__",
     "load_export",

@@ -99,6 +99,9 @@ def prepare(
     time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
     action: Annotated[str | None, typer.Option(help="Name of the action or rating column.")] = None,
     separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
+    ] = None,
     min_events: Annotated[int, typer.Option(help="Leave out users with fewer events.")] = 3,
     memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
     overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
@@ -128,6 +131,7 @@ def prepare(
             separator=separator,
             min_events=min_events,
             memory_mb=memory_mb,
+            texts=texts,
             overwrite=overwrite,
             progress=lambda done, message: bar.update(task, completed=done, description=message),
         )
@@ -137,18 +141,24 @@ def prepare(
     _print(
         f"read as {summary.decided}; left out {summary.dropped_users:,} users with fewer than {min_events} events"
     )
+    if summary.num_texts is not None:
+        _print(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
 
 
 @app.command()
 def evaluate(
-    run_dir: RunDir, json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    run_dir: RunDir,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cached: Annotated[
+        bool, typer.Option("--cached", help="As serving does: compress histories, answer from token caches.")
+    ] = False,
 ) -> None:
     """Evaluate the best checkpoint of a run on its test targets."""
     import json
 
     from freescale.commands import evaluate_run
 
-    result = evaluate_run(run_dir)
+    result = evaluate_run(run_dir, cached=cached)
     if json_output:
         _print(json.dumps(result))
         return

@@ -62,13 +62,19 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
             progress.close()
 
 
-def evaluate_run(run_dir: Path, *, device: str = "auto") -> dict[str, Any]:
-    """Evaluate the best checkpoint of a run on its test targets."""
+def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -> dict[str, Any]:
+    """Evaluate the best checkpoint of a run on its test targets; `cached` as serving would, from token caches."""
     config, run, path = open_run(run_dir, device=device)
-    metrics = run.evaluator.run(run.test)
+    if cached and (config.segments.recent is None or config.head.kind != "retrieval"):
+        raise ConfigError(
+            "only retrieval models that compress histories are served from token caches",
+            got=f"segments.recent={config.segments.recent}, head.kind={config.head.kind}",
+            next_step="leave --cached out, or train with segments.recent=50",
+        )
+    metrics = dataclasses.replace(run.evaluator, cached=cached).run(run.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.protocol,
+        "protocol": run.protocol + (", from token caches" if cached else ""),
         "metrics": metrics,
         "popularity": dict(run.popularity.get("test", {})),
         "metric": config.eval.metric,
@@ -87,17 +93,21 @@ def export_run(run_dir: Path, out: Path) -> Path:
     return write_export(
         out,
         model=run.model,
-        embedding=run.embedding,
-        id_map=run.id_map,
+        items=run.evaluator.items,
         catalog=known_items(run),
         encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
-        facts={"trained_steps": meta["step"], "best": meta["best"], "data": source.name},
+        facts={
+            "trained_steps": meta["step"],
+            "best": meta["best"],
+            "data": source.name,
+            "items": config.items.kind,
+        },
     )
 
 
 def known_items(run: Run) -> IntArray:
-    """Items the model has vectors for, ascending: those with rows of their own, where rows are learnt."""
-    if isinstance(run.id_map, OwnedIds):
+    """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
+    if isinstance(run.id_map, OwnedIds) and run.model.items is None:
         ids: IntArray = run.id_map.residents()[0].cpu().numpy()
         return ids
     return run.test.source.items.ids
@@ -163,13 +173,16 @@ def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
 def _check_same_recipe(path: Path, config: Config) -> None:
     """A run goes on with the recipe it was started with, or it would leave its curve."""
     saved, now = read_meta(path)["recipe"], dataclasses.asdict(config)
+    # A key that came later did then what its default does now.
+    defaults = dataclasses.asdict(Config())
     # The length of the run is part of the curve when the learning rate depends on it.
     free = free_keys() - ({"run.steps", "run.epochs"} if config.optim.schedule == "cosine" else set())
     different = [
-        f"{section}.{key}: {saved.get(section, {}).get(key)!r} there, {value!r} now"
+        f"{section}.{key}: {then!r} there, {value!r} now"
         for section, keys in now.items()
         for key, value in keys.items()
-        if f"{section}.{key}" not in free and _plain(value) != saved.get(section, {}).get(key)
+        for then in [saved.get(section, {}).get(key, _plain(defaults[section][key]))]
+        if f"{section}.{key}" not in free and _plain(value) != then
     ]
     if different:
         raise ConfigError(

@@ -15,7 +15,15 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, EmbeddingSection, MoeSection, as_yaml
+from freescale.sections import (
+    Config,
+    EmbeddingSection,
+    ItemsSection,
+    ModelSection,
+    MoeSection,
+    SegmentsSection,
+    as_yaml,
+)
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
 _BATCHES_UNDER_WAY = 3
@@ -223,6 +231,7 @@ def _cross_checks(config: Config) -> list[str]:
     problems = []
     if config.model.dim % config.model.heads:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
+    problems += _segment_problems(config) + _decoder_problems(config.model) + _item_problems(config)
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
     problems += _id_map_problems(config)
@@ -233,6 +242,62 @@ def _cross_checks(config: Config) -> list[str]:
         problems.append(f"eval.metric: head.kind=ranking is judged by auc, got {config.eval.metric}")
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
+    return problems
+
+
+def _segment_problems(config: Config) -> list[str]:
+    """Segments that would never be made, or keys of segments without them."""
+    options, defaults = config.segments, SegmentsSection()
+    if options.recent is None:
+        return [
+            f"segments.{name}: does nothing without segments.recent"
+            for name in ("length", "summaries")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    if options.recent >= config.data.max_length:
+        return [
+            f"segments.recent: must be below data.max_length = {config.data.max_length}, or there is no history to "
+            f"compress; got {options.recent}"
+        ]
+    return []
+
+
+def _decoder_problems(options: ModelSection) -> list[str]:
+    """Keys of the decoder that do nothing, or do not fit its heads."""
+    if options.kind != "llama":
+        defaults = ModelSection()
+        return [
+            f"model.{name}: only for model.kind=llama"
+            for name in ("kv_heads", "ffn_dim", "rope_base")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    problems = []
+    if options.heads % (options.kv_heads or options.heads):
+        problems.append(f"model.kv_heads: must divide model.heads = {options.heads}, got {options.kv_heads}")
+    if options.dim // options.heads % 2:
+        problems.append(
+            f"model.heads: rotary positions need heads of even width, got {options.dim} / {options.heads}"
+        )
+    return problems
+
+
+def _item_problems(config: Config) -> list[str]:
+    """Keys of item encoders that do nothing, or do not fit each other."""
+    options, defaults = config.items, ItemsSection()
+    of_text = ("vocabulary", "min_count", "max_tokens", "dim", "layers", "heads", "dropout")
+    kinds = {"file": "content or text", "add_ids": "content or text", "chunk": "content or text"}
+    unused = {"ids": (*kinds, *of_text), "content": of_text, "text": ()}[options.kind]
+    problems = [
+        f"items.{name}: only for items.kind={kinds.get(name, 'text')}"
+        for name in unused
+        if getattr(options, name) != getattr(defaults, name)
+    ]
+    if options.kind == "text" and (options.dim % options.heads or options.dim // options.heads % 2):
+        problems.append(
+            f"items.heads: items.dim / items.heads must be an even whole number, got {options.heads}"
+        )
+    if options.kind != "ids" and not options.add_ids and config.embedding != EmbeddingSection():
+        problems.append("embedding: without items.add_ids there is no table to set up")
     return problems
 
 
@@ -267,6 +332,8 @@ def _ffn_problems(config: Config) -> list[str]:
         return problems
     if config.model.kind == "sasrec":
         problems.append("ffn.kind: model.kind=sasrec has a feed-forward part of its own")
+    if config.model.ffn_dim is not None:
+        problems.append("model.ffn_dim: ffn.kind puts another part in its place; set ffn.hidden")
     if config.ffn.kind == "moe" and config.moe.top_k > config.moe.experts:
         problems.append(f"moe.top_k: at most moe.experts = {config.moe.experts}, got {config.moe.top_k}")
     if config.ffn.kind == "moe" and config.moe.top_k == 1 and config.moe.renormalize:

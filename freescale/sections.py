@@ -93,7 +93,7 @@ class SyntheticSection:
 class ModelSection:
     """The sequence encoder."""
 
-    kind: Literal["hstu", "sasrec"] = _key("hstu", "encoder")
+    kind: Literal["hstu", "sasrec", "llama"] = _key("hstu", "encoder")
     dim: int = _key(64, "width of item vectors and layers", at_least=2)
     layers: int = _key(2, "number of layers", at_least=1)
     heads: int = _key(1, "attention heads; dim must be a multiple", at_least=1)
@@ -103,6 +103,49 @@ class ModelSection:
     )
     position_bias: bool = _key(True, "HSTU: relative position bias")
     time_bias: bool = _key(True, "HSTU: relative time bias, where the data has time stamps")
+    kv_heads: int | None = _key(
+        None, "llama: heads of keys and values, a divisor of heads; null: as many", at_least=1
+    )
+    ffn_dim: int | None = _key(
+        None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1
+    )
+    rope_base: float = _key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentsSection:
+    """Long histories compressed into summary tokens; off unless `recent` is set."""
+
+    recent: int | None = _key(
+        None, "latest events that stay as they are, older ones are compressed; null: nothing is", at_least=1
+    )
+    length: int = _key(350, "events of a segment; the last one of a history may be shorter", at_least=1)
+    summaries: int = _key(4, "learnt summary tokens behind each segment", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemsSection:
+    """Where item vectors come from."""
+
+    kind: Literal["ids", "content", "text"] = _key(
+        "ids", "rows of a table, projected content vectors, or a trained encoder of texts"
+    )
+    file: str | None = _key(
+        None,
+        "content: vectors (.npy), text: texts (.parquet); null: content.npy, texts.parquet in data.path",
+        free=True,
+    )
+    add_ids: bool = _key(True, "content, text: add the item's row of the table to its vector")
+    vocabulary: Literal["words", "bytes"] = _key("words", "text: what a text is cut into")
+    min_count: int = _key(1, "text: words of fewer texts count as unknown", at_least=1)
+    max_tokens: int = _key(64, "text: pieces kept of a text, its end included", at_least=2)
+    dim: int = _key(64, "text: width of the text encoder", at_least=2)
+    layers: int = _key(2, "text: layers of the text encoder", at_least=1)
+    heads: int = _key(2, "text: its attention heads", at_least=1)
+    dropout: float = _key(0.0, "text: dropout inside the text encoder", at_least=0, at_most=0.95)
+    chunk: int = _key(
+        8192, "items encoded at once; more are computed again in the backward", at_least=1, free=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +349,8 @@ class Config:
     model: ModelSection = field(default_factory=ModelSection)
     ffn: FfnSection = field(default_factory=FfnSection)
     moe: MoeSection = field(default_factory=MoeSection)
+    segments: SegmentsSection = field(default_factory=SegmentsSection)
+    items: ItemsSection = field(default_factory=ItemsSection)
     head: HeadSection = field(default_factory=HeadSection)
     embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
     optim: OptimSection = field(default_factory=OptimSection)

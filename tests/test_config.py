@@ -89,7 +89,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_path(tmp_path):
         "run.stepz: unknown key; did you mean run.steps?",
         "run.seed: must be at least 0, got -1",
         "modell: unknown section; did you mean model?",
-        "model.kind: allowed: hstu, sasrec; got 'hstuu' (did you mean hstu?)",
+        "model.kind: allowed: hstu, sasrec, llama; got 'hstuu' (did you mean hstu?)",
         "model.dropout: must be at most 0.95, got 2.0",
         "model.dim: must be a whole number, got 'wide'",
         "eval: a section is a mapping of keys, got 7",
@@ -129,8 +129,8 @@ def test_a_name_like_no_other_gets_the_list():
         ("run.out=true", "text, got True"),
         ("run.out=[a]", "text, got ['a']"),
         ("run.out=null", "text, got None"),
-        ("model.kind=1", "allowed: hstu, sasrec; got 1"),
-        ("model.kind=null", "allowed: hstu, sasrec; got None"),
+        ("model.kind=1", "allowed: hstu, sasrec, llama; got 1"),
+        ("model.kind=null", "allowed: hstu, sasrec, llama; got None"),
         ("head.label_thresholds=[1, x]", "finite number, got 'x'"),
         ("run.seed=-1", "at least 0"),
         ("run.seed=9223372036854775808", "at most 9223372036854775807"),
@@ -288,7 +288,7 @@ def test_every_key_is_described_with_type_and_default():
     assert len(rows) == len(defaults)
     by_path = {path: rest for path, *rest in rows}
     assert by_path["run.steps"][:2] == ["int | null", "null"]
-    assert by_path["model.kind"][:2] == ["hstu | sasrec", "hstu"]
+    assert by_path["model.kind"][:2] == ["hstu | sasrec | llama", "hstu"]
     assert by_path["head.label_thresholds"][0] == "list of float"
     assert all(text for *_, text in rows)
 
@@ -314,3 +314,57 @@ def test_nearest_finds_typos_and_nothing_far_away():
 def test_configuration_does_not_import_torch():
     code = "import sys, freescale.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("segments.recent=50", "segments.summaries=0"), "segments.summaries: must be at least 1, got 0"),
+        (("segments.recent=0",), "segments.recent: must be at least 1, got 0"),
+        (("segments.recent=50", "segments.length=0"), "segments.length: must be at least 1, got 0"),
+        (("segments.recent=500",), "segments.recent: must be below data.max_length = 200"),
+        (("segments.recent=200",), "no history to compress; got 200"),
+        (("segments.summaries=8",), "segments.summaries: does nothing without segments.recent"),
+        (("segments.tokens=8",), "segments.tokens: unknown key"),
+    ],
+)
+def test_segments_that_make_no_sense_are_refused(overrides, message):
+    assert message in problems(*overrides)
+
+
+def test_segments_are_off_unless_asked_for():
+    assert load_config().segments.recent is None
+    config = load_config(None, ["segments.recent=50", "segments.length=100", "segments.summaries=2"])
+    assert dataclasses.asdict(config.segments) == {"recent": 50, "length": 100, "summaries": 2}
+
+
+def test_a_decoder_needs_heads_that_fit() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["model.kind=llama", "model.dim=30", "model.heads=6", "model.kv_heads=4"])
+    assert "model.kv_heads: must divide model.heads = 6, got 4" in str(caught.value)
+    assert "even width, got 30 / 6" in str(caught.value)
+
+
+def test_keys_of_the_decoder_are_refused_elsewhere() -> None:
+    with pytest.raises(ConfigError, match=r"model\.kv_heads: only for model\.kind=llama"):
+        load_config(None, ["model.heads=2", "model.kv_heads=1"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["items.file=x.npy"], "items.file: only for items.kind=content or text"),
+        (["items.kind=content", "items.dim=8"], "items.dim: only for items.kind=text"),
+        (
+            ["items.kind=text", "items.dim=10", "items.heads=3"],
+            "items.heads: items.dim / items.heads must be",
+        ),
+        (["items.kind=text", "items.dim=6", "items.heads=2"], "must be an even whole number, got 2"),
+        (["items.kind=text", "items.add_ids=false", "embedding.lr=1"], "there is no table to set up"),
+        (["items.kind=texts"], "items.kind: allowed: ids, content, text; got 'texts' (did you mean text?)"),
+    ],
+)
+def test_keys_of_item_encoders_must_fit(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    assert message in str(caught.value)

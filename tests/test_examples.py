@@ -48,6 +48,16 @@ def test_recommend_from_an_export(tmp_path: Path) -> None:
     assert (tmp_path / "export" / "items.parquet").exists()
 
 
+def test_serving_from_token_caches(tmp_path: Path) -> None:
+    lines = run(EXAMPLES / "token_cache.py", tmp_path).splitlines()
+    assert "user 3: 90 events in the cache, 15 asked with" in "\n".join(lines)
+    whole, cached = re.findall(r"(\d+) \((-?\d\.\d+)\)", lines[-4])
+    assert whole[0] == cached[0]
+    assert float(whole[1]) == pytest.approx(float(cached[1]), abs=2e-4)
+    # 2 layers, 4 summaries a segment, keys and values of 16 numbers.
+    assert re.search(r"user 3: \d+ bytes stored, 3072 for 3 segments", lines[-1])
+
+
 def test_every_example_says_how_to_run_it() -> None:
     for path in EXAMPLES.glob("*.py"):
         opening = path.read_text(encoding="utf-8").split('"""')[1]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance.arrays import FloatArray, IntArray
 from freescale.balance.cost_model import COEFFICIENTS, CostModel
+from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import DataError
 
 FOLDS = 5
@@ -31,11 +32,16 @@ class MeasuredStep:
     ms: float
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | FloatArray, *, ms: float) -> MeasuredStep:
+    def of(
+        cls, lengths: Sequence[int] | FloatArray | IntArray, *, ms: float, work: SampleWork = WHOLE
+    ) -> MeasuredStep:
         """The measured step of a batch with these lengths."""
-        sizes = np.asarray(lengths, dtype=np.float64)
+        sizes = np.asarray(lengths)
         return cls(
-            num_samples=len(sizes), tokens=int(sizes.sum()), squares=float(np.square(sizes).sum()), ms=ms
+            num_samples=len(sizes),
+            tokens=int(work.tokens(sizes).sum()),
+            squares=float(work.squares(sizes).sum()),
+            ms=ms,
         )
 
 

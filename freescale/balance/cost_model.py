@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.balance.arrays import FloatArray
+from freescale.balance.work import WHOLE
 from freescale.errors import DataError, PlanError, nearest
 
 FORMAT = "freescale-cost-model"
@@ -65,8 +66,11 @@ class CostModel:
 
     def cost(self, lengths: npt.NDArray[np.integer] | npt.NDArray[np.floating]) -> FloatArray:
         """[n] milliseconds of each sample, without the fixed part of a step."""
-        sizes = np.asarray(lengths, dtype=np.float64)
-        return self.per_sample_ms + sizes * (self.per_token_ms + self.per_square_ms * sizes)
+        return self.cost_of(WHOLE.tokens(lengths), WHOLE.squares(lengths))
+
+    def cost_of(self, tokens: FloatArray, squares: FloatArray) -> FloatArray:
+        """[n] milliseconds of samples with so many tokens and so much attention (`SampleWork`)."""
+        return self.per_sample_ms + self.per_token_ms * tokens + self.per_square_ms * squares
 
     def batch_ms(self, *, num_samples: float, tokens: float, squares: float) -> float:
         """Milliseconds of a whole batch: its number of samples, sum of lengths and sum of squared lengths."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance.arrays import FloatArray, IntArray
 from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.limits import checked_speeds
 from freescale.balance.step_plan import Cost, StepPlan, assign, imbalance_in_turn, plan_hash
+from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import CheckpointError, PlanError
 
 __all__ = ["BalancedSampler", "StepPlan"]
@@ -52,6 +53,7 @@ class BalancedSampler:
         num_steps: steps of the whole run; None for epoch after epoch.
         speeds: [ranks] relative speed of every rank, the same list on all of them.
         decisions: cost model and speeds by step, as a trainer agrees on them; takes the place of both.
+        work: what a sample has to compute where attention is masked; whole sequences unless given.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class BalancedSampler:
         num_steps: int | None = None,
         speeds: Sequence[float] | FloatArray | None = None,
         decisions: Decisions | None = None,
+        work: SampleWork = WHOLE,
     ) -> None:
         _check_ranks(num_ranks=num_ranks, rank=rank, max_tokens_ratio=max_tokens_ratio)
         if start_step < 0 or (num_steps is not None and num_steps < 0):
@@ -99,6 +102,7 @@ class BalancedSampler:
         self.cost_model: Cost = CostModel.default() if cost_model is None else cost_model
         self.speeds = None if speeds is None else checked_speeds(speeds, num_ranks)
         self.decisions = decisions
+        self.work = work
         self._end_step = None if num_steps is None else start_step + num_steps
         self._first_step = start_step
         self._next_step = start_step
@@ -109,10 +113,11 @@ class BalancedSampler:
         rows = self.batches.batch(step)
         lengths = self.batches.lengths[rows]
         cost_model, speeds = self.decisions.at(step) if self.decisions else (self.cost_model, self.speeds)
+        costs = self._costs(cost_model, lengths)
         assignment = assign(
-            lengths,
+            costs,
+            tokens=self.work.tokens(lengths).astype(np.int64),
             num_ranks=self.num_ranks,
-            cost_model=cost_model,
             balanced=self.balanced,
             max_tokens_ratio=self.max_tokens_ratio,
             speeds=speeds,
@@ -126,10 +131,14 @@ class BalancedSampler:
             imbalance=assignment.imbalance,
             bound=assignment.bound,
             plan_hash=plan_hash(rows, assignment.owner),
-            imbalance_in_turn=imbalance_in_turn(
-                cost_model.cost(lengths), num_ranks=self.num_ranks, speeds=speeds
-            ),
+            imbalance_in_turn=imbalance_in_turn(costs, num_ranks=self.num_ranks, speeds=speeds),
         )
+
+    def _costs(self, cost_model: Cost, lengths: IntArray) -> FloatArray:
+        """Predicted cost of each sample; a model of one's own is asked for lengths, ours for tokens and attention."""
+        if not isinstance(cost_model, CostModel):
+            return cost_model.cost(lengths)
+        return cost_model.cost_of(self.work.tokens(lengths), self.work.squares(lengths))
 
     def plans(self, start_step: int, num_steps: int) -> Iterator[StepPlan]:
         """Plans of this many steps, on over the ends of epochs."""

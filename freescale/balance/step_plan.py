@@ -47,22 +47,19 @@ class StepPlan:
 
 
 def assign(
-    lengths: IntArray,
+    costs: FloatArray,
     *,
+    tokens: IntArray,
     num_ranks: int,
-    cost_model: Cost,
     balanced: bool,
     max_tokens_ratio: float | None,
     speeds: FloatArray | None,
 ) -> Partition:
     """Which rank computes which sample of a global batch; unbalanced, they are dealt out in turn."""
-    costs = cost_model.cost(lengths)
     if not balanced or num_ranks == 1:
-        in_turn = np.arange(len(lengths), dtype=np.int64) % num_ranks
-        return assignment_report(costs, in_turn, num_ranks, tokens=lengths, speeds=speeds)
-    return partition_report(
-        costs, num_ranks, tokens=lengths, max_tokens_ratio=max_tokens_ratio, speeds=speeds
-    )
+        in_turn = np.arange(len(costs), dtype=np.int64) % num_ranks
+        return assignment_report(costs, in_turn, num_ranks, tokens=tokens, speeds=speeds)
+    return partition_report(costs, num_ranks, tokens=tokens, max_tokens_ratio=max_tokens_ratio, speeds=speeds)
 
 
 def imbalance_in_turn(costs: FloatArray, *, num_ranks: int, speeds: FloatArray | None) -> float:

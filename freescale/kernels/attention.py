@@ -1,9 +1,9 @@
 """The attention models call: checks the inputs and picks the way to compute them.
 
-CPU             compiled loops over exactly the causal pairs                  loop_attention
+CPU             compiled loops over exactly the pairs that are seen           loop_attention
 CUDA            Triton kernels, bf16, fp16 and fp32, any mask                 fused_attention
 otherwise       batched products over tiles: float64 and odd devices          tiled_attention
-truth           one sequence at a time, autograd backward; masks on the CPU   reference
+truth           one sequence at a time, autograd; odd masks on the CPU        reference
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from freescale.kernels.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.loop_attention import loop_silu_attention
 from freescale.kernels.pair_bias import BiasTables
+from freescale.kernels.segment_runs import can_unroll
 from freescale.kernels.tiled_attention import tiled_silu_attention, tiled_softmax_attention
 
 Backend = Literal["auto", "loops", "tiles", "triton", "reference"]
@@ -70,7 +71,7 @@ def hstu_attention(
         raise ValueError("time_bias needs query_time and key_time")
     if mask is not None:
         mask.check(layout.lengths)
-    backend = _choose(backend, q_THD, v_THV, mask, softmax=False)
+    backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=False)
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "reference":
@@ -88,7 +89,12 @@ def hstu_attention(
             )
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
         q = q if alpha == 1 else q * alpha
-        if backend == "loops":
+        if backend == "loops" and mask is not None:
+            runs = layout.runs(mask)
+            q, k, v = (x.index_select(0, runs.index) for x in (q, k, v))
+            out = loop_silu_attention(q, k, v, runs.loops, scale=scale, buckets=buckets, **bias)
+            out = out.index_select(0, runs.own)
+        elif backend == "loops":
             out = loop_silu_attention(q, k, v, layout.loops, scale=scale, buckets=buckets, **bias)
         else:
             out = tiled_silu_attention(q, k, v, layout.tiles, scale=scale, buckets=buckets, **bias)
@@ -106,11 +112,18 @@ def softmax_attention(
     layout: SequenceLayout | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v; arguments as in `hstu_attention`."""
+    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v; arguments as in `hstu_attention`.
+
+    Keys and values may have fewer heads than queries (grouped-query attention): each is shared by as many neighbouring
+    heads of q.
+    """
+    if k_THD.shape[1] != v_THV.shape[1] or q_THD.shape[1] % k_THD.shape[1]:
+        heads = [x.shape[1] for x in (q_THD, k_THD, v_THV)]
+        raise ValueError(f"heads of q must be a multiple of those of k and v, got {heads}")
     layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
     if mask is not None:
         mask.check(layout.lengths)
-    backend = _choose(backend, q_THD, v_THV, mask, softmax=True)
+    backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=True)
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "triton":
             no_bias = BiasTables(None, None, None)
@@ -120,19 +133,33 @@ def softmax_attention(
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
         if backend == "reference":
             return reference.softmax_attention(q, k, v, offsets, scale=scale, mask=mask).to(v_THV.dtype)
+        # The products want every operand laid out anew anyway, so shared heads are written out for each query head.
+        k, v = (reference.for_every_head(x, q.shape[1]) for x in (k, v))
+        if mask is not None:
+            runs = layout.runs(mask)
+            q, k, v = (x.index_select(0, runs.index) for x in (q, k, v))
+            out = tiled_softmax_attention(q, k, v, runs.tiles, scale=scale).index_select(0, runs.own)
+            return out.to(v_THV.dtype)
         return tiled_softmax_attention(q, k, v, layout.tiles, scale=scale).to(v_THV.dtype)
 
 
-def _choose(backend: Backend, q: Tensor, v: Tensor, mask: AttentionMask | None, *, softmax: bool) -> Backend:
+def _choose(
+    backend: Backend, q: Tensor, v: Tensor, mask: AttentionMask | None, offsets: Tensor, *, softmax: bool
+) -> Backend:
     """The way to compute that "auto" stands for, or a complaint about one that cannot."""
+    # Segments can be computed as sequences of their own, where the position bias can be told of places.
+    on_cpu: Backend = "tiles" if softmax else "loops"
+    segments_only = mask is not None and q.device.type == "cpu" and can_unroll(mask, offsets.cpu())
     if backend == "auto":
         if q.device.type == "cuda" and _fits_triton(q, v) and has_triton():
             return "triton"
         if mask is not None:
-            return "reference"
-        return "loops" if q.device.type == "cpu" and not softmax else "tiles"
-    if mask is not None and backend in ("loops", "tiles"):
-        raise ValueError(f"backend {backend!r} knows no masks; take 'auto', 'triton' or 'reference'")
+            return on_cpu if segments_only else "reference"
+        return on_cpu if q.device.type == "cpu" else "tiles"
+    if mask is not None and backend in ("loops", "tiles") and not (segments_only and backend == on_cpu):
+        raise ValueError(
+            f"backend {backend!r} knows no masks but segments; take 'auto', 'triton' or 'reference'"
+        )
     if backend == "triton" and not has_triton():
         raise ValueError("backend 'triton' needs the triton package")
     if backend == "loops" and softmax:

@@ -89,6 +89,7 @@ class AttentionWork:
         self._pair_tiles: dict[tuple[object, ...], PairTiles] = {}
         self._stores: dict[bool, BiasStore] = {}
         self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
+        self._seen: tuple[AttentionMask, Tensor] | None = None
 
     def tiles(self, side: Side, *, block: int, other: int, mask: AttentionMask | None) -> WorkList:
         """Tiles of `block` tokens on one side; `other` is the tile size of the other side."""
@@ -105,6 +106,21 @@ class AttentionWork:
             on_device = None if codes is None else torch.from_numpy(codes.astype(np.int32)).to(self._device)
             self._mask_codes = (mask, on_device)
         return self._mask_codes[1]
+
+    def seen_pieces(self, mask: AttentionMask) -> Tensor:
+        """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.
+
+        Tiles of the attention kernels never cross a piece, so that the bias of other pieces is never read.
+        """
+        if self._seen is None or self._seen[0] is not mask:
+            blocks = self._bias_blocks()
+            targets = mask.target_counts(len(self._lengths))
+            sides = {"block_rows": BIAS_ROWS, "block_columns": BIAS_ROWS}
+            pairs = tile_pairs(mask, self._starts, **sides, targets=targets)
+            seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), np.int64)
+            seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
+            self._seen = (mask, self._on_device(seen).to(torch.uint8))
+        return self._seen[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""

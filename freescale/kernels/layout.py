@@ -17,6 +17,7 @@ from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import AttentionWork
 from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.pair_bias import time_buckets
+from freescale.kernels.segment_runs import SegmentRuns
 from freescale.kernels.tile_layout import TileLayout
 
 
@@ -41,6 +42,7 @@ class SequenceLayout:
         self.places = torch.from_numpy(places).to(self.device, non_blocking=True)
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
+        self._runs: tuple[AttentionMask, SegmentRuns] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
 
     @cached_property
@@ -74,6 +76,12 @@ class SequenceLayout:
             self._token_tiles[block] = torch.from_numpy(table).to(self.device, non_blocking=True)
         return self._token_tiles[block]
 
+    def runs(self, mask: AttentionMask) -> SegmentRuns:
+        """The batch under a mask of segments, for ways to compute that know no masks; made once for all layers."""
+        if self._runs is None or self._runs[0] is not mask:
+            self._runs = (mask, SegmentRuns(mask, self.offsets))
+        return self._runs[1]
+
     def buckets(
         self, query_time: Tensor, key_time: Tensor, *, backend: str, mask: AttentionMask | None = None
     ) -> Any:
@@ -81,8 +89,12 @@ class SequenceLayout:
         # The tensors themselves are the key: kept alive here, so that another cannot take their place unnoticed.
         key = (query_time, key_time, backend, mask)
         if self._buckets is None or any(old is not new for old, new in zip(self._buckets[0], key)):
-            if backend == "loops":
-                found: Any = self.loops.buckets(query_time, key_time)
+            if backend == "loops" and mask is not None:
+                runs = self.runs(mask)
+                times = (time.index_select(0, runs.index) for time in (query_time, key_time))
+                found: Any = runs.loops.buckets(*times)
+            elif backend == "loops":
+                found = self.loops.buckets(query_time, key_time)
             elif backend == "triton":
                 found = time_buckets(self.work, mask, query_time, key_time)
             else:

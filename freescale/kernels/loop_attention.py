@@ -27,9 +27,11 @@ class LoopLayout:
 
     Args:
         offsets: [B + 1] on the CPU.
+        places: [T] where tokens stand for the position bias; in their sequence unless given.
     """
 
-    def __init__(self, offsets: Tensor) -> None:
+    def __init__(self, offsets: Tensor, *, places: npt.NDArray[np.int64] | None = None) -> None:
+        self.places = np.zeros(0, np.int64) if places is None else places
         self.starts = np.ascontiguousarray(offsets.numpy())
         lengths = np.diff(self.starts)
         self.longest = int(lengths.max(initial=0))
@@ -138,7 +140,18 @@ def _inputs(
     heads = q.shape[1]
 
     def arguments(work: npt.NDArray[np.int64], *outputs: Array) -> Any:
-        return (*arrays, layout.starts, heads, work, scale, *tables, buckets, layout.pair_starts, *outputs)
+        return (
+            *arrays,
+            layout.starts,
+            heads,
+            work,
+            scale,
+            *tables,
+            buckets,
+            layout.pair_starts,
+            layout.places,
+            *outputs,
+        )
 
     return arguments
 

@@ -15,7 +15,7 @@ from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, PairTiles
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 
 # Rows and columns that a program works on at a time.
-_ROWS, _STRIP = 32, 128
+_ROWS, _STRIP = 32, BIAS_ROWS
 # Rows of partial sums added at a time.
 _GROUP_ROWS = 128
 # Tiles of the tables' gradients, by the bytes of a head's row: all four operands must fit into shared memory.
@@ -53,9 +53,11 @@ def time_buckets(
         out,
         store.rows,
         store.blocks,
+        work.nothing if mask is None else work.seen_pieces(mask),
         _bucket_edges(out.device),
         math.log(2) / TIME_BUCKET_WIDTH,
         NUM_TIME_BUCKETS - 1,
+        MASKED=mask is not None,
         ROWS=_ROWS,
         STRIP=_STRIP,
     )
@@ -92,10 +94,12 @@ def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
         time,
         store.rows,
         store.blocks,
+        launch.nothing if launch.mask is None else launch.work.seen_pieces(launch.mask),
         len(position) - 1,
         1 / launch.alpha,
         HAS_POSITION=tables.position is not None,
         HAS_TIME=tables.time is not None,
+        MASKED=launch.mask is not None,
         ROWS=_ROWS,
         STRIP=_STRIP,
     )

@@ -83,7 +83,8 @@ def softmax_attention(
     scale: float,
     mask: AttentionMask | None = None,
 ) -> Tensor:
-    """Causal softmax attention: softmax(scale * q k^T) v."""
+    """Causal softmax attention: softmax(scale * q k^T) v; neighbouring heads of q may share one of k and v."""
+    k_THD, v_THV = (for_every_head(x, q_THD.shape[1]) for x in (k_THD, v_THV))
     outputs = []
     for n, (start, stop) in enumerate(_spans(offsets)):
         q, k, v = (x[start:stop].transpose(0, 1) for x in (q_THD, k_THD, v_THV))
@@ -119,6 +120,12 @@ def activated(hidden: Tensor, activation: str) -> Tensor:
         gate, up = hidden.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
     return torch.nn.functional.silu(hidden) if activation == "silu" else hidden.relu().square()
+
+
+def for_every_head(x_THD: Tensor, heads: int) -> Tensor:
+    """Keys or values with one head for each query head; gradients of copies add up."""
+    group = heads // x_THD.shape[1]
+    return x_THD if group == 1 else x_THD.repeat_interleave(group, dim=1)
 
 
 def _visible(mask: AttentionMask | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:

@@ -37,9 +37,18 @@ def own_block(Rows, Blocks):
 
 
 @triton.jit
+def is_read(Seen, width, STRIP: tl.constexpr, MASKED: tl.constexpr):
+    """Whether any kernel reads this program's piece: it lies in the store, and a mask shows something of it."""
+    read = tl.program_id(2) * STRIP < width
+    if MASKED:
+        read &= tl.load(Seen + tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)) != 0
+    return read
+
+
+@triton.jit
 def bucket_kernel(
-    QueryTime, KeyTime, Buckets, Rows, Blocks, Edges, log2_to_bucket, top_bucket,
-    ROWS: tl.constexpr, STRIP: tl.constexpr,
+    QueryTime, KeyTime, Buckets, Rows, Blocks, Seen, Edges, log2_to_bucket, top_bucket,
+    MASKED: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
     """Time bucket of every pair of a piece of a block.
 
@@ -48,7 +57,7 @@ def bucket_kernel(
     start, length, first, offset, width = own_block(Rows, Blocks)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
-    if tl.program_id(2) * STRIP < width:
+    if is_read(Seen, width, STRIP, MASKED):
         asked = tl.load(QueryTime + start + tl.minimum(first + row, length - 1))
         happened = tl.load(KeyTime + start + tl.minimum(j, length - 1))
         gap = tl.maximum(tl.abs(asked[:, None] - happened[None, :]), 1)
@@ -62,14 +71,14 @@ def bucket_kernel(
 
 @triton.jit
 def bias_kernel(
-    Bias, Buckets, Position, Time, Rows, Blocks, last_place, factor,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
+    Bias, Buckets, Position, Time, Rows, Blocks, Seen, last_place, factor,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
     """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
     _, _, first, offset, width = own_block(Rows, Blocks)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
-    if tl.program_id(2) * STRIP < width:
+    if is_read(Seen, width, STRIP, MASKED):
         at = row[:, None] * width + j[None, :]
         value = tl.zeros([ROWS, STRIP], Position.dtype.element_ty)
         if HAS_POSITION:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout, gate, hstu_attention, project_uvqk
+from freescale.kernels import SequenceLayout, gate, project_uvqk
 from freescale.model.blocks import InputLayer, RelativeBias
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
+from freescale.model.views import BatchView, View
 
 
 class HSTULayer(nn.Module):
@@ -52,18 +53,18 @@ class HSTULayer(nn.Module):
         self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
         self.feed_forward = None if ffn is None else FeedForward(ffn, dropout=dropout)
 
-    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """States after this layer, [T, D]."""
+    def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
+        """States after this layer, [T, D]; `number` is the layer's own."""
         u, v, q, k, x_TD = project_uvqk(x_TD, self.uvqk)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
-        attended = hstu_attention(
+        attended = view.silu(
             q,
             k,
             v,
-            batch.offsets,
+            layer=number,
             scale=self.scale,
-            layout=layout,
-            **self.bias.arguments(batch),
+            position_bias=self.bias.position,
+            time_bias=self.bias.time,
         )
         x_TD = x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
         return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
@@ -113,14 +114,18 @@ class HSTU(nn.Module):
         )
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """State of every token, [T, D].
+        """State of every token of a batch, [T, D]."""
+        return self.encode(vectors_TD, BatchView(batch, layout))
+
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State of every token of a pass, [T, D].
 
         Under autocast the states between layers are kept in half precision too: everything beside the products is
         bound by memory, and this halves it. The head gets float32.
         """
-        x = self.input(vectors_TD, layout)
+        x = self.input(vectors_TD, view.places)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        for layer in self.layers:
-            x = layer(x, batch, layout)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, view, number)
         return x.to(vectors_TD.dtype)

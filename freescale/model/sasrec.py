@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout, softmax_attention
+from freescale.kernels import SequenceLayout
 from freescale.model.blocks import InputLayer
+from freescale.model.views import BatchView, View
 
 
 class SASRecLayer(nn.Module):
@@ -33,14 +34,14 @@ class SASRecLayer(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """States after this layer, [T, D]."""
+    def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
+        """States after this layer, [T, D]; `number` is the layer's own."""
         normed = self.attention_norm(x_TD)
         q, k, v = (
             project(source).unflatten(-1, (self.heads, -1))
             for project, source in ((self.query, normed), (self.key, x_TD), (self.value, x_TD))
         )
-        attended = softmax_attention(q, k, v, batch.offsets, scale=self.scale, layout=layout)
+        attended = view.softmax(q, k, v, layer=number, scale=self.scale)
         y = self.ffn_norm(normed + self.dropout(self.merge(attended.flatten(1))))
         return y + self.ffn(y)
 
@@ -65,8 +66,12 @@ class SASRec(nn.Module):
         self.final_norm = nn.LayerNorm(dim, eps=1e-8)
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """State of every token, [T, D]."""
-        x = self.input(vectors_TD, layout)
-        for layer in self.layers:
-            x = layer(x, batch, layout)
+        """State of every token of a batch, [T, D]."""
+        return self.encode(vectors_TD, BatchView(batch, layout))
+
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State of every token of a pass, [T, D]."""
+        x = self.input(vectors_TD, view.places)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, view, number)
         return self.final_norm(x)

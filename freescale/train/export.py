@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,13 +18,15 @@ from torch import Tensor
 from freescale import __version__
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import as_compute
 from freescale.errors import CheckpointError, DataError
 from freescale.kernels import SequenceLayout
+from freescale.model.compressor import Compressor
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
+from freescale.model.segmented import SegmentedEncoder
+from freescale.model.token_cache import TokenCache
+from freescale.train.item_vectors import ItemEncoder
 
 _FORMAT = "freescale-export"
 _CHUNK_ITEMS = 65_536
@@ -33,8 +36,7 @@ def write_export(
     out: Path,
     *,
     model: Recommender,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
+    items: ItemEncoder,
     catalog: IntArray,
     encoder: Mapping[str, Any],
     facts: Mapping[str, Any],
@@ -49,10 +51,12 @@ def write_export(
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
     try:
-        dense = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        weights = model.without_items().state_dict()
+        dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
-        _write_items(staged / "items.parquet", embedding, id_map, catalog)
+        _write_items(staged / "items.parquet", items, catalog)
         head = model.head
+        fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
         manifest = {
             "format": _FORMAT,
             "version": 1,
@@ -60,6 +64,7 @@ def write_export(
             "encoder": dict(encoder),
             "normalize": head.normalize if isinstance(head, RetrievalHead) else False,
             "num_items": len(catalog),
+            "fingerprint": fingerprint,
             **facts,
         }
         (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -71,20 +76,33 @@ def write_export(
     return out
 
 
-def _write_items(path: Path, embedding: ShardedEmbedding, id_map: IdMap, catalog: IntArray) -> None:
-    """One row an item: its raw id and its vector, in chunks."""
+def _fingerprint(*paths: Path) -> str:
+    """Names the weights: token caches carry it, so that those of other weights are refused."""
+    digest = hashlib.blake2b(digest_size=12)
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 24):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_items(path: Path, items: ItemEncoder, catalog: IntArray) -> None:
+    """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = embedding.tables["item"]
-    schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), table.dim))])
-    with pq.ParquetWriter(path, schema) as writer:
-        for start in range(0, len(catalog), _CHUNK_ITEMS):
-            ids = catalog[start : start + _CHUNK_ITEMS]
-            rows = id_map.rows(torch.tensor(ids)).to(table.weight.device)
-            flat = table.gather(rows).float().cpu().numpy().ravel()
-            vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), table.dim)
-            writer.write_table(pa.table([pa.array(ids), vectors], schema=schema))
+    writer: Any = None
+    try:
+        for numbers, vectors in items.catalogue(catalog, chunk=_CHUNK_ITEMS).parts():
+            dim = vectors.shape[1]
+            schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), dim))])
+            writer = writer or pq.ParquetWriter(path, schema)
+            flat = pa.array(vectors.float().cpu().numpy().ravel())
+            columns = [pa.array(catalog[numbers.cpu().numpy()]), pa.FixedSizeListArray.from_arrays(flat, dim)]
+            writer.write_table(pa.table(columns, schema=schema))
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 @dataclass(frozen=True)
@@ -111,30 +129,81 @@ class ExportedModel:
         request_time: int | None = None,
         k: int = 10,
         include_seen: bool = False,
+        cache: TokenCache | None = None,
+        exclude: Sequence[int] = (),
     ) -> list[tuple[int, float]]:
         """The k best next items after a history (oldest event first), as (item, score).
 
         Args:
-            history: item ids; ids the model does not know are left out.
+            history: item ids; ids the model does not know are left out. With a cache: the events after those in it.
             times: their time stamps, required by models with a time bias.
             request_time: when the recommendation is asked for; the last event's time unless given.
             k: number of items.
             include_seen: also recommend items of the history.
+            cache: the history before, as `compress` made it.
+            exclude: more items not to recommend; a cache does not know which items it was made of.
         """
         head = self.model.head
         assert isinstance(head, RetrievalHead)
         known, slots = self._slots(history)
         if len(slots) == 0:
             raise DataError("no event of the history is an item the model knows", got=list(history)[:10])
-        batch = self._batch(slots, known, times, request_time)
-        state = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets))[-1:]
+        limit = int(self.manifest["encoder"]["max_length"]) if cache is None else None
+        batch = self._batch(slots, known, times, request_time, limit=limit)
+        if cache is None:
+            state = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets))[-1:]
+        else:
+            vectors = self.vectors[batch.tokens["item_slot"]]
+            state = self._compressor().states(vectors, batch, [cache])[-1:]
         scores = (head.vectors(state) @ head.vectors(self.vectors).T)[0]
-        if not include_seen:
-            scores[slots] = float("-inf")
-        best = scores.topk(min(k, len(scores) - (0 if include_seen else len(slots.unique()))))
+        hidden = torch.cat([slots[:0] if include_seen else slots, self._slots(exclude)[1]]).unique()
+        scores[hidden] = float("-inf")
+        best = scores.topk(min(k, len(scores) - len(hidden)))
         return [
             (int(self.items[slot]), value) for value, slot in zip(best.values.tolist(), best.indices.tolist())
         ]
+
+    def compress(
+        self,
+        history: Sequence[int],
+        *,
+        times: Sequence[int] | None = None,
+        next_time: int | None = None,
+        cache: TokenCache | None = None,
+    ) -> TokenCache | None:
+        """The history as a token cache, to be kept and given to `recommend` with the events that follow.
+
+        With a cache its segments stay as they are and these events are added behind them. A model that learnt segments
+        of 350 events does best on such: add events when a whole segment has come together, or start from
+        `cache.whole_segments()` and give the events of the short one again.
+
+        Args:
+            history: item ids, oldest first; without a cache at most the latest the model has learnt are used.
+            times: their time stamps, required by models with a time bias.
+            next_time: time of the event after these, required by models with a time bias.
+            cache: what is compressed already.
+        """
+        compressor = self._compressor()
+        known, slots = self._slots(history)
+        if len(slots) == 0:
+            return cache
+        if self.manifest["encoder"]["time_bias"] and next_time is None:
+            raise DataError(
+                "this model was trained with time stamps",
+                next_step="pass next_time=..., the time of the first event that is not compressed",
+            )
+        latest = int(self.manifest["encoder"]["max_length"]) - compressor.encoder.rule.recent
+        batch = self._batch(slots, known, times, next_time, limit=latest if cache is None else None)
+        return compressor.compress(self.vectors[batch.tokens["item_slot"]], batch, [cache])[0]
+
+    def _compressor(self) -> Compressor:
+        encoder = self.model.encoder
+        if not isinstance(encoder, SegmentedEncoder):
+            raise DataError(
+                "this model was trained on whole histories and has no token caches",
+                next_step="train with segments.recent=50 and export again",
+            )
+        return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
 
     def _slots(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
         asked = np.asarray(history, dtype=np.int64)
@@ -148,6 +217,8 @@ class ExportedModel:
         known: np.ndarray[Any, np.dtype[np.bool_]],
         times: Sequence[int] | None,
         request_time: int | None,
+        *,
+        limit: int | None,
     ) -> SequenceBatch:
         tokens = {"item_slot": slots}
         if self.manifest["encoder"]["time_bias"]:
@@ -160,8 +231,7 @@ class ExportedModel:
             stamps = torch.from_numpy(np.asarray(times, dtype=np.int64)[known])
             asked_at = int(stamps[-1]) if request_time is None else request_time
             tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
-        limit = int(self.manifest["encoder"]["max_length"])
-        tokens = {name: values[-limit:] for name, values in tokens.items()}
+        tokens = {name: values if limit is None else values[-limit:] for name, values in tokens.items()}
         return SequenceBatch(offsets=torch.tensor([0, len(tokens["item_slot"])]), tokens=tokens)
 
 

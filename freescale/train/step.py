@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from freescale.balance.work import WHOLE, SampleWork
 from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute
-from freescale.train.dense_gradients import reduced_in_backward
+from freescale.train.dense_gradients import reduced_in_backward, sum_gradients
 from freescale.train.expert_load import ExpertLoad
+from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.timer import StepTimer
 
@@ -45,6 +47,7 @@ class TrainStep:
     Args:
         model: the dense part.
         optimizer: of the dense part.
+        encode_items: batch -> its item vectors; rows of the table unless given.
         ranks: who takes part.
         lr: base learning rate of the dense part.
         table_lr: base learning rate of the tables.
@@ -55,6 +58,7 @@ class TrainStep:
         seed: of dropout, together with step and rank; nothing else needs a random state.
         gate: shut while dense gradients travel.
         transport: how they travel.
+        work: what a sequence of a length has to compute, kept with measured times.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         *,
         ranks: Ranks,
+        encode_items: Callable[[ReadyBatch], BatchItems] = looked_up,
         lr: float,
         table_lr: float,
         lr_factor: Callable[[int], float],
@@ -72,10 +77,14 @@ class TrainStep:
         seed: int = 0,
         gate: Gate | None = None,
         transport: str = "auto",
+        work: SampleWork = WHOLE,
     ) -> None:
-        self.timer = StepTimer(ranks.device)
+        self.timer = StepTimer(ranks.device, work=work)
         self.load = ExpertLoad(model)
         self.owned = OwnedExperts(model, ranks)
+        self._encode_items = encode_items
+        self._item_parameters = [] if model.items is None else list(model.items.parameters())
+        model = model.without_items()
         self._model: nn.Module = model
         if ranks.group is not None:
             self._model = reduced_in_backward(
@@ -101,8 +110,10 @@ class TrainStep:
         torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
         self._optimizer.zero_grad(set_to_none=True)
         self.load.begin(max(1, ready.plan.global_tokens))
-        self.timer.start(ready.lookup.rows)
-        loss = self._forward_backward(ready)
+        with self._precision():
+            items = self._encode_items(ready)
+        self.timer.start(items.rows)
+        loss = self._forward_backward(ready, items)
         self.timer.finish(ready.batch)
         routed = self.load.take()  # the loss has just been waited for, so nothing is waited for here
         if not math.isfinite(loss):
@@ -113,6 +124,9 @@ class TrainStep:
                 f"{_some(ready.batch.samples['row'])} on rank {self._ranks.rank}",
                 next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
             )
+        with _in_this_thread():
+            items.send_back()
+        sum_gradients(self._item_parameters, self._ranks)
         factor = self._lr_factor(step)
         with compute("update weights"):
             norm = self._clip()
@@ -122,15 +136,14 @@ class TrainStep:
         schedule.update(ready, lr=self._table_lr * factor)
         return StepResult(loss=loss, grad_norm=norm, routed=routed)
 
-    def _forward_backward(self, ready: ReadyBatch) -> float:
-        parts = ready.batch.split(self._accumulate) if self._accumulate > 1 else [ready.batch]
+    def _forward_backward(self, ready: ReadyBatch, items: BatchItems) -> float:
+        parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
         total = torch.zeros((), dtype=torch.float64)
         tokens = max(1, ready.plan.global_tokens)
         for n, part in enumerate(parts):
             with self._reduce_now(n == len(parts) - 1), self._precision():
-                loss = self._model(ready.lookup.rows, part) / tokens
-            # On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for.
-            with torch.autograd.set_multithreading_enabled(False):
+                loss = self._model(items.rows, part) / tokens
+            with _in_this_thread():
                 loss.backward()
             total += loss.detach().double().cpu()
         return float(total)
@@ -148,6 +161,11 @@ class TrainStep:
         if self._clip_norm is None:
             return None
         return self.owned.clip(self._clip_norm)
+
+
+def _in_this_thread() -> AbstractContextManager[None]:
+    """On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for."""
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from freescale.balance.cost_fit import MeasuredStep
+from freescale.balance.work import WHOLE, SampleWork
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.trace import spans
 
@@ -29,9 +30,11 @@ class StepTimer:
 
     Args:
         device: where the model computes.
+        work: what a sequence of a length has to compute.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, work: SampleWork = WHOLE) -> None:
+        self._work = work
         self._cuda = device.type == "cuda"
         self._running: deque[_TimedStep] = deque()
         self._done: list[MeasuredStep] = []
@@ -74,7 +77,7 @@ class StepTimer:
     def take(self) -> list[MeasuredStep]:
         """The steps measured since the last call."""
         while self._running and _has_passed(self._running[0].end):
-            self._done.append(_measured(self._running.popleft()))
+            self._done.append(self._measured(self._running.popleft()))
         done, self._done = self._done, []
         return done
 
@@ -89,6 +92,12 @@ class StepTimer:
         event.record()
         return event
 
+    def _measured(self, step: _TimedStep) -> MeasuredStep:
+        stood = sum(_ms(*interval) for interval in step.away)
+        return MeasuredStep.of(
+            step.batch.lengths.numpy(), ms=_ms(step.start, step.end) - stood, work=self._work
+        )
+
 
 class _TimedStep(NamedTuple):
     """When a step began and ended, and when it stood still in between."""
@@ -101,11 +110,6 @@ class _TimedStep(NamedTuple):
 
 def _has_passed(moment: Moment) -> bool:
     return isinstance(moment, float) or moment.query()
-
-
-def _measured(step: _TimedStep) -> MeasuredStep:
-    stood = sum(_ms(*interval) for interval in step.away)
-    return MeasuredStep.of(step.batch.lengths.numpy(), ms=_ms(step.start, step.end) - stood)
 
 
 def _ms(start: Moment, end: Moment) -> float:

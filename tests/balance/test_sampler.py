@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from freescale.balance import BalancedSampler, CostModel, GlobalBatches
+from freescale.balance.work import SampleWork
+from freescale.data.segment_rule import SegmentRule
 from freescale.errors import CheckpointError, PlanError
 
 
@@ -241,3 +243,42 @@ def test_an_ordinary_data_loader_takes_it_as_batch_sampler(num_workers):
 def test_bad_settings_are_refused(kwargs, message):
     with pytest.raises(PlanError, match=message):
         BalancedSampler([1, 2, 3], global_batch=2, **kwargs)
+
+
+def test_costs_count_the_pairs_that_a_mask_leaves():
+    """Long samples in segments cost little more than their tokens: planned so, ranks finish together."""
+    rule = SegmentRule(recent=50, length=100, summaries=4)
+    lengths = np.append(np.full(300, 100), 2000)
+    model = CostModel(fixed_ms=0, per_sample_ms=0, per_token_ms=0, per_square_ms=1e-6)
+
+    def loads(work):
+        samplers = [
+            BalancedSampler(
+                lengths,
+                global_batch=301,
+                num_ranks=4,
+                rank=rank,
+                cost_model=model,
+                work=work,
+                max_tokens_ratio=None,
+            )
+            for rank in range(4)
+        ]
+        true = SampleWork(rule).squares(lengths)
+        return np.array([true[sampler.plan(0).rows].sum() for sampler in samplers])
+
+    seen, blind = loads(SampleWork(rule)), loads(SampleWork())
+    assert seen.max() / seen.mean() < 1.02
+    assert blind.max() / blind.mean() > 1.05
+    assert SampleWork(rule).squares(np.array([50]))[0] == 2500
+
+
+def test_token_caps_count_summaries():
+    rule = SegmentRule(recent=1, length=1, summaries=9)
+    lengths = np.array([11, 11, 50, 50])
+    sampler = BalancedSampler(
+        lengths, global_batch=4, num_ranks=2, rank=0, work=SampleWork(rule), max_tokens_ratio=1.0
+    )
+    plan = sampler.plan(0)
+    assert sorted(lengths[plan.rows].tolist()) == [11, 50]
+    assert plan.global_tokens == 122

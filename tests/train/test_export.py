@@ -19,7 +19,9 @@ from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
 from freescale.model.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
+from freescale.model.token_cache import TokenCache
 from freescale.train.export import load_export, write_export
+from freescale.train.item_vectors import IdItems
 from tests.list_source import ListSource
 
 DIM, MAX_LENGTH = 6, 5
@@ -27,9 +29,21 @@ HISTORY = [3, 90, 14, 3, 25, 61, 7, 12]
 CATALOG = np.array([3, 7, 12, 14, 25, 61, 90, 91, 92, 500], dtype=np.int64)
 
 
-def make_parts(kind="hstu", *, normalize=True, id_map=None, dtype=torch.float32, time_bias=True, ffn=None):
-    torch.manual_seed(5)
+def make_parts(
+    kind="hstu",
+    *,
+    normalize=True,
+    id_map=None,
+    dtype=torch.float32,
+    time_bias=True,
+    ffn=None,
+    segments=None,
+    seed=5,
+):
+    torch.manual_seed(seed)
     shape = {"kind": kind, "dim": DIM, "layers": 2, "heads": 2, "max_length": MAX_LENGTH}
+    if segments is not None:
+        shape |= {"segments": segments, "max_length": 12}
     shape |= {"position_bias": True, "time_bias": time_bias, "ffn": ffn}
     model = Recommender(encoder=make_encoder(**shape, dropout=0.3), head=RetrievalHead(normalize=normalize))
     for param in model.parameters():
@@ -50,7 +64,10 @@ def make_parts(kind="hstu", *, normalize=True, id_map=None, dtype=torch.float32,
 
 
 def export(folder, parts, **facts):
-    return write_export(folder, **parts, facts=facts)
+    table = {"embedding": parts["embedding"], "id_map": parts["id_map"]}
+    rest = {name: part for name, part in parts.items() if name not in table}
+    items = IdItems(**table, device=torch.device("cpu"))
+    return write_export(folder, **rest, items=items, facts=facts)
 
 
 def scores_in_training(parts, history):
@@ -216,3 +233,66 @@ def test_a_bad_folder_is_refused_in_one_message(tmp_path, kind):
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a readable"):
         load_export(tmp_path / "nowhere")
+
+
+SEGMENTS = {"recent": 3, "length": 4, "summaries": 2}
+LONG = [3, 90, 14, 3, 25, 61, 7, 12, 91, 3, 14]
+
+
+@pytest.mark.parametrize("kind", ["hstu", "sasrec"])
+def test_a_request_from_a_cache_scores_as_one_with_the_whole_history(tmp_path, kind):
+    parts = make_parts(kind, time_bias=kind == "hstu", segments=SEGMENTS)
+    served = load_export(export(tmp_path / "out", parts))
+    times = list(range(100, 100 + 37 * len(LONG), 37))
+    timed = {"times": times, "request_time": 999} if kind == "hstu" else {}
+    wanted = dict(served.recommend(LONG, k=100, include_seen=True, **timed))
+
+    def parts_of(first, last, name="next_time"):
+        after = times[last] if last < len(times) else 999
+        return {"times": times[first:last], name: after} if kind == "hstu" else {}
+
+    cache = served.compress(LONG[:8], **parts_of(0, 8))
+    assert cache.sizes == (4, 4)
+    first = served.compress(LONG[:4], **parts_of(0, 4))
+    grown = served.compress(LONG[4:8], **parts_of(4, 8), cache=TokenCache.from_bytes(first.to_bytes()))
+    for kept in (cache, grown):
+        recent = parts_of(8, 11, "request_time")
+        got = dict(served.recommend(LONG[8:], k=100, include_seen=True, cache=kept, **recent))
+        assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    unseen = served.recommend(LONG[8:], k=100, cache=cache, exclude=LONG[:8], **recent)
+    assert {item for item, _ in unseen} == {92, 500}
+
+
+def test_a_cache_of_another_export_is_refused(tmp_path):
+    one, two = (
+        load_export(export(tmp_path / str(seed), make_parts(time_bias=False, segments=SEGMENTS, seed=seed)))
+        for seed in (5, 6)
+    )
+    cache = one.compress(LONG[:8])
+    two.compress(LONG[:8])
+    with pytest.raises(DataError, match="made by another model"):
+        two.recommend(LONG[8:], cache=cache)
+    other = load_export(
+        export(tmp_path / "other", make_parts(time_bias=False, segments={**SEGMENTS, "length": 5}))
+    )
+    with pytest.raises(DataError, match="length 4"):
+        other.recommend(LONG[8:], cache=cache)
+
+
+def test_what_compressing_needs_is_asked_for(tmp_path):
+    served = load_export(export(tmp_path / "timed", make_parts(segments=SEGMENTS)))
+    with pytest.raises(DataError, match="next_time"):
+        served.compress(LONG[:4], times=[1, 2, 3, 4])
+    whole = load_export(export(tmp_path / "whole", make_parts(time_bias=False)))
+    with pytest.raises(DataError, match=r"segments\.recent"):
+        whole.compress(LONG)
+
+
+def test_only_the_latest_events_the_model_has_learnt_are_compressed(tmp_path):
+    served = load_export(export(tmp_path / "out", make_parts(time_bias=False, segments=SEGMENTS)))
+    long = served.compress(LONG * 3)
+    assert long.num_events == 12 - 3
+    assert torch.equal(long.keys, served.compress((LONG * 3)[-9:]).keys)
+    assert served.compress([777, 778]) is None
+    with pytest.raises(DataError, match="longer than the model has learnt"):
+        served.compress(LONG[:4], cache=long)

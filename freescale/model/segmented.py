@@ -1,0 +1,76 @@
+"""SegmentedEncoder: any encoder over histories that are compressed into summary tokens, trained in one masked pass.
+
+The summaries are the only way from one segment to the next, so what a later event knows of a segment is what its
+summaries hold: their keys and values can be kept and the segment forgotten (`compressor.py`). The idea is PerSRec's
+(arXiv 2601.03479). The vectors of the summaries are learnt and the same for all users; what is personal is what the
+layers make of them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from freescale.data.segment_rule import SegmentRule
+from freescale.data.segments import SegmentedBatch, insert_summaries
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import AttentionMask, SequenceLayout
+from freescale.model.views import BatchView, Encoder, KeepKeys
+
+
+class SegmentedEncoder(nn.Module):
+    """States of the events of whole histories, as if each segment but its own reached an event as summaries only.
+
+    From outside it is an encoder like any other: one vector an event goes in, one state an event comes out. So losses,
+    targets and negatives know of events only; a summary has no target, and the last event of a segment has the event
+    after the summaries.
+
+    Args:
+        encoder: the encoder inside, with room for `max_places` tokens.
+        rule: how histories are cut.
+        dim: width of vectors and states.
+        max_places: most events and summaries of one sequence.
+    """
+
+    def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_places: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.rule = rule
+        self.max_places = max_places
+        self.summaries = nn.Parameter(torch.empty(rule.summaries, dim))
+        # As item vectors begin.
+        nn.init.trunc_normal_(self.summaries, std=0.02)
+
+    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
+        """State of every event, [T, D]; `layout` is that of the events alone, and not needed here."""
+        cut = insert_summaries(
+            batch,
+            self.rule.cut(batch.lengths.numpy()),
+            summaries=self.rule.summaries,
+            device=vectors_TD.device,
+        )
+        return self.masked_pass(vectors_TD, cut).index_select(0, cut.events)
+
+    def masked_pass(self, vectors_TD: Tensor, cut: SegmentedBatch, *, keep: KeepKeys | None = None) -> Tensor:
+        """State of every event and summary; `keep` is handed the keys and values of every layer."""
+        layout = SequenceLayout(cut.batch.offsets, device=vectors_TD.device)
+        mask = AttentionMask(segments=cut.segment, summaries=cut.is_summary) if len(cut.summaries) else None
+        view = BatchView(cut.batch, layout, mask=mask, keep=keep)
+        return self.inner.encode(self.with_summaries(vectors_TD, cut), view)
+
+    def with_summaries(self, vectors_TD: Tensor, cut: SegmentedBatch) -> Tensor:
+        """Vectors of events and summaries in their places."""
+        num_segments = len(cut.summaries) // self.rule.summaries
+        # Copied and summed in a fixed order, also backwards: a gather of shared rows would add by atomics on a GPU.
+        shared = self.summaries.expand(num_segments, -1, -1).flatten(0, 1)
+        room = vectors_TD.new_zeros(cut.batch.num_tokens, vectors_TD.shape[1])
+        return room.index_copy(0, cut.events, vectors_TD).index_copy(
+            0, cut.summaries, shared.to(vectors_TD.dtype)
+        )
+
+    @property
+    def inner(self) -> Encoder:
+        """The encoder inside, as passes see it."""
+        return cast(Encoder, self.encoder)

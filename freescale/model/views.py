@@ -1,0 +1,148 @@
+"""What a pass lets its tokens see. Encoders ask a `View` for places and attention, and so never know which pass it is.
+
+    BatchView     whole sequences of a jagged batch, under a mask or none      training, evaluation
+    CachedView    new tokens behind keys and values kept from an earlier pass  serving (cached_view.py)
+
+An encoder that keeps to this works in all of them:
+
+    def encode(self, vectors_TD, view):
+        x = <vectors, and view.places where positions are wanted>
+        for number, layer in enumerate(self.layers):
+            q, k, v = <projections of x, [T, heads, width] each; k and v may have fewer heads>
+            attended = view.softmax(q, k, v, layer=number, scale=...)      # or view.silu
+            x = <x and attended>
+        return x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
+
+KeepKeys = Callable[[int, Tensor, Tensor], None]
+
+
+class View(Protocol):
+    """Places of the tokens of a pass, and attention between them; two kinds of it."""
+
+    @property
+    def places(self) -> Tensor:
+        """[T] place of each token in its own sequence, counted from the sequence's first token."""
+
+    def silu(
+        self,
+        q_THD: Tensor,
+        k_THD: Tensor,
+        v_THV: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        position_bias: Tensor | None = None,
+        time_bias: Tensor | None = None,
+    ) -> Tensor:
+        """Scale * SiLU(q k^T + bias) v over what each token sees, [T, heads, width of v].
+
+        Args:
+            q_THD: queries.
+            k_THD: keys, as many heads or a divisor of it.
+            v_THV: values, as many heads as the keys.
+            layer: number of the layer, so that its keys and values can be told from those of others.
+            scale: multiplies the weights.
+            position_bias: a weight for each distance in places.
+            time_bias: a weight for each bucket of time between query and key.
+        """
+
+    def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
+        """Values weighted by the softmax of scale * q k^T over what each token sees; arguments as in `silu`."""
+
+
+class Encoder(Protocol):
+    """Turns the item vectors of a pass into one state a token."""
+
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State [T, D] of every token; the state of a token has seen what the view shows it, and nothing else."""
+
+
+class BatchView:
+    """All tokens of a jagged batch, each seeing what came before it in its own sequence.
+
+    Args:
+        batch: carries "time" and "target_time" where encoders use time.
+        layout: the batch's layout; its kernels are shared by all layers.
+        mask: hides more than what comes later.
+        keep: given the keys and values of every layer as they pass, before heads are repeated.
+    """
+
+    def __init__(
+        self,
+        batch: SequenceBatch,
+        layout: SequenceLayout,
+        *,
+        mask: AttentionMask | None = None,
+        keep: KeepKeys | None = None,
+    ) -> None:
+        self._batch, self._layout, self._mask, self._keep = batch, layout, mask, keep
+
+    @property
+    def places(self) -> Tensor:
+        """[T] place of each token in its own sequence."""
+        return self._layout.places
+
+    def silu(
+        self,
+        q_THD: Tensor,
+        k_THD: Tensor,
+        v_THV: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        position_bias: Tensor | None = None,
+        time_bias: Tensor | None = None,
+    ) -> Tensor:
+        """Scale * SiLU(q k^T + bias) v."""
+        options: dict[str, Any] = {"position_bias": position_bias}
+        if time_bias is not None:
+            options |= {
+                "time_bias": time_bias,
+                # The request comes when the next event happens, so that is the query's time.
+                "query_time": self._batch.tokens["target_time"],
+                "key_time": self._batch.tokens["time"],
+            }
+        return hstu_attention(
+            *self._heads(layer, q_THD, k_THD, v_THV),
+            self._batch.offsets,
+            scale=scale,
+            mask=self._mask,
+            layout=self._layout,
+            **options,
+        )
+
+    def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
+        """Values weighted by the softmax of scale * q k^T."""
+        if self._keep is not None:
+            self._keep(layer, k_THD, v_THV)
+        return softmax_attention(
+            q_THD,
+            k_THD,  # the kernels share heads themselves
+            v_THV,
+            self._batch.offsets,
+            scale=scale,
+            mask=self._mask,
+            layout=self._layout,
+        )
+
+    def _heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self._keep is not None:
+            self._keep(layer, k, v)
+        return q, as_many_heads(k, q), as_many_heads(v, q)
+
+
+def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values [..., heads, width] with each head repeated, so that there are as many as queries have."""
+    times = q.shape[-2] // x.shape[-2]
+    return x if times == 1 else x.repeat_interleave(times, dim=-2)
