@@ -33,14 +33,8 @@ def marks(setting: Setting) -> list[Mark]:
         )
     )
     if profile.device == "cpu":
-        measured = "rates.exchange_gb_per_s" in profile.measured
-        found.append(
-            Mark(
-                "exchange rate and latency",
-                CALIBRATED if measured else EXTRAPOLATED,
-                "between two ranks of this machine",
-            )
-        )
+        state = CALIBRATED if "rates.exchange_gb_per_s" in profile.measured else EXTRAPOLATED
+        found.append(Mark("exchange rate and latency", state, "between two ranks of this machine"))
         found.append(Mark("more ranks than were measured", EXTRAPOLATED, "the exchange was measured on two"))
         return found
     for name, part in (("nvlink_gb_per_s", "links in the node"), ("nic_gb_per_s", "network")):
@@ -63,16 +57,10 @@ def _time_mark(setting: Setting, name: str) -> Mark:
     profile, timing = setting.profile, setting.profile.times[name]
     if f"times.{name}" not in profile.measured:
         return Mark(name, EXTRAPOLATED, str(profile.facts.get("made_from", "assumed")))
-    error = (
-        ""
-        if timing.error is None
-        else f", held-out error {timing.error:.1%} (90 % below {timing.worst_error or 0:.1%})"
-    )
-    scale = setting.scale()
-    if abs(scale - 1) > 1e-9:
-        return Mark(
-            name,
-            EXTRAPOLATED,
-            f"profile of {profile.hardware}{error}, times {scale:.2f} for {setting.cluster.name}",
-        )
-    return Mark(name, CALIBRATED, f"profile of {profile.hardware}{error}")
+    error = ""
+    if timing.error is not None:
+        error = f", held-out error {timing.error:.1%} (90 % below {timing.worst_error or 0:.1%})"
+    where = f"profile of {profile.hardware}{error}"
+    if abs(setting.scale() - 1) > 1e-9:
+        return Mark(name, EXTRAPOLATED, f"{where}, times {setting.scale():.2f} for {setting.cluster.name}")
+    return Mark(name, CALIBRATED, where)

@@ -58,17 +58,18 @@ def changed(setting: Setting, features: Features, key: str, text: object) -> tup
         ConfigError: unknown key, or a value it cannot have.
     """
     section, _, name = _checked(key).partition(".")
+    change: dict[str, Any]
     try:
         if section == "cluster":
-            return replace(
-                setting, cluster=replace(setting.cluster, **{name: checked_number(name, text)})
-            ), features
+            change = {name: checked_number(name, text)}
+            return replace(setting, cluster=replace(setting.cluster, **change)), features
         if section == "workload":
             value = _workload_value(name, text)
             return replace(setting, workload=replace(setting.workload, **{name: value})), features
         if section == "setting":
             number = _number(text, at_least=0.0)
-            return replace(setting, **{name: int(number) if name == "seed" else number}), features
+            change = {name: int(number) if name == "seed" else number}
+            return replace(setting, **change), features
         return setting, replace(features, **{name: _feature_value(name, text)})
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from None
