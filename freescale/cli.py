@@ -338,17 +338,20 @@ def simulate(
 def _print_answer(answer: Any, counts: list[int]) -> None:
     from freescale.sim.answer import PREDICTION
     from freescale.sim.page import COLUMNS, cells
+    from freescale.sim.whatif import short_names
 
     setting = answer.setting
     _print(
         f"{PREDICTION} {setting.cluster.name}, {setting.workload.words()}; compute from {setting.profile.hardware}"
     )
     for count in counts:
-        table = Table(*COLUMNS, title=f"{count:,} GPUs")
-        for one in answer.ladder:
-            if one.gpus == count:
-                table.add_row(*map(escape, cells(one)))
-        Console().print(table)
+        _print(
+            f"\n{f'{count:,} GPUs':<16}" + "".join(f"{name:>11}" for name in COLUMNS[1:-2]) + "  $/10⁹  limit"
+        )
+        rows = [one for one in answer.ladder if one.gpus == count]
+        for short, one in zip(short_names([one.features for one in rows]), rows):
+            name, *values, limit, dollars = cells(one, short)
+            _print(f"{name:<16}" + "".join(f"{value:>11}" for value in values) + f"{dollars:>7}  {limit}")
         _print(
             f"{count:,} GPUs: bubble {answer.baseline(count).bubble:.1%} -> {answer.best(count).bubble:.1%}, "
             f"{answer.bubble_reduction(count):.1%} less"

@@ -10,7 +10,7 @@ from freescale.sim.answer import PREDICTION, Answer, Sweep
 from freescale.sim.cluster import numbers
 from freescale.sim.confidence import EXTRAPOLATED
 from freescale.sim.keys import value_of
-from freescale.sim.whatif import Prediction
+from freescale.sim.whatif import Prediction, short_names
 from freescale.trace import page, units
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.charts import Chart, Series, draw
@@ -37,7 +37,11 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
     """The page as text."""
     setting, largest = answer.setting, answer.gpus[-1]
     timeline = draw_timeline(spans.ranks) if spans is not None else ""
-    extrapolated = [f"{mark.part}: {mark.why}" for mark in answer.marks if mark.state == EXTRAPOLATED]
+    reasons: dict[str, list[str]] = {}
+    for mark in answer.marks:
+        if mark.state == EXTRAPOLATED:
+            reasons.setdefault(mark.why, []).append(mark.part)
+    extrapolated = [f"{', '.join(parts)}: {why}" for why, parts in reasons.items()]
     body = [
         _warning(extrapolated),
         page.cards(_cards(answer, largest)),
@@ -76,10 +80,10 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
     )
 
 
-def cells(one: Prediction) -> list[str]:
+def cells(one: Prediction, name: str) -> list[str]:
     """One row of the table, as in the terminal."""
     return [
-        one.features.words(),
+        name,
         units.milliseconds(one.step_ms),
         units.compact(one.tokens_per_s),
         f"{one.efficiency:.0%}",
@@ -115,10 +119,11 @@ def _cards(answer: Answer, gpus: int) -> list[page.Card]:
 
 def _bars(answer: Answer, gpus: int) -> str:
     rows = []
-    for one in (one for one in answer.ladder if one.gpus == gpus):
+    chosen = [one for one in answer.ladder if one.gpus == gpus]
+    for name, one in zip(short_names([one.features for one in chosen]), chosen):
         shares = {"compute": 1 - one.bubble, **{cause: getattr(one, cause) for cause in CAUSES}}
         rows.append(
-            f'<div class="rank named"><span>{escape(one.features.words())}</span>{bar(shares)}'
+            f'<div class="rank named"><span>{escape(name)}</span>{bar(shares)}'
             f"<b>{units.percent(one.bubble)}</b></div>"
         )
     words = {
@@ -134,11 +139,12 @@ def _bars(answer: Answer, gpus: int) -> str:
 
 def _table(rows: Sequence[Prediction]) -> str:
     best = min(rows, key=lambda one: one.cost_per_billion)
+    named = zip(short_names([one.features for one in rows]), rows)
     return page.table(
         COLUMNS,
         [
-            page.Row(cells(one), "best" if one is best else "baseline" if one is rows[0] else "")
-            for one in rows
+            page.Row(cells(one, name), "best" if one is best else "baseline" if name == "all off" else "")
+            for name, one in named
         ],
     )
 
@@ -216,7 +222,7 @@ def _sweep(sweep: Sweep | None) -> str:
 
 
 def _sweep_table(sweep: Sweep) -> str:
-    rows = [page.Row([value, *cells(one)[1:]]) for value, one in zip(sweep.values, sweep.predictions)]
+    rows = [page.Row([value, *cells(one, value)[1:]]) for value, one in zip(sweep.values, sweep.predictions)]
     return page.table([sweep.key, *COLUMNS[1:]], rows)
 
 

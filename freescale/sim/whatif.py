@@ -264,6 +264,26 @@ def table(
             )
 
 
+def short_names(combinations: Sequence[Features]) -> list[str]:
+    """One combination after the other: `balance`, `+ prioritized`, `+ dedup`; or everything `without` one."""
+    every = EVERYTHING.words().split(" + ")
+    names: list[str] = []
+    before: list[str] = []
+    for features in combinations:
+        parts = features.words().split(" + ")
+        missing = [part for part in every if part not in parts]
+        if before and parts[:-1] == before:
+            names.append(f"+ {parts[-1]}")
+        elif (
+            len(missing) == 1 and all(part in every for part in parts) and len(combinations) <= len(ABLATION)
+        ):
+            names.append(f"without {missing[0]}")
+        else:
+            names.append(features.words())
+        before = parts
+    return names
+
+
 def plan_steps_for(num_ranks: int) -> int:
     """Different global batches worth planning: many ranks average over more samples by themselves."""
     return max(8, min(64, 8192 // num_ranks))
