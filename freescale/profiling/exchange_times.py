@@ -90,14 +90,17 @@ def _usual_s(work: Callable[[], Any], *, pause_s: float = 0.004) -> float:
         work()
         times.append(time.perf_counter() - began)
     # What lies above is other programs' doing.
-    return float(np.quantile(times[1:], 0.25))
+    return min(times[1:])
 
 
 def _line(name: str, seconds: dict[int, float]) -> dict[str, float]:
-    """Latency from the smallest message, rate from the growth to the largest."""
-    smallest, largest = min(seconds), max(seconds)
-    growth = max(seconds[largest] - seconds[smallest], 1e-9)
-    return {
-        f"{name}_us": 1e6 * seconds[smallest],
-        f"{name}_gb_per_s": (largest - smallest) / growth / 1e9,
-    }
+    """Latency and rate: the line with the least relative error, its latency at most that of the smallest message."""
+    sizes, times = np.array(list(seconds), dtype=np.float64), np.array(list(seconds.values()))
+    smallest = float(times[sizes.argmin()])
+    latency, per_byte = np.linalg.lstsq(
+        np.stack([1 / times, sizes / times], axis=1), np.ones(len(sizes)), rcond=None
+    )[0]
+    latency = min(max(float(latency), 0.0), smallest)
+    if per_byte <= 0:
+        per_byte = float(times.max()) / float(sizes.max())
+    return {f"{name}_us": 1e6 * latency, f"{name}_gb_per_s": 1e-9 / float(per_byte)}

@@ -32,14 +32,15 @@ def shared_finish(start: FloatArray, work: FloatArray, cores: int) -> FloatArray
         speed = min(1.0, cores / len(busy))
         least = min(float(left[rank]) for rank in busy)
         until = now + least / speed
-        if waiting:
-            until = min(until, float(start[waiting[-1]]))
-        done = (until - now) * speed
+        if waiting and float(start[waiting[-1]]) < until:
+            until = float(start[waiting[-1]])
+            left[busy] -= (until - now) * speed
+            now = until
+            continue
         now = until
-        for rank in list(busy):
-            left[rank] -= done
-            # What remains of a rounding error is not worth another event.
-            if left[rank] <= 1e-12 * max(float(work[rank]), 1e-9):
-                finish[rank] = now
-                busy.remove(rank)
+        # Those with the least left are done by definition: what rounding leaves of it would never end.
+        done = [rank for rank in busy if left[rank] <= least * (1 + 1e-9)]
+        left[busy] -= least
+        finish[done] = now
+        busy = [rank for rank in busy if rank not in done]
     return finish
