@@ -9,7 +9,7 @@ from typing import Any
 from freescale.sim.cluster import load_cluster
 from freescale.sim.confidence import Mark, marks
 from freescale.sim.durations import Features, Setting
-from freescale.sim.keys import changed, value_of
+from freescale.sim.keys import changed
 from freescale.sim.sensitivity import Influence, influences
 from freescale.sim.whatif import (
     ABLATION,
@@ -121,6 +121,9 @@ def simulate_answer(
     """Predict everything that was asked for."""
     wanted = features or Features()
     asked = sorted(set(gpus))
+    if sweep is not None:
+        for value in sweep[1]:
+            changed(setting, wanted, sweep[0], value)  # mistakes are told before the work
     window: dict[str, Any] = {"window": wanted.window, "token_cap": wanted.token_cap}
     combinations = [one if one == BASELINE else replace(one, **window) for one in LADDER[:-1]]
     combinations = [one for one in combinations if one != wanted] + [wanted]
@@ -145,7 +148,6 @@ def simulate_answer(
     swept = None
     if sweep is not None:
         key, values = sweep
-        value_of(setting, wanted, key)
         rows = [on_largest(*changed(setting, wanted, key, value), single=None) for value in values]
         swept = Sweep(key, list(values), rows)
     answer = Answer(

@@ -124,7 +124,7 @@ def test_a_longer_stage_never_ends_anything_earlier(
     assert (long >= short - 1e-12).all()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ranks=st.integers(1, 6), cores=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 def test_shared_cores_do_all_the_work_and_no_more(ranks: int, cores: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
