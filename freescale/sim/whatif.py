@@ -286,7 +286,7 @@ def short_names(combinations: Sequence[Features]) -> list[str]:
 
 def plan_steps_for(num_ranks: int) -> int:
     """Different global batches worth planning: many ranks average over more samples by themselves."""
-    return max(8, min(64, 8192 // num_ranks))
+    return max(8, min(64, 16_384 // num_ranks))
 
 
 def reduction(before: Prediction, after: Prediction, *, of: str = "bubble") -> float:
