@@ -25,6 +25,7 @@ except ValueError:
 """
 
 
+@pytest.mark.timeout(300)
 def test_every_byte_is_copied() -> None:
     """In the interpreter, which must be chosen before triton is imported: in a process of its own."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -32,7 +33,7 @@ def test_every_byte_is_copied() -> None:
         [sys.executable, "-c", CODE],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         env=environment,
         check=False,
     )

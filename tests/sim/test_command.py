@@ -23,6 +23,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.timeout(300)
 def test_it_never_loads_torch() -> None:
     code = (
         "import sys; sys.argv = ['freescale', 'simulate', '--gpus', '2', '--steps', '5', '--quick',"
@@ -31,7 +32,7 @@ def test_it_never_loads_torch() -> None:
         "import freescale.sim.page, freescale.sim.timeline; print('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True
     )
     assert done.stdout.strip().endswith("False"), done.stdout
 
