@@ -239,6 +239,162 @@ def _report_traces(files: list[Path], out: Path) -> None:
 
 
 @app.command()
+def profile(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE ...]", help="The model to measure: a recipe and changes to it."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.json"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seconds: Annotated[
+        float, typer.Option(help="Time for steps; the rest takes a minute more.", min=1.0)
+    ] = 90.0,
+    samples: Annotated[int, typer.Option(help="Samples of the largest batch.", min=1)] = 32,
+    threads: Annotated[int, typer.Option(help="Threads of a CPU rank.", min=1)] = 1,
+) -> None:
+    """Measure this machine's GPU or CPU for `freescale simulate`; under five minutes."""
+    from freescale.config import load_config
+
+    recipe, overrides = _split_arguments(arguments or [])
+    config = load_config(recipe, overrides)
+    from freescale.profiling.measure import measure_profile
+    from freescale.trace.report import replace_file
+
+    console = Console(stderr=True)
+    measured = measure_profile(
+        config,
+        device=device,
+        seconds=seconds,
+        most_samples=samples,
+        threads=threads,
+        command=" ".join(["freescale", *sys.argv[1:]]),
+        say=lambda text: console.print(f"measuring {text}", highlight=False),
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(out, measured.to_json())
+    table = Table(
+        "part",
+        "fixed ms",
+        "us a token or row",
+        "ns a square",
+        "held-out error",
+        title=escape(measured.hardware),
+    )
+    for name, timing in measured.times.items():
+        error = "" if timing.error is None else f"{timing.error:.1%}"
+        table.add_row(
+            name,
+            f"{timing.fixed_ms:.3f}",
+            f"{1e3 * timing.per_token_ms:.3f}",
+            f"{1e6 * timing.per_square_ms:.3f}",
+            error,
+        )
+    Console().print(table)
+    for name, rate in measured.rates.items():
+        _print(f"{name}: {rate:,.4g}")
+    _print(f"{out}: a step varies by {measured.jitter:.1%}; {measured.facts['seconds']:.0f} s")
+
+
+@app.command()
+def simulate(
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE ...]", help="workload.*, cluster.*, setting.*, features.*; see --keys."
+        ),
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="Numbers of GPUs: 8,64,256,1024.")] = "8,64,256",
+    profile: Annotated[
+        str, typer.Option(help="A profile that ships, or a file of `freescale profile`.")
+    ] = "h200-derived",
+    cluster: Annotated[str, typer.Option(help="h100, h200, b200, cpu, or a YAML file.")] = "h100",
+    data: Annotated[Path | None, typer.Option(help="A prepared data set: take its lengths.")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="lognormal:MEDIAN,SIGMA,LONGEST, pareto:..., fixed:N, or a file of lengths."),
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="KEY=A,B,C", help="Try several values of one key.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars for a GPU and hour.", min=0.0)] = None,
+    steps: Annotated[int, typer.Option(help="Steps to simulate.", min=5)] = 200,
+    mtbf_hours: Annotated[float | None, typer.Option(help="Let GPUs fail this often, each.", min=1.0)] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write a trace of three ranks for ui.perfetto.dev.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave the sensitivity out.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List every KEY and stop.")] = False,
+) -> None:
+    """Predict what many GPUs would give: step time, bubbles, limits and price, feature by feature."""
+    from freescale.sim.keys import known_keys
+
+    if keys:
+        listed = Table("key", "meaning")
+        for name, text in known_keys().items():
+            listed.add_row(name, escape(text))
+        Console().print(listed)
+        return
+    from freescale.sim.command import simulate_from_options
+
+    answer, counts = simulate_from_options(
+        changes=changes or [],
+        gpus=gpus,
+        profile=profile,
+        cluster=cluster,
+        lengths=str(data) if data is not None else lengths,
+        sweep=sweep,
+        price=price,
+        steps=steps,
+        mtbf_hours=mtbf_hours,
+        page=page,
+        timeline=timeline,
+        quick=quick,
+    )
+    if json_output:
+        import json
+
+        _print(json.dumps(answer.as_json()))
+        return
+    _print_answer(answer, counts)
+    for path in (page, timeline):
+        if path is not None:
+            _print(str(path))
+
+
+def _print_answer(answer: Any, counts: list[int]) -> None:
+    from freescale.sim.answer import PREDICTION
+    from freescale.sim.page import COLUMNS, cells
+    from freescale.sim.whatif import short_names
+
+    setting = answer.setting
+    _print(
+        f"{PREDICTION} {setting.cluster.name}, {setting.workload.words()}; compute from {setting.profile.hardware}"
+    )
+    for count in counts:
+        _print(
+            f"\n{f'{count:,} GPUs':<16}" + "".join(f"{name:>11}" for name in COLUMNS[1:-2]) + "  $/10⁹  limit"
+        )
+        rows = [one for one in answer.ladder if one.gpus == count]
+        for short, one in zip(short_names([one.features for one in rows]), rows):
+            name, *values, limit, dollars = cells(one, short)
+            _print(f"{name:<16}" + "".join(f"{value:>11}" for value in values) + f"{dollars:>7}  {limit}")
+        _print(
+            f"{count:,} GPUs: bubble {answer.baseline(count).bubble:.1%} -> {answer.best(count).bubble:.1%}, "
+            f"{answer.bubble_reduction(count):.1%} less"
+        )
+    for one in answer.influences[:5]:
+        _print(
+            f"{one.key} {one.low:g} to {one.high:g}: time lost {one.low_lost:.1%} to {one.high_lost:.1%} ({one.source})"
+        )
+    for note in answer.notes:
+        _print(note)
+
+
+@app.command()
 def doctor() -> None:
     """Show versions and devices, and test that this installation computes what it should."""
     from freescale.doctor import examine

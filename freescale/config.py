@@ -68,7 +68,7 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
             yield f"{section.name}.{item.name}", _type_name(hints[item.name]), default, item.metadata["help"]
 
 
-class _StrictLoader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice: one of the two would be lost without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -110,7 +110,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the recipe cannot be read", got=f"{path}: {error}") from None
     try:
-        values = yaml.load(text, _StrictLoader)
+        values = yaml.load(text, StrictLoader)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError("the recipe is not valid YAML", got=f"{path}: {error}") from None
     if values is None:

@@ -36,10 +36,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Several curves over the same steps."""
+    """Several curves over the same steps, or over what `axis` names."""
 
     title: str
-    steps: Sequence[int]
+    steps: Sequence[float]
     series: Sequence[Series]
     note: str = ""
     write: Callable[[float], str] = units.count
@@ -47,6 +47,7 @@ class Chart:
     from_zero: bool = False
     stacked: bool = False
     wide: bool = False
+    axis: str = "step"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def draw(chart: Chart) -> str:
         f'<div class="frame">{_y_axis(chart, frame)}'
         f'<div class="plot" tabindex="0" role="img" aria-label="{escape(_spoken(chart))}">'
         f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>'
-        f'<div class="cursor" hidden></div><div class="tip" hidden></div></div>{_x_axis(frame)}</div>'
+        f'<div class="cursor" hidden></div><div class="tip" hidden></div></div>{_x_axis(chart, frame)}</div>'
         f"{_note(chart, heights, frame)}</figure>"
     )
 
@@ -173,7 +174,7 @@ def _shapes(chart: Chart, heights: Sequence[Values], frame: _Frame) -> list[str]
     return shapes
 
 
-def _points(steps: Sequence[int], values: Values, frame: _Frame) -> list[tuple[float, float] | None]:
+def _points(steps: Sequence[float], values: Values, frame: _Frame) -> list[tuple[float, float] | None]:
     return [
         None if value is None else (1000 * frame.x(step), _down(frame, value))
         for step, value in zip(steps, values)
@@ -211,7 +212,7 @@ def _hover(chart: Chart, heights: Sequence[Values], frame: _Frame) -> dict[str, 
     ]
     return {
         "x": [round(frame.x(step), 4) for step in chart.steps],
-        "at": [f"step {step:,}" for step in chart.steps],
+        "at": [f"{chart.axis} {step:,}" for step in chart.steps],
         "rows": rows,
     }
 
@@ -240,8 +241,10 @@ def _y_axis(chart: Chart, frame: _Frame) -> str:
     return f'<div class="y-axis" aria-hidden="true">{"".join(labels)}</div>'
 
 
-def _x_axis(frame: _Frame) -> str:
-    ticks = [tick for tick in nice_ticks(frame.left, frame.right) if float(tick).is_integer()]
+def _x_axis(chart: Chart, frame: _Frame) -> str:
+    ticks = nice_ticks(frame.left, frame.right)
+    if chart.axis == "step":
+        ticks = [tick for tick in ticks if float(tick).is_integer()]
     labels = (
         f'<span style="left:{100 * frame.x(tick):.2f}%">{escape(units.compact(tick))}</span>'
         for tick in ticks
@@ -255,7 +258,9 @@ def _note(chart: Chart, heights: Sequence[Values], frame: _Frame) -> str:
         (value, -step) for layer in heights for step, value in zip(chart.steps, layer) if value is not None
     )
     if high > frame.top:
-        notes.append(f"The highest point, {chart.write(high)} at step {-step:,}, lies above the scale.")
+        notes.append(
+            f"The highest point, {chart.write(high)} at {chart.axis} {-step:,}, lies above the scale."
+        )
     return f'<p class="note">{escape(" ".join(notes))}</p>' if notes else ""
 
 
@@ -266,4 +271,4 @@ def _spoken(chart: Chart) -> str:
         known = [value for value in series.values if value is not None]
         if known:
             curves.append(f"{series.name} from {chart.write(known[0])} to {chart.write(known[-1])}")
-    return f"{chart.title}, steps {min(chart.steps):,} to {max(chart.steps):,}: {'; '.join(curves)}"
+    return f"{chart.title}, {chart.axis}s {min(chart.steps):,} to {max(chart.steps):,}: {'; '.join(curves)}"

@@ -1,0 +1,347 @@
+r"""The simulator against real training: step time and bubble, predicted and measured, each feature on and off.
+
+1. Profile: one rank of this machine (`freescale profile`), with the model and data of the runs.
+2. Runs: `freescale train` on 2 and 4 ranks, balance and prioritized communication on and off, all on the same global
+   batches; combinations take turns, round by round. Checked first: all have the same loss curve.
+3. Predictions from the profile and the lengths of the very batches that were trained; the balancer of the runs plans
+   with the profile's cost model, as the simulator does. Ranks beyond the cores share them.
+
+    python benchmarks/simulate_validation.py                      # 2 and 4 CPU ranks, about 7 minutes
+    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 run.device=cuda model.dim=256 model.layers=4
+
+`pure` rests on the profile of one rank alone. `calibrated` takes one number from the runs with everything off on the
+same number of ranks: how much slower ranks compute beside each other (caches, memory, SM shares). It is never told a
+bubble.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from freescale.assembly import build_examples, build_sampler, build_source
+from freescale.balance.cost_model import CostModel
+from freescale.comm.ranks import Ranks
+from freescale.config import Config, load_config
+from freescale.sim.cluster import load_cluster
+from freescale.sim.durations import Features, Setting
+from freescale.sim.plans import loads_of
+from freescale.sim.profile import Profile, load_profile
+from freescale.sim.whatif import simulate_features
+from freescale.sim.workload import Workload
+from freescale.trace.metrics_log import Event, read_metrics, step_of
+from freescale.trace.span_file import read_spans
+from freescale.trace.time_account import account_of
+
+WORKLOAD = (
+    "synthetic.users=1500",
+    "synthetic.items=20000",
+    "synthetic.mean_length=100",
+    "synthetic.sigma=1.2",
+    "synthetic.max_length=1000",
+    "data.max_length=1000",
+    "data.global_batch=24",
+    "model.dim=64",
+    "model.dropout=0",
+    "head.num_negatives=32",
+    "eval.max_users=8",
+    "run.log_every=40",
+    "run.eval_every=1000000",
+    "balance.refit_every=null",
+    "pipeline.decide_every=null",
+)
+LOSS_TOLERANCE = 2e-3
+
+
+@dataclass
+class Case:
+    """One combination on one number of ranks, and what its rounds measured."""
+
+    ranks: int
+    balance: bool
+    prioritized: bool
+    runs: list[list[Event]] = field(default_factory=list)
+    compute_ms: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Ranks and what is on."""
+        parts = ["balance"] * self.balance + ["prioritized"] * self.prioritized
+        return f"{self.ranks} ranks, {' + '.join(parts) or 'all off'}"
+
+    def features(self) -> Features:
+        """The same for the simulator."""
+        return Features(
+            balancer="freescale" if self.balance else "random", prioritized=self.prioritized, sm_free=False
+        )
+
+
+def train(case: Case, options: argparse.Namespace, cost_model: Path) -> None:
+    """One run as a user would start it; keeps its step lines and mean compute."""
+    ranks = ["--virtual-gpus" if options.virtual_gpus else "--nproc", str(case.ranks)]
+    keys = [
+        f"balance.enabled={str(case.balance).lower()}",
+        f"pipeline.prioritized={str(case.prioritized).lower()}",
+        f"balance.cost_model={cost_model}",
+        f"run.steps={options.steps}",
+    ]
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", **os.environ}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "freescale", "train", *ranks, "--resume", "never"]
+        done = subprocess.run(
+            [*command, *WORKLOAD, *options.keys, *keys, f"run.out={folder}"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"FAILED with {case.name}:\n{done.stderr[-2000:]}")
+        steps = read_metrics(Path(folder) / "metrics.jsonl").steps
+        spans = read_spans(Path(folder))
+    if len(steps) != options.steps or any(event.get("bubble") is None for event in steps):
+        raise SystemExit(f"FAILED with {case.name}: steps are missing or have no breakdown")
+    case.runs.append(steps)
+    case.compute_ms.append(
+        1000
+        * statistics.mean(
+            span.end - span.start
+            for rank in spans.ranks
+            for kept in rank.steps.values()
+            if kept.step > options.warmup
+            for span in kept.spans
+            if span.name == "forward and backward" and span.step == kept.step
+        )
+    )
+
+
+def check_curves(cases: Sequence[Case]) -> float:
+    reference = [float(str(event["loss"])) for event in cases[0].runs[0]]
+    worst = max(
+        abs(float(str(event["loss"])) / wanted - 1)
+        for case in cases
+        for steps in case.runs
+        for event, wanted in zip(steps, reference, strict=True)
+    )
+    if worst > LOSS_TOLERANCE:
+        raise SystemExit(f"FAILED: losses differ by {worst:.2e}; these are not the same training")
+    return worst
+
+
+def measured(case: Case, warmup: int) -> tuple[float, float]:
+    """Median over the rounds of step time and bubble after the warm-up."""
+    accounts = []
+    for steps in case.runs:
+        account = account_of([event for event in steps if (step_of(event) or 0) >= warmup])
+        assert account is not None
+        accounts.append(account)
+    return statistics.median(one.step_ms for one in accounts), statistics.median(
+        one.bubble for one in accounts
+    )
+
+
+def predicted(
+    case: Case, config: Config, profile: Profile, options: argparse.Namespace, *, slower: float = 1.0
+) -> tuple[float, float, float]:
+    """Step time in ms, bubble, and mean compute in ms, of the same batches."""
+    source = build_source(config)
+    examples = build_examples(config, source, "train")
+    one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
+    batches = build_sampler(config, examples, one).batches
+    table_rows = len(source.items.ids)
+    workload = Workload(
+        samples_per_gpu=max(1, config.data.global_batch // case.ranks),
+        ids_per_token=2.0,
+        ids_per_sample=float(config.head.num_negatives),
+        table_rows=table_rows,
+        zipf=config.synthetic.zipf,
+        row_bytes=int(profile.model["row_bytes"]),
+        dense_bytes=4.0 * float(profile.model["dense_parameters"]),
+    )
+    times = {
+        name: replace(timing, **{key: slower * getattr(timing, key) for key in COEFFICIENTS})
+        for name, timing in profile.times.items()
+    }
+    setting = Setting(
+        workload=workload,
+        profile=replace(profile, times=times),
+        cluster=load_cluster(options.cluster),
+        jitter=None,
+    )
+    loads = loads_of(
+        lambda step: batches.lengths[batches.batch(step)],
+        num_ranks=case.ranks,
+        num_steps=options.steps,
+        balancer=case.features().balancer,
+        cost_model=setting.cost_model(),
+    )
+    cores = os.cpu_count() or 1
+    made = simulate_features(
+        setting,
+        case.features(),
+        num_ranks=case.ranks,
+        num_steps=options.steps,
+        loads=loads,
+        cores=cores if profile.device == "cpu" and case.ranks > cores else None,
+    )
+    parts = made.outcome.accounts.parts(warmup=options.warmup)
+    count = options.steps - options.warmup
+    return (
+        1000 * parts.total / count,
+        parts.bubble,
+        1000 * float(made.durations.compute[options.warmup :].mean()),
+    )
+
+
+COEFFICIENTS = ("fixed_ms", "per_sample_ms", "per_token_ms", "per_square_ms")
+
+
+def rows_of(
+    cases: Sequence[Case], config: Config, profile: Profile, options: argparse.Namespace
+) -> list[dict[str, object]]:
+    slower = {
+        case.ranks: statistics.median(case.compute_ms) / predicted(case, config, profile, options)[2]
+        for case in cases
+        if not case.balance and not case.prioritized
+    }
+    rows = []
+    for case in cases:
+        step_ms, bubble = measured(case, options.warmup)
+        pure = predicted(case, config, profile, options)
+        # Ranks that share cores wait for them: that part of their compute the simulator knows already.
+        shares_cores = profile.device == "cpu" and case.ranks > (os.cpu_count() or 1)
+        tuned = predicted(
+            case, config, profile, options, slower=slower[min(slower)] if shares_cores else slower[case.ranks]
+        )
+        rows.append(
+            {
+                "case": case.name,
+                "measured_ms": step_ms,
+                "pure_ms": pure[0],
+                "calibrated_ms": tuned[0],
+                "measured_bubble": bubble,
+                "pure_bubble": pure[1],
+                "calibrated_bubble": tuned[1],
+                "slower": slower[case.ranks],
+            }
+        )
+    return rows
+
+
+def summary(rows: Sequence[dict[str, object]], way: str) -> dict[str, float]:
+    def value(row: dict[str, object], name: str) -> float:
+        return float(str(row[name]))
+
+    times = [abs(value(row, f"{way}_ms") / value(row, "measured_ms") - 1) for row in rows]
+    points = [100 * abs(value(row, f"{way}_bubble") - value(row, "measured_bubble")) for row in rows]
+    return {
+        "step_error_median": statistics.median(times),
+        "step_error_worst": max(times),
+        "bubble_points_median": statistics.median(points),
+        "bubble_points_worst": max(points),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument(
+        "--virtual-gpus", type=int, nargs="*", default=[], help="ranks that share one GPU instead"
+    )
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--warmup", type=int, default=10, help="steps left out at the start of every run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--profile", default=None, help="a profile of this machine with these keys; measured unless given"
+    )
+    parser.add_argument(
+        "--cluster", default=None, help="cluster of the ranks; cpu, or h200 with virtual GPUs"
+    )
+    parser.add_argument("--profile-seconds", type=float, default=45.0)
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the workload")
+    options = parser.parse_args()
+    options.cluster = options.cluster or ("h200" if options.virtual_gpus else "cpu")
+    began = time.monotonic()
+    config = load_config(None, [*WORKLOAD, *options.keys])
+    profile = load_profile(options.profile) if options.profile else measure(config, options)
+    cases = [
+        Case(count, balance, hides)
+        for count in (options.virtual_gpus or options.ranks)
+        for balance in (False, True)
+        for hides in (False, True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        names = {
+            name: sum(getattr(profile.times[part], name) for part in ("forward", "backward"))
+            for name in COEFFICIENTS
+        }
+        CostModel(**names).save(Path(folder) / "cost_model.json")
+        order = random.Random(0)
+        for turn in range(options.rounds):
+            for case in order.sample(cases, len(cases)):
+                train(case, options, Path(folder) / "cost_model.json")
+                print(f"round {turn + 1}: {case.name}", file=sys.stderr)
+    worst = check_curves(cases)
+    rows = rows_of(cases, config, profile, options)
+    print_rows(rows, worst, profile)
+    results = {way: summary(rows, way) for way in ("pure", "calibrated")}
+    for way, errors in results.items():
+        print(
+            f"{way}: step time off by {errors['step_error_median']:.1%} (median), "
+            f"{errors['step_error_worst']:.1%} (worst); "
+            f"bubble by {errors['bubble_points_median']:.1f} and {errors['bubble_points_worst']:.1f} points"
+        )
+    facts = {
+        "hardware": profile.hardware,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "date": str(datetime.date.today()),
+        "seconds": time.monotonic() - began,
+    }
+    print(json.dumps({"claim": "simulate_validation", "errors": results, "rows": rows, **facts}))
+
+
+def measure(config: Config, options: argparse.Namespace) -> Profile:
+    from freescale.profiling.measure import measure_profile
+
+    return measure_profile(
+        config,
+        device="cuda" if options.virtual_gpus else "cpu",
+        seconds=options.profile_seconds,
+        most_samples=max(2, config.data.global_batch // 2),
+        command=" ".join(sys.argv),
+        say=lambda text: print(f"measuring {text}", file=sys.stderr),
+    )
+
+
+def print_rows(rows: Sequence[dict[str, object]], worst: float, profile: Profile) -> None:
+    print(f"Predicted from a profile of {profile.hardware}; losses of all runs agree to {worst:.1e}.\n")
+    print(f"{'':<36}{'step ms':>10}{'pure':>9}{'calibr.':>9}   {'bubble':>9}{'pure':>9}{'calibr.':>9}")
+    for row in rows:
+        times = "".join(f"{float(str(row[name])):>9.1f}" for name in ("pure_ms", "calibrated_ms"))
+        shares = "".join(
+            f"{float(str(row[name])):>9.1%}"
+            for name in ("measured_bubble", "pure_bubble", "calibrated_bubble")
+        )
+        print(f"{row['case']!s:<36}{float(str(row['measured_ms'])):>10.1f}{times}   {shares}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measures one device for the simulator: `freescale profile`."""

@@ -1,0 +1,125 @@
+"""How long the parts of a training step take, over batches of many sizes and lengths, with the project's own parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from freescale.assembly import build_examples, build_model, build_source, build_tables
+from freescale.balance.cost_fit import MeasuredStep
+from freescale.comm.ranks import Ranks
+from freescale.config import Config
+from freescale.data.source import IntArray
+from freescale.kernels.rows import distinct
+from freescale.pipeline.schedule import TABLE, with_slots
+from freescale.profiling.stopwatch import Stopwatch
+
+PARTS = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
+# Fewer shapes than this cannot tell fixed, linear and quadratic cost apart and leave some to test on.
+FEWEST_SHAPES = 20
+_REPEATS = 3
+
+
+@dataclass
+class StepTimes:
+    """What was measured: for each part its steps, as (samples, tokens or rows, squares, ms).
+
+    Args:
+        steps: the median of the repeats of each shape.
+        singles: every repeat of forward and backward together, for the spread.
+        dense_parameters: of the model.
+        row_bytes: of a row as it travels.
+    """
+
+    steps: dict[str, list[MeasuredStep]] = field(default_factory=lambda: {name: [] for name in PARTS})
+    singles: list[MeasuredStep] = field(default_factory=list)
+    dense_parameters: int = 0
+    row_bytes: int = 0
+
+
+def measure_steps(config: Config, device: torch.device, *, seconds: float, most_samples: int) -> StepTimes:
+    """Train on batches of many shapes until the time is over; at least FEWEST_SHAPES of them."""
+    source = build_source(config)
+    examples = build_examples(config, source, "train")
+    ranks = Ranks(rank=0, num_ranks=1, device=device)
+    model = build_model(config, source).to(device)
+    embedding, id_map = build_tables(config, source, ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr)
+    watch = Stopwatch(device)
+    found = StepTimes(
+        dense_parameters=sum(each.numel() for each in model.parameters()),
+        row_bytes=config.model.dim * 4,
+    )
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.model.dtype == "bfloat16")
+
+    def once(rows: IntArray, step: int) -> dict[str, float]:
+        ms: dict[str, float] = {}
+        batch = watch.run(lambda: examples.batch(rows, step=step))
+        ms["host"] = watch.ms
+        lookup, slotted = watch.run(lambda: with_slots(batch, embedding, id_map, device, step=step))
+        asked = lookup.distinct[lookup.slots].flatten()
+        whole = watch.ms
+        watch.run(lambda: distinct(asked))
+        ms["find"] = watch.ms
+        watch.run(lambda: embedding.tables[TABLE].gather(lookup.distinct))
+        ms["gather"] = watch.ms
+        ms["host"] += max(0.0, whole - ms["find"] - ms["gather"])
+        optimizer.zero_grad(set_to_none=True)
+        with autocast:
+            loss = watch.run(lambda: model(lookup.rows, slotted) / max(1, batch.num_tokens))
+        ms["forward"] = watch.ms
+        watch.run(loss.backward)
+        ms["backward"] = watch.ms
+        watch.run(optimizer.step)
+        ms["optimizer"] = watch.ms
+        watch.run(lambda: embedding.update(lookup, lr=config.embedding.lr, step=step + 1))
+        ms["update"] = watch.ms
+        ms["rows"], ms["asked"] = float(len(lookup.distinct)), float(asked.numel())
+        return ms
+
+    began = time.monotonic()
+    for number, rows in enumerate(
+        shapes(examples.lengths(), most_samples=most_samples, seed=config.run.seed)
+    ):
+        if number >= FEWEST_SHAPES and time.monotonic() - began > seconds:
+            break
+        if number < 3:
+            once(rows, 0)  # compiles kernels, fills caches
+        repeats = [once(rows, number * _REPEATS + turn) for turn in range(_REPEATS)]
+        _keep(found, examples.lengths()[rows], repeats)
+    return found
+
+
+def _keep(found: StepTimes, rows: IntArray, repeats: list[dict[str, float]]) -> None:
+    lengths = rows.astype(np.float64)
+    middle = {name: float(np.median([one[name] for one in repeats])) for name in repeats[0]}
+    for name in ("forward", "backward", "host"):
+        found.steps[name].append(MeasuredStep.of(lengths, ms=middle[name]))
+    counts = {"find": middle["asked"], "gather": middle["rows"], "update": middle["rows"], "optimizer": 0.0}
+    for name, count in counts.items():
+        found.steps[name].append(MeasuredStep(num_samples=0, tokens=int(count), squares=0.0, ms=middle[name]))
+    found.singles += [MeasuredStep.of(lengths, ms=one["forward"] + one["backward"]) for one in repeats]
+
+
+def shapes(lengths: IntArray, *, most_samples: int, seed: int) -> Iterator[IntArray]:
+    """Rows of batches without end: from one sample to `most_samples`, short, long and mixed lengths by turns."""
+    rng = np.random.default_rng(seed)
+    order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    number = 0
+    while True:
+        # The middle of what is to come is measured first: a first batch of full size compiles for all others.
+        share = ((number * 5 + 7) % 8 + 1) / 8
+        count = max(1, round(most_samples**share)) if number % 3 else max(1, round(most_samples * share))
+        if number % 2:
+            rows = rng.choice(order, count, replace=count > len(order))
+        else:
+            width = max(count, len(order) // 6)
+            start = int(rng.integers(0, max(1, len(order) - width + 1)))
+            rows = rng.choice(order[start : start + width], count, replace=count > width)
+        yield np.asarray(rows, dtype=np.int64)
+        number += 1

@@ -1,0 +1,96 @@
+"""What `freescale simulate` does, without parsing a command line or printing: text options in, an answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from freescale.errors import ConfigError
+from freescale.sim.answer import Answer, profiled_cluster, simulate_answer
+from freescale.sim.cluster import load_cluster
+from freescale.sim.durations import Features, Setting
+from freescale.sim.keys import changed, parse_changes
+from freescale.sim.page import render_page
+from freescale.sim.profile import load_profile
+from freescale.sim.timeline import simulated_spans, write_timeline
+from freescale.sim.whatif import Failures
+from freescale.sim.workload import Workload
+from freescale.trace.report import replace_file
+
+MOST_GPUS = 16_384
+
+
+def simulate_from_options(
+    *,
+    changes: Sequence[str],
+    gpus: str,
+    profile: str,
+    cluster: str,
+    lengths: str | None,
+    sweep: str | None,
+    price: float | None,
+    steps: int,
+    mtbf_hours: float | None,
+    page: Path | None,
+    timeline: Path | None,
+    quick: bool,
+) -> tuple[Answer, list[int]]:
+    """Predict, and write the page and the timeline where they are wanted."""
+    counts = parse_counts(gpus)
+    workload = Workload() if lengths is None else Workload(lengths=lengths)
+    measured = load_profile(profile)
+    if "row_bytes" in measured.model:
+        workload = replace(workload, row_bytes=int(measured.model["row_bytes"]))
+    if "dense_parameters" in measured.model:
+        workload = replace(workload, dense_bytes=4.0 * float(measured.model["dense_parameters"]))
+    setting = profiled_cluster(Setting(workload=workload, profile=measured, cluster=load_cluster(cluster)))
+    features = Features()
+    for key, value in parse_changes(changes):
+        setting, features = changed(setting, features, key, value)
+    if price is not None:
+        setting, features = changed(setting, features, "cluster.price_per_gpu_hour", price)
+    answer = simulate_answer(
+        setting,
+        counts,
+        features=features,
+        sweep=_parse_sweep(sweep),
+        num_steps=steps,
+        failures=None if mtbf_hours is None else Failures(mtbf_hours=mtbf_hours),
+        with_sensitivity=not quick,
+    )
+    if page is not None or timeline is not None:
+        spans = simulated_spans(setting, features, num_ranks=counts[-1])
+        if page is not None:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(page, render_page(answer, spans=spans))
+        if timeline is not None:
+            timeline.parent.mkdir(parents=True, exist_ok=True)
+            write_timeline(timeline, spans)
+    return answer, counts
+
+
+def parse_counts(text: str) -> list[int]:
+    """8,64,256 as numbers, in order."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1 or counts[-1] > MOST_GPUS:
+        raise ConfigError(
+            "--gpus takes numbers of GPUs", got=text, allowed=f"such as 8,64,256; 1 to {MOST_GPUS}"
+        )
+    return counts
+
+
+def _parse_sweep(text: str | None) -> tuple[str, list[str]] | None:
+    if text is None:
+        return None
+    key, equals, values = text.partition("=")
+    # Distributions of lengths have commas of their own.
+    parts = [part.strip() for part in values.split(";" if ";" in values else ",") if part.strip()]
+    if not equals or not parts:
+        raise ConfigError(
+            "--sweep takes a key and values", got=text, allowed="such as cluster.nic_gb_per_s=25,50,100"
+        )
+    return key.strip(), parts

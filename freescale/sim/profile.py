@@ -1,0 +1,198 @@
+"""What one device does in what time, as `freescale profile` wrote it: fits with their errors, rates, slowdowns.
+
+Every time is a line over what it grows with: fixed + per_sample * samples + per_token * tokens + per_square * squares,
+in milliseconds (`balance.CostModel`); for rows of a table, `tokens` counts rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from freescale.balance.arrays import FloatArray
+from freescale.balance.cost_model import COEFFICIENTS
+from freescale.errors import DataError, nearest
+
+FORMAT = "freescale-profile"
+VERSION = 1
+TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
+RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
+OPTIONAL_RATES = (
+    "host_to_device_gb_per_s",
+    "device_to_host_gb_per_s",
+    "device_to_device_gb_per_s",
+    "sm_kernel_slowdown",
+    "sm_free_slowdown",
+)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One kind of work: its line, and how far off it is on measurements it was not fitted to."""
+
+    fixed_ms: float = 0.0
+    per_sample_ms: float = 0.0
+    per_token_ms: float = 0.0
+    per_square_ms: float = 0.0
+    error: float | None = None
+    worst_error: float | None = None
+
+    def seconds(
+        self,
+        *,
+        samples: FloatArray | float = 0.0,
+        tokens: FloatArray | float,
+        squares: FloatArray | float = 0.0,
+    ) -> FloatArray:
+        """Seconds of batches; nothing where there is neither a sample nor a token."""
+        ms = (
+            self.fixed_ms
+            + self.per_sample_ms * np.asarray(samples)
+            + self.per_token_ms * np.asarray(tokens, dtype=np.float64)
+            + self.per_square_ms * np.asarray(squares)
+        )
+        return np.asarray(1e-3 * ms, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A measured device.
+
+    Args:
+        device: "cpu" or "cuda".
+        hardware: its name.
+        model: what was trained: kind, layers, dim, heads, dtype, dense_parameters, table_dim, row_bytes.
+        times: of each of TIMES.
+        rates: of exchanges between two ranks of this device, and of copies; microseconds and 10^9 bytes a second.
+        jitter: relative standard deviation of a step's compute about its fit.
+        measured: which times and rates were measured; the others are derived or assumed, and marked so.
+        facts: versions, date, command, and whatever else tells how it was made.
+    """
+
+    device: str
+    hardware: str
+    model: Mapping[str, Any]
+    times: Mapping[str, Timing]
+    rates: Mapping[str, float]
+    jitter: float
+    measured: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The profile as its file."""
+        times = {name: asdict(timing) for name, timing in self.times.items()}
+        document = {"format": FORMAT, "version": VERSION, **asdict(self), "times": times}
+        document["measured"] = list(self.measured)
+        return json.dumps(document, indent=2) + "\n"
+
+
+def shipped() -> list[str]:
+    """The profiles that come with FreeScale."""
+    folder = resources.files("freescale.sim") / "profiles"
+    return sorted(
+        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
+    )
+
+
+def load_profile(name: str) -> Profile:
+    """A profile that ships, by its name, or a file.
+
+    Raises:
+        DataError: there is none, or it is not a profile of this version.
+    """
+    if name in shipped():
+        text = (resources.files("freescale.sim") / "profiles" / f"{name}.json").read_text("utf-8")
+        return parse_profile(text, where=name)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        close = nearest(name, shipped())
+        raise DataError(
+            f"The profile {name} cannot be read.",
+            got=str(error),
+            allowed=f"a file that `freescale profile --out FILE` wrote, or one of {', '.join(shipped())}",
+            next_step=f"--profile {close}" if close else "freescale profile --out profile.json",
+        ) from None
+    return parse_profile(text, where=name)
+
+
+def parse_profile(text: str, *, where: str) -> Profile:
+    """A profile from its text, everything in it checked."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"The profile {where} is not valid JSON.", got=str(error)) from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise DataError(f"{where} is not a profile.", allowed=f'a JSON object with "format": "{FORMAT}"')
+    if document.get("version") != VERSION:
+        raise DataError(
+            f"The profile {where} has a version this release cannot read.",
+            got=document.get("version"),
+            allowed=VERSION,
+            next_step="freescale profile --out FILE",
+        )
+    problems: list[str] = []
+    times = {name: _timing(name, document.get("times"), problems) for name in TIMES}
+    rates = _rates(document.get("rates"), problems)
+    jitter = document.get("jitter")
+    if not _is_number(jitter):
+        problems.append(f"jitter must be a number of at least 0, got {jitter!r}")
+    if not isinstance(document.get("model"), dict):
+        problems.append("model must say what was trained")
+    if problems:
+        raise DataError(
+            f"The profile {where} cannot be used:\n  - " + "\n  - ".join(problems),
+            next_step="measure it again",
+        )
+    return Profile(
+        device=str(document.get("device", "cpu")),
+        hardware=str(document.get("hardware", "unknown")),
+        model=document["model"],
+        times=times,
+        rates=rates,
+        jitter=float(jitter),  # type: ignore[arg-type]
+        measured=tuple(map(str, document.get("measured", ()))),
+        facts=document.get("facts") or {},
+    )
+
+
+def _timing(name: str, times: object, problems: list[str]) -> Timing:
+    given = times.get(name) if isinstance(times, dict) else None
+    if not isinstance(given, dict):
+        problems.append(f"times.{name} is missing")
+        return Timing()
+    bad = [key for key in COEFFICIENTS if not _is_number(given.get(key, 0.0))]
+    if bad:
+        problems.append(f"times.{name}.{bad[0]} must be a number of at least 0, got {given[bad[0]]!r}")
+        return Timing()
+    numbers = {key: float(given.get(key, 0.0)) for key in COEFFICIENTS}
+    errors = {key: given.get(key) for key in ("error", "worst_error") if _is_number(given.get(key))}
+    return Timing(**numbers, **errors)  # type: ignore[arg-type]
+
+
+def _rates(given: object, problems: list[str]) -> dict[str, float]:
+    rates = given if isinstance(given, dict) else {}
+    for name in RATES:
+        if not _is_number(rates.get(name)):
+            problems.append(f"rates.{name} must be a number of at least 0, got {rates.get(name)!r}")
+    for name in ("exchange_gb_per_s", "sum_gb_per_s"):
+        if _is_number(rates.get(name)) and not rates[name] > 0:
+            problems.append(f"rates.{name} must be above 0")
+    return {
+        name: float(value)
+        for name, value in rates.items()
+        if name in (*RATES, *OPTIONAL_RATES) and _is_number(value)
+    }
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 0

@@ -1,0 +1,67 @@
+"""The stages a step is made of, as [steps, ranks] seconds; `engine.py` says what each does to the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freescale.balance.arrays import FloatArray
+from freescale.trace.spans import MAIN
+
+SIDE = "communication"
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Something a rank does by itself: [steps, ranks] seconds of compute, or of the host."""
+
+    name: str
+    seconds: FloatArray
+    kind: str = "compute"
+    lane: str = MAIN
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Something all ranks do together.
+
+    Args:
+        name: what travels.
+        seconds: [steps, ranks] from the last arrival to the end, by each rank's own bytes.
+        whole: nobody has everything before the slowest port is through (gradients at their owners, sums).
+        lane: whose clock.
+        lead: [steps, ranks] how long before its arrival a rank had the first piece ready; pieces then travel under
+            the compute before.
+        total: [steps, ranks] seconds of all pieces, with `lead`; `seconds` are those of the last piece.
+    """
+
+    name: str
+    seconds: FloatArray
+    whole: bool = False
+    lane: str = MAIN
+    lead: FloatArray | None = None
+    total: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The side goes on from here, not before."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The side has something ready under this name; the training thread may wait for it in the next step."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The training thread waits for what the side marked in the step before."""
+
+    name: str
+    mark: str
+
+
+Stage = Work | Exchange | Start | Mark | Wait
+Program = Sequence[Stage]

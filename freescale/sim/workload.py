@@ -1,0 +1,105 @@
+"""What is trained: where lengths come from, how ids are spread, how large batches, rows and the dense model are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from freescale.balance.arrays import IntArray
+from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
+from freescale.errors import ConfigError, DataError, nearest
+
+_KINDS = {
+    "lognormal": "lognormal:MEDIAN,SIGMA,LONGEST",
+    "pareto": "pareto:SHORTEST,EXPONENT,LONGEST",
+    "fixed": "fixed:LENGTH",
+}
+
+
+def _number(default: Any, help: str, *, at_least: float = 0.0, at_most: float = math.inf) -> Any:
+    return field(default=default, metadata={"help": help, "at_least": at_least, "at_most": at_most})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training job, whatever the cluster. Defaults: an HSTU of 8 layers and width 512 on long-tailed histories."""
+
+    samples_per_gpu: int = _number(32, "samples of a global batch for every GPU", at_least=1)
+    ids_per_token: float = _number(1.0, "ids that every event of a history looks up", at_least=0)
+    ids_per_sample: float = _number(0.0, "further ids a sample looks up: targets, negatives", at_least=0)
+    table_rows: int = _number(100_000_000, "different ids", at_least=1)
+    zipf: float = _number(1.0, "exponent of the popularity of ids", at_least=0, at_most=4)
+    row_bytes: int = _number(2048, "bytes of a row as it travels", at_least=1)
+    dense_bytes: float = _number(42e6, "bytes of dense gradients summed over all ranks a step", at_least=0)
+    bucket_bytes: float = _number(25e6, "dense gradients travel in pieces of this size", at_least=1)
+    max_length: int = _number(1 << 30, "longer histories are cut to their latest events", at_least=1)
+    lengths: str = "lognormal:512,1.0,8192"
+
+    def words(self) -> str:
+        """One line about it."""
+        return (
+            f"{self.samples_per_gpu} samples a GPU, lengths {self.lengths}, {self.table_rows:,} rows of "
+            f"{self.row_bytes:,} bytes, Zipf {self.zipf:g}"
+        )
+
+
+def draw_lengths(workload: Workload, count: int, *, seed: int) -> IntArray:
+    """Lengths of `count` histories: of a distribution, or drawn from those of a file or a data set."""
+    rng = np.random.default_rng([seed, 77])
+    kind, _, rest = workload.lengths.partition(":")
+    lengths = _drawn(kind, rest, count, rng) if kind in _KINDS else rng.choice(_read(workload.lengths), count)
+    return np.clip(lengths, 1, workload.max_length).astype(np.int64)
+
+
+def _drawn(kind: str, text: str, count: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+        if kind == "fixed":
+            (length,) = numbers
+            return np.full(count, length)
+        first, second, longest = numbers
+    except ValueError:
+        raise ConfigError("the lengths cannot be read", got=f"{kind}:{text}", allowed=_KINDS[kind]) from None
+    if min(first, longest) < 1 or second < 0 or (kind == "pareto" and second == 0):
+        raise ConfigError("the lengths cannot be drawn", got=f"{kind}:{text}", allowed=_KINDS[kind])
+    if kind == "lognormal":
+        return np.minimum(np.exp(rng.normal(np.log(first), second, count)), longest)
+    return np.minimum(first * rng.random(count) ** (-1 / second), longest)
+
+
+def _read(name: str) -> IntArray:
+    """All lengths of a prepared data set, a .npy file, or a text file with one length a line."""
+    path = Path(name)
+    if not path.exists():
+        kind = name.partition(":")[0]
+        close = nearest(kind, _KINDS)
+        raise DataError(
+            "there are no lengths",
+            got=name,
+            allowed=f"a prepared folder, a file of lengths, {', '.join(_KINDS.values())}",
+            next_step=f"--lengths {_KINDS[close]}" if close else None,
+        )
+    if path.is_dir():
+        if not is_dataset(path):
+            raise DataError(
+                "this folder is no data set", got=path, next_step=f"freescale prepare INPUT {path}"
+            )
+        load_manifest(path)
+        path = path / LENGTHS_FILE
+    try:
+        loaded = (
+            np.load(path, allow_pickle=False)
+            if path.suffix == ".npy"
+            else np.loadtxt(path, dtype=np.int64, ndmin=1)
+        )
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from None
+    if loaded.ndim != 1 or not len(loaded) or not np.issubdtype(loaded.dtype, np.integer) or loaded.min() < 0:
+        raise DataError(
+            "lengths are whole numbers of at least 0, one a history", got=f"{path}: {loaded.dtype}"
+        )
+    return np.asarray(loaded, dtype=np.int64)

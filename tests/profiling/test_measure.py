@@ -1,0 +1,78 @@
+"""Profiles measured here, on small models: whole, readable, and true to what was planted."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from freescale.balance.cost_fit import MeasuredStep
+from freescale.config import load_config
+from freescale.profiling import measure
+from freescale.profiling.step_times import shapes
+from freescale.sim.profile import TIMES, Timing, parse_profile
+
+SMALL = (
+    "synthetic.users=120", "synthetic.items=60", "data.max_length=40", "model.dim=16", "head.num_negatives=4",
+)  # fmt: skip
+RATES = {
+    "exchange_us": 100.0,
+    "exchange_gb_per_s": 1.0,
+    "sum_us": 90.0,
+    "sum_gb_per_s": 0.5,
+    "control_us": 900.0,
+}
+
+
+def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_exchanges", lambda: dict(RATES))
+    threads, said = torch.get_num_threads(), []
+    profile = measure.measure_profile(
+        load_config(None, SMALL), device="cpu", seconds=0.1, most_samples=8, command="test", say=said.append
+    )
+    assert torch.get_num_threads() == threads
+    assert set(profile.times) == set(TIMES)
+    assert all(f"times.{name}" in profile.measured for name in TIMES)
+    assert profile.model["row_bytes"] == 64
+    assert profile.times["forward"].seconds(samples=8, tokens=200, squares=6000) > 0
+    assert profile.times["host"].fixed_ms > 0
+    assert 0 <= profile.jitter < 5
+    assert parse_profile(profile.to_json(), where="test") == profile
+    assert len(said) == 3
+
+
+def test_the_spread_is_that_of_the_steps() -> None:
+    rng = np.random.default_rng(0)
+    times = {"forward": Timing(fixed_ms=2.0, per_token_ms=0.1), "backward": Timing(per_token_ms=0.2)}
+    steps = [
+        MeasuredStep(1, tokens, 0.0, (2 + 0.3 * tokens) * (1 + 0.03 * rng.standard_normal()))
+        for tokens in range(50, 450)
+    ]
+    assert measure.spread(steps, times) == pytest.approx(0.03, rel=0.15)
+    pauses = [*steps, *(MeasuredStep(1, 100, 0.0, 5000.0) for _ in range(20))]
+    assert measure.spread(pauses, times) == pytest.approx(0.03, rel=0.2)
+
+
+def test_shapes_are_of_many_sizes_and_lengths() -> None:
+    lengths = np.concatenate([np.zeros(3, dtype=np.int64), np.arange(1, 400)])
+    made = list(itertools.islice(shapes(lengths, most_samples=32, seed=1), 24))
+    sizes = {len(rows) for rows in made}
+    assert max(sizes) == 32
+    assert min(sizes) <= 2
+    assert len(sizes) >= 8
+    means = [float(lengths[rows].mean()) for rows in made]
+    assert max(means) > 4 * min(means)
+    assert all((lengths[rows] > 0).all() for rows in made)
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks_of_this_machine_exchange() -> None:
+    from freescale.profiling.exchange_times import measure_exchanges
+
+    rates = measure_exchanges(timeout_s=240)
+    assert set(rates) == set(RATES)
+    assert all(value >= 0 for value in rates.values())
+    assert rates["exchange_gb_per_s"] > 1e-4
+    assert 0 < rates["control_us"] < 10e6

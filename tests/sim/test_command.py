@@ -1,0 +1,131 @@
+"""`freescale simulate` as a user calls it: without torch, as text, JSON, page and timeline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from freescale.cli import app
+from freescale.errors import FreeScaleError
+
+SMALL = ["--steps", "12", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["simulate", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.timeout(300)
+def test_it_never_loads_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['freescale', 'simulate', '--gpus', '2', '--steps', '5', '--quick',"
+        "'workload.samples_per_gpu=2'];\nfrom freescale.cli import app\n"
+        "try: app()\nexcept SystemExit: pass\n"
+        "import freescale.sim.page, freescale.sim.timeline; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True
+    )
+    assert done.stdout.strip().endswith("False"), done.stdout
+
+
+def test_the_table_says_that_it_is_a_prediction() -> None:
+    output = run("--gpus", "4,2", "--quick", *SMALL)
+    assert output.startswith("Predictions of a model, not measurements.")
+    assert output.index("\n2 GPUs") < output.index("\n4 GPUs")
+    assert "+ SM-free" in output
+
+
+def test_json_holds_every_row(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.npy"
+    np.save(lengths, np.arange(1, 500))
+    output = run(
+        "--gpus", "2,8", "--json", "--quick", "--lengths", str(lengths), "--price", "4", "--mtbf-hours", "1000",
+        "--sweep", "features.window=1,2", *SMALL,
+    )  # fmt: skip
+    answer = json.loads(output)
+    assert len(answer["rows"]) == 12
+    assert answer["cluster"]["price_per_gpu_hour"] == 4
+    assert answer["sweep"]["values"] == ["1", "2"]
+    row = answer["rows"][-1]
+    assert row["bubble"] == pytest.approx(row["straggler"] + row["comm"] + row["host"])
+    assert row["cost_per_billion"] == pytest.approx(1e9 / row["tokens_per_s"] / 3600 * 8 * 4)
+    assert {one["state"] for one in answer["confidence"]} >= {"extrapolated", "specified"}
+
+
+def test_page_and_timeline_are_whole(tmp_path: Path) -> None:
+    page, trace = tmp_path / "out" / "sim.html", tmp_path / "out" / "trace.json"
+    run(
+        "--gpus",
+        "2,8",
+        "--page",
+        str(page),
+        "--timeline",
+        str(trace),
+        "--sweep",
+        "workload.zipf=0.8,1.0",
+        *SMALL,
+    )
+    text = page.read_text()
+    assert "Predictions of a model, not measurements." in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
+    for heading in (
+        "Everything but one",
+        "Which assumption moves it most",
+        "Timeline, simulated",
+        "Sweep of",
+    ):
+        assert heading in text
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {
+        "forward and backward",
+        "fetch NOL rows",
+    }
+    assert len({event["pid"] for event in events}) <= 3
+
+
+def test_a_data_set_gives_its_lengths(tmp_path: Path) -> None:
+    (tmp_path / "raw.txt").write_text(
+        "".join(f"{user} {item}\n" for user in range(9) for item in range(5 + user))
+    )
+    from freescale.data.prepare import prepare
+
+    prepare(tmp_path / "raw.txt", tmp_path / "set", format="pairs")
+    answer = json.loads(run("--gpus", "2", "--json", "--quick", "--data", str(tmp_path / "set"), *SMALL))
+    assert answer["workload"]["lengths"] == str(tmp_path / "set")
+    # Four samples on each of two GPUs, of 5 to 13 events.
+    tokens = answer["rows"][0]["tokens_per_s"] * answer["rows"][0]["step_ms"] / 1000
+    assert 8 * 5 <= tokens <= 8 * 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "many"], "--gpus takes numbers of GPUs"),
+        (["--gpus", "0"], "--gpus takes numbers of GPUs"),
+        (["--cluster", "h101"], "there is no such cluster"),
+        (["--profile", "nothing.json"], "cannot be read"),
+        (["workload.sampels=3"], "workload.sampels is no number of a prediction"),
+        (["samples"], "a change looks like"),
+        (["--sweep", "nothing"], "--sweep takes a key and values"),
+        (["--sweep", "cluster.nic=1,2"], "cluster.nic is no number"),
+        (["--data", "nowhere"], "there are no lengths"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], said: str) -> None:
+    with pytest.raises(FreeScaleError) as caught:
+        CliRunner().invoke(app, ["simulate", "--quick", *arguments], catch_exceptions=False)
+    assert said in str(caught.value)
+
+
+def test_keys_are_listed() -> None:
+    output = run("--keys")
+    assert "cluster.nic_gb_per_s" in output

@@ -1,0 +1,77 @@
+"""Profiles: those that ship can be read, others say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from freescale.errors import DataError
+from freescale.sim.profile import TIMES, Profile, Timing, load_profile, parse_profile, shipped
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_profiles_are_whole(name: str) -> None:
+    profile = load_profile(name)
+    assert set(profile.times) == set(TIMES)
+    assert profile.facts.get("command")
+    again = parse_profile(profile.to_json(), where="again")
+    assert again == profile
+
+
+def test_a_timing_is_a_line() -> None:
+    timing = Timing(fixed_ms=1.0, per_sample_ms=2.0, per_token_ms=0.5, per_square_ms=0.25)
+    seconds = timing.seconds(
+        samples=np.array([0.0, 3.0]), tokens=np.array([0.0, 10.0]), squares=np.array([0.0, 40.0])
+    )
+    np.testing.assert_allclose(seconds, [0.001, 0.022])
+
+
+def change(**fields: object) -> str:
+    document = json.loads(load_profile("h200-derived").to_json())
+    for path, value in fields.items():
+        target = document
+        *parents, last = path.split("__")
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "is not a profile"),
+        (change(version=99), "version this release cannot read"),
+        (change(times__forward=None), "times.forward is missing"),
+        (change(times__update__per_token_ms=-1), "times.update.per_token_ms must be a number of at least 0"),
+        (change(rates__exchange_gb_per_s=0), "rates.exchange_gb_per_s must be above 0"),
+        (change(rates__control_us="x"), "rates.control_us must be a number"),
+        (change(jitter=True), "jitter must be a number"),
+        (change(model=3), "model must say what was trained"),
+    ],
+)
+def test_bad_profiles_say_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        parse_profile(text, where="mine.json")
+    assert said in str(caught.value)
+
+
+def test_an_unknown_profile_names_those_that_ship() -> None:
+    with pytest.raises(DataError, match="h200-derived"):
+        load_profile("h200")
+
+
+def test_what_was_not_measured_is_marked() -> None:
+    from freescale.sim.cluster import load_cluster
+    from freescale.sim.confidence import marks
+    from freescale.sim.durations import Setting
+    from freescale.sim.workload import Workload
+
+    profile: Profile = load_profile("h200-derived")
+    found = {one.part: one.state for one in marks(Setting(Workload(), profile, load_cluster("h100")))}
+    assert found["forward"] == found["jitter"] == found["latency"] == "extrapolated"
+    assert found["slowdown beside kernels"] == "calibrated"
+    assert found["network"] == "specified"
