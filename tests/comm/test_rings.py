@@ -177,10 +177,9 @@ def tiny_chunks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
         monkeypatch.setattr("freescale.comm.rings.SMALLEST_CHUNK", 1)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_every_interleaving_delivers_every_byte(num_ranks: int) -> None:
+def many_interleavings(seeds: range, num_ranks: int) -> int:
     done = 0
-    for seed in range(400 // num_ranks):
+    for seed in seeds:
         rng = random.Random(seed)
         done += exchange_all(
             seed,
@@ -189,7 +188,20 @@ def test_every_interleaving_delivers_every_byte(num_ranks: int) -> None:
             stage_own=rng.random() < 0.5,
             first_epoch=rng.choice([0, 5, EPOCHS - 3, EPOCHS // 2 - 2]),
         )
+    return done
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_every_interleaving_delivers_every_byte(num_ranks: int) -> None:
+    done = many_interleavings(range(400 // num_ranks), num_ranks)
     assert num_ranks == 1 or done > 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5])
+def test_thousands_of_interleavings_deliver_every_byte(num_ranks: int) -> None:
+    many_interleavings(range(1000, 2000), num_ranks)
 
 
 SIZES = st.integers(2, 3).flatmap(
