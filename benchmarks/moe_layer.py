@@ -80,6 +80,7 @@ class Case:
         self.w_in = normal(self.num_experts, self.parts * self.hidden, self.width, scale=self.width**-0.5)
         self.w_out = normal(self.num_experts, self.width, self.hidden, scale=self.hidden**-0.5)
         self.rows = self.tokens * self.per_token
+        self.truth: tuple[list[Tensor], dict[int, list[Tensor]]] | None = None
 
     @property
     def flops(self) -> float:
@@ -158,26 +159,34 @@ def turn(case: Case, layer: Layer) -> Callable[[], list[Tensor]]:
     return call
 
 
-def check(case: Case, results: list[Tensor], *, ours: bool) -> float:
-    """Largest relative error against float32: of some tokens, and of two experts' matrices where layouts are ours."""
+def wanted(case: Case) -> tuple[list[Tensor], dict[int, list[Tensor]]]:
+    """In float32: output and gradients of some tokens, and of the matrices of the least and the most chosen expert."""
     part = slice(0, CHECKED_TOKENS)
     leaves = [t.float().requires_grad_() for t in (case.x[part], case.weights[part])]
     truth = [*leaves, case.experts[part], case.w_in.float(), case.w_out.float()]
     out = reference.expert_mlp(*truth, activation=case.activation)
-    pairs = [(results[0][part], out.detach())]
-    pairs += [
-        (got[part], want) for got, want in zip(results[1:], torch.autograd.grad(out, leaves, case.grad[part]))
-    ]
-    counts = torch.bincount(case.experts.flatten(), minlength=case.num_experts)
-    for expert in {int(counts.argmin()), int(counts.argmax())} if ours else ():
-        matrices = [w[expert : expert + 1].float().requires_grad_() for w in (case.w_in, case.w_out)]
+    tokens = [out.detach(), *torch.autograd.grad(out, leaves, case.grad[part].float())]
+    counts, matrices = torch.bincount(case.experts.flatten(), minlength=case.num_experts), {}
+    for expert in {int(counts.argmin()), int(counts.argmax())}:
+        pair = [w[expert : expert + 1].float().requires_grad_() for w in (case.w_in, case.w_out)]
         mine = torch.where(case.experts == expert, 0, 1)
         used = (mine == 0).any(1)
-        args = [case.x[used].float(), case.weights[used], mine[used], *matrices]
+        args = [case.x[used].float(), case.weights[used], mine[used], *pair]
         out = reference.expert_mlp(*args, activation=case.activation)
-        wanted = torch.autograd.grad(out, matrices, case.grad[used].float())
-        pairs += [(got[expert], want[0]) for got, want in zip(results[3:], wanted)]
-    errors = [float((got.float() - want).norm() / want.norm()) for got, want in pairs]
+        grads = torch.autograd.grad(out, pair, case.grad[used].float())
+        matrices[expert] = [grad[0] for grad in grads]
+    return tokens, matrices
+
+
+def check(case: Case, results: list[Tensor], *, ours: bool) -> float:
+    """Largest relative error against float32; of matrices only where layouts are ours."""
+    if case.truth is None:
+        case.truth = wanted(case)
+    tokens, matrices = case.truth
+    pairs = [(got[:CHECKED_TOKENS], want) for got, want in zip(results, tokens)]
+    for expert, wants in matrices.items() if ours else ():
+        pairs += [(got[expert], want) for got, want in zip(results[3:], wants)]
+    errors = [float((got.float() - want).norm() / want.norm().clamp(min=1e-9)) for got, want in pairs]
     return max(e if e == e else float("inf") for e in errors)
 
 

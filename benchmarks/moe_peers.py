@@ -12,6 +12,7 @@ Each peer is made for one shape and holds its own copies of the matrices in its 
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -70,6 +71,8 @@ def _liger(root: Path, experts: Tensor, w_in: Tensor, w_out: Tensor, activation:
     source = root / "src" / "liger_kernel"
     _bare_package("liger_kernel", source)
     _bare_package("liger_kernel.ops", source / "ops")
+    # Its tuning takes minutes a shape and can run out of memory; LIGER_FUSED_MOE_AUTOTUNE=1 brings it back.
+    os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
     parameters, index = [_parameter(w_in), _parameter(w_out)], experts.to(torch.int32)
