@@ -588,6 +588,9 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         first, count = layer.dispatch.block(layer.num_experts)
         held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
         facts["model"][name] = f"{layer.num_experts} experts, {layer.router.top_k} a token{held}"
+    if config.segments.recent is not None:
+        cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
+        facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
     if run.ranks.num_ranks > 1 and plans:
         facts["run"]["rows travel by"] = told(run.embedding.transport)
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
