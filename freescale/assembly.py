@@ -14,6 +14,7 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.comm.clocks import SharedClock
+from freescale.comm.expert_exchange import ExpertExchange
 from freescale.comm.lanes import open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
@@ -111,15 +112,39 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "max_length": config.data.max_length,
         "position_bias": options.position_bias,
         "time_bias": options.kind == "hstu" and options.time_bias and has_time,
+        "ffn": ffn_shape(config),
     }
 
 
-def build_model(config: Config, source: SequenceSource) -> Recommender:
-    """The dense part, with initial weights that depend on the seed alone."""
+def ffn_shape(config: Config) -> dict[str, Any] | None:
+    """What `make_ffn` needs for the feed-forward part of a layer; None where there is none."""
+    options, moe = config.ffn, config.moe
+    if options.kind == "none":
+        return None
+    hidden = options.hidden or 4 * config.model.dim
+    dense = {"kind": options.kind, "hidden": hidden, "activation": options.activation}
+    if options.kind == "dense":
+        return dense
+    others = {
+        key: value for key, value in dataclasses.asdict(moe).items() if key not in ("experts", "parallel")
+    }
+    return {**dense, "num_experts": moe.experts, **others}
+
+
+def build_model(config: Config, source: SequenceSource, experts: ExpertExchange | None = None) -> Recommender:
+    """The dense part, with initial weights that depend on the seed alone; `experts` spreads experts over the ranks."""
     torch.manual_seed(config.run.seed)
-    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout)
+    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout, dispatch=experts)
     model = Recommender(encoder=encoder, head=build_head(config, source))
     return model.double() if config.model.dtype == "float64" else model
+
+
+def build_expert_exchange(config: Config, ranks: Ranks) -> ExpertExchange | None:
+    """How tokens travel to experts on other ranks; None where every rank holds all experts."""
+    if config.ffn.kind != "moe" or not config.moe.parallel or ranks.group is None:
+        return None
+    lane = open_lane(ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s)
+    return ExpertExchange(WatchedTransport(lane))
 
 
 def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
@@ -248,7 +273,8 @@ def open_span_file(run: Run, config: Config) -> None:
 def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
-    model = build_model(config, source).to(ranks.device)
+    experts = build_expert_exchange(config, ranks)
+    model = build_model(config, source, experts).to(ranks.device)
     embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
@@ -307,6 +333,21 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             ),
         )
 
+    train_step = TrainStep(
+        model,
+        optimizer,
+        ranks=ranks,
+        lr=optim.lr,
+        table_lr=config.embedding.lr,
+        lr_factor=factor,
+        clip_norm=optim.clip_norm,
+        accumulate=optim.accumulate,
+        autocast=config.model.dtype == "bfloat16",
+        seed=config.run.seed,
+        gate=gate,
+    )
+    if experts is not None:
+        experts.stands_still = train_step.timer.standing_still
     retrieval = config.head.kind == "retrieval"
     return Run(
         ranks=ranks,
@@ -315,19 +356,9 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         embedding=embedding,
         id_map=id_map,
         id_report=IdReport(id_map, ranks),
-        train_step=TrainStep(
-            model,
-            optimizer,
-            ranks=ranks,
-            lr=optim.lr,
-            table_lr=config.embedding.lr,
-            lr_factor=factor,
-            clip_norm=optim.clip_norm,
-            accumulate=optim.accumulate,
-            autocast=config.model.dtype == "bfloat16",
-            seed=config.run.seed,
-            gate=gate,
-        ),
+        expert_load=train_step.load,
+        owned=train_step.owned,
+        train_step=train_step,
         rebalancer=Rebalancer(
             decisions=decisions,
             ranks=ranks,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, EmbeddingSection, as_yaml
+from freescale.sections import Config, EmbeddingSection, MoeSection, as_yaml
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
 _BATCHES_UNDER_WAY = 3
@@ -226,6 +226,7 @@ def _cross_checks(config: Config) -> list[str]:
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
     problems += _id_map_problems(config)
+    problems += _ffn_problems(config)
     if config.head.kind == "retrieval" and config.eval.metric == "auc":
         problems.append("eval.metric: auc belongs to head.kind=ranking")
     if config.head.kind == "ranking" and config.eval.metric != "auc":
@@ -251,6 +252,26 @@ def _id_map_problems(config: Config) -> list[str]:
         problems.append(
             f"embedding.guard: pipeline.prioritized has {_BATCHES_UNDER_WAY} batches under way, got {options.guard}; "
             "raise it, or set pipeline.prioritized=false"
+        )
+    return problems
+
+
+def _ffn_problems(config: Config) -> list[str]:
+    """Keys of the feed-forward part that do nothing, or cannot work."""
+    problems = []
+    if config.ffn.kind != "moe" and config.moe != MoeSection():
+        changed = [item.name for item in dataclasses.fields(MoeSection)]
+        changed = [name for name in changed if getattr(config.moe, name) != getattr(MoeSection(), name)]
+        problems += [f"moe.{name}: only for ffn.kind=moe" for name in changed]
+    if config.ffn.kind == "none":
+        return problems
+    if config.model.kind == "sasrec":
+        problems.append("ffn.kind: model.kind=sasrec has a feed-forward part of its own")
+    if config.ffn.kind == "moe" and config.moe.top_k > config.moe.experts:
+        problems.append(f"moe.top_k: at most moe.experts = {config.moe.experts}, got {config.moe.top_k}")
+    if config.ffn.kind == "moe" and config.moe.top_k == 1 and config.moe.renormalize:
+        problems.append(
+            "moe.renormalize: with moe.top_k=1 every weight would be 1 and the router could not learn; set it false"
         )
     return problems
 

@@ -106,6 +106,44 @@ class ModelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FfnSection:
+    """The feed-forward part of a layer; HSTU has none of its own."""
+
+    kind: Literal["none", "dense", "moe"] = _key("none", "none, one for all tokens, or experts (section moe)")
+    hidden: int | None = _key(
+        None, "width between its two products, of one expert for moe; null: 4 times model.dim", at_least=1
+    )
+    activation: Literal["swiglu", "silu", "relu2"] = _key(
+        "swiglu", "SiLU(gate) * up, SiLU, or ReLU squared; swiglu has a third product"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeSection:
+    """Experts, where ffn.kind=moe: many feed-forward parts, of which a token uses a few."""
+
+    experts: int = _key(8, "experts a layer", at_least=1, at_most=65_536)
+    top_k: int = _key(2, "experts a token goes to", at_least=1)
+    shared: int = _key(0, "experts every token uses besides, as one dense part", at_least=0)
+    score: Literal["softmax", "sigmoid"] = _key("softmax", "over the experts, or for each alone")
+    renormalize: bool = _key(True, "divide the weights of a token's experts by their sum")
+    scale: float = _key(1.0, "multiplies the weights", at_least=0)
+    bias_rate: float = _key(
+        0.001, "how far an expert's selection bias moves a step towards even load; 0: off", at_least=0
+    )
+    aux_loss: float = _key(0.0, "coefficient of the balance loss", at_least=0)
+    z_loss: float = _key(0.0, "coefficient of the mean squared logsumexp of the router", at_least=0)
+    forced: bool = _key(False, "deal tokens out in turn instead of choosing (for benchmarks; learns nothing)")
+    save: Literal["preact", "input", "all"] = _key(
+        "preact", "kept for the backward: input and pre-activation, input alone, or everything", free=True
+    )
+    backend: Literal["auto", "reference", "eager", "grouped", "triton"] = _key(
+        "auto", "how experts are computed", free=True
+    )
+    parallel: bool = _key(False, "spread the experts over the ranks; tokens travel to them", free=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadSection:
     """What the model is trained to predict."""
 
@@ -264,6 +302,8 @@ class Config:
     data: DataSection = field(default_factory=DataSection)
     synthetic: SyntheticSection = field(default_factory=SyntheticSection)
     model: ModelSection = field(default_factory=ModelSection)
+    ffn: FfnSection = field(default_factory=FfnSection)
+    moe: MoeSection = field(default_factory=MoeSection)
     head: HeadSection = field(default_factory=HeadSection)
     embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
     optim: OptimSection = field(default_factory=OptimSection)

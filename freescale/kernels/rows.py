@@ -49,6 +49,11 @@ def take(rows: Tensor, slots: Tensor) -> Tensor:
     return _Take.apply(rows, slots)  # type: ignore[no-untyped-call]
 
 
+def sum_rows(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values with the same slot, in the order they stand; differentiable."""
+    return _Sum.apply(values, slots, num_rows)  # type: ignore[no-untyped-call]
+
+
 def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
     """table[rows[n]] += scale[n] * values[n] for distinct rows, in place."""
     if _on_gpu(table) and table.is_contiguous():

@@ -1,6 +1,12 @@
-"""HSTU: pointwise SiLU attention with relative bias, gated by u, no feed-forward part (arXiv 2402.17152)."""
+"""HSTU: pointwise SiLU attention with relative bias, gated by u (arXiv 2402.17152).
+
+The paper's layers have no feed-forward part; one can be added, dense or made of experts (HSTU-MoE).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +14,8 @@ from torch import Tensor, nn
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout, gate, hstu_attention, project_uvqk
 from freescale.model.blocks import InputLayer, RelativeBias
+from freescale.model.ffn import FeedForward
+from freescale.model.moe import Dispatch, make_ffn
 
 
 class HSTULayer(nn.Module):
@@ -20,10 +28,19 @@ class HSTULayer(nn.Module):
         dropout: on the gated attention output.
         position_bias: learn a weight for each distance in position.
         time_bias: learn a weight for each bucket of time difference.
+        ffn: a feed-forward part after the attention, (tokens, dim) -> (tokens, dim).
     """
 
     def __init__(
-        self, *, dim: int, heads: int, max_length: int, dropout: float, position_bias: bool, time_bias: bool
+        self,
+        *,
+        dim: int,
+        heads: int,
+        max_length: int,
+        dropout: float,
+        position_bias: bool,
+        time_bias: bool,
+        ffn: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -33,6 +50,7 @@ class HSTULayer(nn.Module):
         nn.init.xavier_uniform_(self.output.weight)
         self.dropout = nn.Dropout(dropout)
         self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
+        self.feed_forward = None if ffn is None else FeedForward(ffn, dropout=dropout)
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """States after this layer, [T, D]."""
@@ -47,7 +65,8 @@ class HSTULayer(nn.Module):
             layout=layout,
             **self.bias.arguments(batch),
         )
-        return x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
+        x_TD = x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
+        return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
 
 
 class HSTU(nn.Module):
@@ -61,6 +80,8 @@ class HSTU(nn.Module):
         dropout: on the input and inside layers.
         position_bias: relative position bias in every layer.
         time_bias: relative time bias in every layer; batches must then carry "time" and "target_time".
+        ffn: the feed-forward part of every layer, as `make_ffn` takes it; none unless given.
+        dispatch: where its experts live.
     """
 
     def __init__(
@@ -73,6 +94,8 @@ class HSTU(nn.Module):
         dropout: float = 0.0,
         position_bias: bool = True,
         time_bias: bool = False,
+        ffn: Mapping[str, Any] | None = None,
+        dispatch: Dispatch | None = None,
     ) -> None:
         super().__init__()
         self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
@@ -84,6 +107,7 @@ class HSTU(nn.Module):
                 dropout=dropout,
                 position_bias=position_bias,
                 time_bias=time_bias,
+                ffn=make_ffn(ffn, dim=dim, dispatch=dispatch),
             )
             for _ in range(layers)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.hstu import HSTU
+from freescale.model.moe import Dispatch
 from freescale.model.sasrec import SASRec
 
 
@@ -42,10 +44,18 @@ class Recommender(nn.Module):
         return self.encoder(F.embedding(batch.tokens["item_slot"], rows_UD), batch, layout)
 
 
-def make_encoder(kind: str, *, position_bias: bool, time_bias: bool, **shape: Any) -> nn.Module:
-    """The encoder a recipe or an exported manifest names; SASRec has no relative bias."""
+def make_encoder(
+    kind: str,
+    *,
+    position_bias: bool,
+    time_bias: bool,
+    ffn: Mapping[str, Any] | None = None,
+    dispatch: Dispatch | None = None,
+    **shape: Any,
+) -> nn.Module:
+    """The encoder a recipe or an exported manifest names; SASRec has no relative bias and one feed-forward part."""
     if kind == "hstu":
-        return HSTU(**shape, position_bias=position_bias, time_bias=time_bias)
+        return HSTU(**shape, position_bias=position_bias, time_bias=time_bias, ffn=ffn, dispatch=dispatch)
     if kind == "sasrec":
         return SASRec(**shape)
     raise ConfigError("unknown encoder", got=kind, allowed="hstu, sasrec")

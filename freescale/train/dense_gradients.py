@@ -1,7 +1,7 @@
 """Dense gradients summed over the ranks, bucket by bucket, under the backward."""
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,19 @@ def reduced_in_backward(
     timeout_s: float = 600.0,
     gate: Gate | None = None,
     handed_over: Callable[[], None] = lambda: None,
+    owned: Collection[str] = (),
 ) -> DistributedDataParallel:
     """DDP whose buckets are summed, not averaged: the loss is already divided by the global count.
 
     The gate is shut while a bucket is under way: bulk that has time waits for it. `handed_over` is called for every
-    bucket that this rank is ready to add up.
+    bucket that this rank is ready to add up. Parameters in `owned` belong to this rank alone and are left as they are.
     """
     gate = gate or Gate()
-    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
+    # Buffers (router biases) follow from sums over all ranks: they are equal everywhere without being sent.
+    wrapped = DistributedDataParallel(
+        model, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
     transport = make_transport(group, device=next(model.parameters()).device, timeout_s=timeout_s)
     hook = (
         _over_sockets(transport, gate) if isinstance(transport, LocalTransport) else _over_group(group, gate)

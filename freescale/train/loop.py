@@ -25,7 +25,9 @@ from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress, time_fields
+from freescale.train.expert_load import ExpertLoad
 from freescale.train.id_report import IdReport
+from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
 from freescale.train.step import StepResult, TrainStep
 
@@ -41,6 +43,8 @@ class Run:
         embedding: the tables.
         id_map: raw ids to rows.
         id_report: what happened to ids.
+        expert_load: balances experts and tells how evenly they are used.
+        owned: parameters that this rank holds a part of.
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
         switch: agrees on whether hiding traffic pays.
@@ -67,6 +71,8 @@ class Run:
     embedding: ShardedEmbedding
     id_map: IdMap
     id_report: IdReport
+    expert_load: ExpertLoad
+    owned: OwnedExperts
     train_step: TrainStep
     rebalancer: Rebalancer
     switch: Switch
@@ -134,11 +140,13 @@ def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
 
 
 def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
-    """Hand in the line of this step. Loss and traffic are summed over the ranks: it is that of the global batch."""
+    """Hand in the line of this step. Loss, traffic and counts are summed over the ranks: those of the global batch."""
     plan = ready.plan
     own = torch.tensor([result.loss, *ready.traffic.values()], dtype=torch.float64)
-    sums = run.ranks.sum_on_cpu(torch.cat([own, run.id_report.counts(plan.step)]), what="sum the loss")
-    loss, *moved = sums[: len(own)].tolist()
+    parts = [own, run.id_report.counts(plan.step), result.routed]
+    sums = run.ranks.sum_on_cpu(torch.cat(parts), what="sum the loss")
+    numbers, ids, routed = sums.split([len(part) for part in parts])
+    loss, *moved = numbers.tolist()
     line: dict[str, object] = {
         "loss": loss,
         "tokens": plan.global_tokens,
@@ -148,7 +156,8 @@ def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
         "epoch": plan.epoch,
         "plan": plan.plan_hash,
         **traffic_fields(Traffic(*moved), run.ranks),
-        **run.id_report.step_fields(sums[len(own) :]),
+        **run.id_report.step_fields(ids),
+        **run.expert_load.rebalance(routed, global_tokens=plan.global_tokens),
     }
     if result.grad_norm is not None:
         line["grad_norm"] = result.grad_norm
@@ -210,6 +219,7 @@ def evaluate_and_save(run: Run, step: int, schedule: Schedule) -> bool:
         if run.accounts.totals:
             run.progress.ranks(step, run.accounts.totals)
         run.progress.ids(step, run.id_report.picture())
+        run.progress.experts(step, run.expert_load.picture())
     if evaluates:
         with stage("evaluate", step=step):
             improved = evaluate(run, step)
@@ -296,12 +306,13 @@ def finish(run: Run, step: int, **speed: float) -> dict[str, Any]:
 
 def run_tensors(run: Run) -> dict[str, Tensor]:
     """Every tensor a resumed run needs, by a flat name. There is no random state: it follows from (seed, step)."""
-    tensors = {f"model.{name}": value for name, value in run.model.state_dict().items()}
+    whole = run.owned.whole
+    tensors = {f"model.{name}": whole(name, value) for name, value in run.model.state_dict().items()}
     names = {param: name for name, param in run.model.named_parameters()}
     for group in run.optimizer.param_groups:
         for param in group["params"]:
-            state = adam_state(run.optimizer, param)
-            tensors |= {f"optimizer.{names[param]}.{part}": value for part, value in state.items()}
+            name, state = names[param], adam_state(run.optimizer, param)
+            tensors |= {f"optimizer.{name}.{part}": whole(name, value) for part, value in state.items()}
     tensors |= {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
     return tensors | {f"ids.{name}": value for name, value in run.id_map.state_dict().items()}
 

@@ -16,15 +16,24 @@ from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute
 from freescale.train.dense_gradients import reduced_in_backward
+from freescale.train.expert_load import ExpertLoad
+from freescale.train.owned_experts import OwnedExperts
 from freescale.train.timer import StepTimer
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did: this rank's share of the mean loss, and the norm of the dense gradient if it was clipped."""
+    """What a step did on this rank.
+
+    Args:
+        loss: this rank's share of the mean loss.
+        grad_norm: norm of the dense gradient over the whole model, if it was clipped.
+        routed: tokens of every expert, as `ExpertLoad` counts them.
+    """
 
     loss: float
     grad_norm: float | None
+    routed: Tensor
 
 
 class TrainStep:
@@ -63,6 +72,8 @@ class TrainStep:
         gate: Gate | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device)
+        self.load = ExpertLoad(model)
+        self.owned = OwnedExperts(model, ranks)
         self._model: nn.Module = model
         if ranks.group is not None:
             self._model = reduced_in_backward(
@@ -71,6 +82,7 @@ class TrainStep:
                 timeout_s=ranks.timeout_s,
                 gate=gate,
                 handed_over=self.timer.handed_over,
+                owned=self.owned.names,
             )
         self._optimizer = optimizer
         self._ranks = ranks
@@ -85,10 +97,13 @@ class TrainStep:
         step = ready.plan.step
         torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
         self._optimizer.zero_grad(set_to_none=True)
+        self.load.begin(max(1, ready.plan.global_tokens))
         self.timer.start(ready.lookup.rows)
         loss = self._forward_backward(ready)
         self.timer.finish(ready.batch)
+        routed = self.load.take()  # the loss has just been waited for, so nothing is waited for here
         if not math.isfinite(loss):
+            self.load.check(routed)
             raise TrainingError(
                 f"the loss is {loss} at step {step + 1}",
                 got=f"epoch {ready.plan.epoch}, batch {ready.plan.plan_hash}: histories "
@@ -102,7 +117,7 @@ class TrainStep:
                 group["lr"] = self._lr * factor
             self._optimizer.step()
         schedule.update(ready, lr=self._table_lr * factor)
-        return StepResult(loss=loss, grad_norm=norm)
+        return StepResult(loss=loss, grad_norm=norm, routed=routed)
 
     def _forward_backward(self, ready: ReadyBatch) -> float:
         parts = ready.batch.split(self._accumulate) if self._accumulate > 1 else [ready.batch]
@@ -129,7 +144,7 @@ class TrainStep:
     def _clip(self) -> float | None:
         if self._clip_norm is None:
             return None
-        return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm))
+        return self.owned.clip(self._clip_norm)
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

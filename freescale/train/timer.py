@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +19,9 @@ from torch import Tensor
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.trace import spans
+
+Moment = float | torch.cuda.Event
+"""Seconds of the host, or a place in the stream of a device."""
 
 
 class StepTimer:
@@ -27,13 +33,14 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._running: deque[tuple[SequenceBatch, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._running: deque[_TimedStep] = deque()
         self._done: list[MeasuredStep] = []
-        self._start: float | torch.cuda.Event = 0.0
-        self._end: float | torch.cuda.Event = 0.0
+        self._start: Moment = 0.0
+        self._end: Moment = 0.0
         self._began: spans.Mark = None
         self._last_gradient: spans.Mark = None
         self._arrival: spans.Arrival | None = None
+        self._away: list[tuple[Moment, Moment]] = []
 
     def start(self, rows: Tensor) -> None:
         """The forward begins; the gradient of `rows` will end the measurement."""
@@ -41,26 +48,33 @@ class StepTimer:
         self._end = self._start
         self._began = self._last_gradient = spans.mark()
         self._arrival = None
+        self._away = []
         rows.register_post_accumulate_grad_hook(self._stop)
 
     def handed_over(self) -> None:
         """Dense gradients are ready to be added up; the last time counts."""
         self._arrival = spans.arrive("sum dense gradients", on_device=self._cuda)
 
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """An exchange inside the forward or the backward (tokens to experts, say): no compute of this rank."""
+        left, mark = self._now(), spans.mark()
+        spans.add("forward and backward", kind="compute", start=self._began, end=mark)
+        yield
+        self._away.append((left, self._now()))
+        self._began = self._last_gradient = spans.mark()
+
     def finish(self, batch: SequenceBatch) -> None:
         """The backward is through, dense gradients are added up; `batch` is what was computed."""
         spans.waited(self._arrival, self._last_gradient, on_device=self._cuda)
         spans.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
-        if isinstance(self._start, float) and isinstance(self._end, float):
-            self._done.append(_measured(batch, 1000 * (self._end - self._start)))
-        elif isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event):
-            self._running.append((batch, self._start, self._end))
+        away, self._away = self._away, []
+        self._running.append(_TimedStep(batch, self._start, self._end, away))
 
     def take(self) -> list[MeasuredStep]:
         """The steps measured since the last call."""
-        while self._running and self._running[0][2].query():
-            batch, start, end = self._running.popleft()
-            self._done.append(_measured(batch, start.elapsed_time(end)))
+        while self._running and _has_passed(self._running[0].end):
+            self._done.append(_measured(self._running.popleft()))
         done, self._done = self._done, []
         return done
 
@@ -68,7 +82,7 @@ class StepTimer:
         self._end = self._now()
         self._last_gradient = spans.mark()
 
-    def _now(self) -> float | torch.cuda.Event:
+    def _now(self) -> Moment:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -76,5 +90,27 @@ class StepTimer:
         return event
 
 
-def _measured(batch: SequenceBatch, ms: float) -> MeasuredStep:
-    return MeasuredStep.of(batch.lengths.numpy(), ms=ms)
+class _TimedStep(NamedTuple):
+    """When a step began and ended, and when it stood still in between."""
+
+    batch: SequenceBatch
+    start: Moment
+    end: Moment
+    away: list[tuple[Moment, Moment]]
+
+
+def _has_passed(moment: Moment) -> bool:
+    return isinstance(moment, float) or moment.query()
+
+
+def _measured(step: _TimedStep) -> MeasuredStep:
+    stood = sum(_ms(*interval) for interval in step.away)
+    return MeasuredStep.of(step.batch.lengths.numpy(), ms=_ms(step.start, step.end) - stood)
+
+
+def _ms(start: Moment, end: Moment) -> float:
+    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        return float(start.elapsed_time(end))
+    assert isinstance(start, float)
+    assert isinstance(end, float)
+    return 1000 * (end - start)

@@ -1,0 +1,61 @@
+"""The feed-forward part of a layer: a dense one, and the place any of them has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from freescale.errors import ConfigError
+from freescale.kernels import plain_norm
+
+ACTIVATIONS = ("swiglu", "silu", "relu2")
+
+
+class DenseFFN(nn.Module):
+    """W_out act(W_in x) for every token: what one expert does, for all tokens.
+
+    Args:
+        dim: width of the tokens.
+        hidden: width between the two products.
+        activation: "swiglu" (SiLU(gate) * up, two products in), "silu" or "relu2" (squared ReLU).
+    """
+
+    def __init__(self, *, dim: int, hidden: int, activation: str = "swiglu") -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError("unknown activation", got=activation, allowed=", ".join(ACTIVATIONS))
+        self.activation = activation
+        wide = 2 * hidden if activation == "swiglu" else hidden
+        self.w_in = nn.Parameter(torch.empty(wide, dim).normal_(std=0.02))
+        self.w_out = nn.Parameter(torch.empty(dim, hidden).normal_(std=0.02))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """[T, D]."""
+        return F.linear(activated(F.linear(x_TD, self.w_in), self.activation), self.w_out)
+
+
+def activated(before: Tensor, activation: str) -> Tensor:
+    """The hidden values from those before the activation; for swiglu gate and up stand side by side."""
+    if activation == "swiglu":
+        gate, up = before.chunk(2, dim=-1)
+        return F.silu(gate) * up
+    return F.silu(before) if activation == "silu" else F.relu(before).square()
+
+
+class FeedForward(nn.Module):
+    """The sublayer: x + dropout(ffn(norm(x))).
+
+    Args:
+        ffn: (tokens, d) -> (tokens, d).
+        dropout: on its output.
+    """
+
+    def __init__(self, ffn: nn.Module, *, dropout: float) -> None:
+        super().__init__()
+        self.ffn = ffn
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """States after the sublayer, [T, D]."""
+        return x_TD + self.dropout(self.ffn(plain_norm(x_TD))).to(x_TD.dtype)

@@ -1,0 +1,162 @@
+"""Router: which experts a token goes to, with what weights, and how evenly they are used.
+
+Everything here is in float32 or better: a choice among close scores must not hang on half precision. The losses and
+the balance are defined on the GLOBAL batch, so that the curve does not depend on who computes which token:
+
+  * a loss is a sum over tokens, divided by the global number of tokens like every other loss (`MoE.global_tokens`);
+  * the auxiliary loss weighs each expert's score by the share of tokens it got. That share is the one of the last
+    step, counted over all ranks and micro-batches: within a step nobody knows it, and as a constant it keeps the loss
+    a sum over tokens;
+  * the selection bias moves once a step by the same global counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from freescale.errors import ConfigError, TrainingError
+
+SCORES = ("softmax", "sigmoid")
+NUM_EXTRAS = 3
+"""What a tally holds besides the tokens of each expert: sums of both losses, and tokens without a finite score."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The choice for T tokens.
+
+    Args:
+        weights: [T, K] what each expert's output is multiplied with.
+        experts: [T, K] which experts, distinct within a token.
+        loss: sum over tokens of the extra losses; None where there are none.
+    """
+
+    weights: Tensor
+    experts: Tensor
+    loss: Tensor | None
+
+
+class Router(nn.Module):
+    """Scores every expert for every token and picks the best few.
+
+    Args:
+        dim: width of the tokens.
+        num_experts: experts to choose from.
+        top_k: experts a token goes to.
+        score: "softmax" over the experts, or a "sigmoid" for each.
+        renormalize: divide the weights of a token by their sum.
+        scale: multiplies the weights.
+        bias_rate: how far the selection bias of an expert moves a step; 0 turns it off.
+        aux_loss: coefficient of the balance loss E * sum_e share_e * mean score_e (1 when perfectly even).
+        z_loss: coefficient of the mean of logsumexp(logits)^2, which keeps logits small.
+        forced: deal tokens out in turn instead of choosing: the best case, for benchmarks.
+    """
+
+    bias: Tensor
+    share: Tensor
+    tally: Tensor
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_experts: int,
+        top_k: int,
+        score: str = "softmax",
+        renormalize: bool = True,
+        scale: float = 1.0,
+        bias_rate: float = 0.001,
+        aux_loss: float = 0.0,
+        z_loss: float = 0.0,
+        forced: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise ConfigError(
+                "a token cannot go to more experts than there are",
+                got=f"top_k={top_k} of {num_experts} experts",
+                allowed=f"1 to {num_experts}",
+            )
+        if score not in SCORES:
+            raise ConfigError("unknown router score", got=score, allowed=", ".join(SCORES))
+        self.num_experts, self.top_k = num_experts, top_k
+        self.score, self.renormalize, self.scale = score, renormalize, scale
+        self.bias_rate, self.aux_loss, self.z_loss, self.forced = bias_rate, aux_loss, z_loss, forced
+        self.weight = nn.Parameter(torch.empty(num_experts, dim).normal_(std=0.02))
+        self.register_buffer("bias", torch.zeros(num_experts))
+        self.register_buffer("share", torch.full((num_experts,), 1 / num_experts))
+        tally = torch.zeros(num_experts + NUM_EXTRAS, dtype=torch.float64)
+        self.register_buffer("tally", tally, persistent=False)
+
+    def forward(self, x_TD: Tensor) -> Routing:
+        """Choose for every token."""
+        wide = torch.promote_types(x_TD.dtype, torch.float32)
+        with torch.autocast(x_TD.device.type, enabled=False):
+            logits = F.linear(x_TD.to(wide), self.weight.to(wide))
+            self._refuse_nan(logits)
+            scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+            experts = self._choose(scores.detach())
+            weights = scores.gather(1, experts)
+            if self.renormalize:
+                weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+            balance, size = self._losses(logits, scores)
+            if self.training:
+                self._count(logits, experts, balance, size)
+        loss = self.aux_loss * balance + self.z_loss * size if self.aux_loss or self.z_loss else None
+        return Routing(weights * self.scale, experts, loss)
+
+    @torch.no_grad()
+    def rebalance(self, counts: Tensor) -> None:
+        """After an optimizer step: its tokens of each expert, over all ranks. Same counts, same bits everywhere."""
+        counts = counts.to(dtype=torch.float64, device="cpu")
+        total = counts.sum().clamp(min=1)
+        self.share.copy_((counts / total).to(self.share))
+        if self.bias_rate:
+            self.bias.add_((self.bias_rate * torch.sign(counts.mean() - counts)).to(self.bias))
+
+    def take_tally(self) -> Tensor:
+        """What was counted since the last call: tokens of each expert, then sums of both losses and bad tokens."""
+        taken = self.tally.clone()
+        self.tally.zero_()
+        return taken
+
+    def _choose(self, scores: Tensor) -> Tensor:
+        if self.forced:
+            pairs = torch.arange(scores.shape[0] * self.top_k, device=scores.device)
+            return (pairs % self.num_experts).view(-1, self.top_k)
+        return (scores + self.bias.to(scores)).topk(self.top_k, dim=-1).indices
+
+    def _losses(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over tokens: E * sum_e share_e * score_e, and logsumexp^2."""
+        with torch.set_grad_enabled(bool(self.aux_loss) and torch.is_grad_enabled()):
+            parts = scores / scores.sum(-1, keepdim=True).clamp(min=1e-20)
+            balance = (parts @ self.share.to(parts)).sum() * self.num_experts
+        with torch.set_grad_enabled(bool(self.z_loss) and torch.is_grad_enabled()):
+            size = logits.logsumexp(-1).square().sum()
+        return balance, size
+
+    @torch.no_grad()
+    def _count(self, logits: Tensor, experts: Tensor, balance: Tensor, size: Tensor) -> None:
+        # The experts of a token are distinct, so no two writes meet: no atomics, and no wait for the device.
+        chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device).scatter_(1, experts, True)
+        bad = (~logits.isfinite()).any(-1).sum()
+        self.tally += torch.cat([chosen.sum(0).double(), torch.stack([balance.double(), size.double(), bad])])
+
+    def _refuse_nan(self, logits: Tensor) -> None:
+        """On a CPU at once. A GPU is not waited for: the training step asks when the loss is not finite."""
+        if logits.device.type == "cpu" and not bool(logits.detach().isfinite().all()):
+            raise nan_error(int((~logits.isfinite()).any(-1).sum()), len(logits))
+
+
+def nan_error(num_bad: int, num_tokens: int | None = None, *, where: str = "") -> TrainingError:
+    """Tokens that cannot be routed."""
+    of = "" if num_tokens is None else f" of {num_tokens:,}"
+    return TrainingError(
+        f"router logits{where} are NaN or infinite",
+        got=f"{num_bad:,}{of} tokens",
+        next_step="lower optim.lr, set optim.clip_norm=1 or moe.z_loss=0.001, or look at the input of the layer",
+    )
