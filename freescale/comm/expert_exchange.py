@@ -66,8 +66,7 @@ class ExpertExchange:
         weights = take(weights_TK, trip.token) * here
         numbers = (experts_TK.long().index_select(0, trip.token) - trip.rank[:, None] * size).where(here, -1)
         x, weights, numbers = _ToExperts.apply(take(x_TD, trip.token), weights, numbers, self, trip)  # type: ignore[no-untyped-call]
-        y = _run_pairs(x, weights, numbers, run) if self.block(num_experts)[1] else x * weights.sum(1, True)
-        back = _FromExperts.apply(y, self, trip)  # type: ignore[no-untyped-call]
+        back = _FromExperts.apply(_run_pairs(x, weights, numbers, run), self, trip)  # type: ignore[no-untyped-call]
         return sum_rows(back, trip.token, len(x_TD))
 
     def _block_size(self, num_experts: int) -> int:

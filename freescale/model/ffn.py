@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from freescale.errors import ConfigError
 from freescale.kernels import plain_norm
-
-ACTIVATIONS = ("swiglu", "silu", "relu2")
+from freescale.kernels.moe import ACTIVATIONS
+from freescale.kernels.reference import activated
 
 
 class DenseFFN(nn.Module):
@@ -33,14 +33,6 @@ class DenseFFN(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D]."""
         return F.linear(activated(F.linear(x_TD, self.w_in), self.activation), self.w_out)
-
-
-def activated(before: Tensor, activation: str) -> Tensor:
-    """The hidden values from those before the activation; for swiglu gate and up stand side by side."""
-    if activation == "swiglu":
-        gate, up = before.chunk(2, dim=-1)
-        return F.silu(gate) * up
-    return F.silu(before) if activation == "silu" else F.relu(before).square()
 
 
 class FeedForward(nn.Module):

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from freescale.errors import ConfigError, FreeScaleError
-from freescale.kernels.moe import expert_mlp
-from freescale.model.ffn import ACTIVATIONS, DenseFFN
+from freescale.kernels.expert_steps import Activation, Save
+from freescale.kernels.moe import ACTIVATIONS, Backend, expert_mlp
+from freescale.model.ffn import DenseFFN
 from freescale.model.router import Router
 
 RunExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -83,10 +84,10 @@ class MoE(nn.Module):
         hidden: int,
         num_experts: int,
         top_k: int,
-        activation: str = "swiglu",
+        activation: Activation = "swiglu",
         shared: int = 0,
-        save: str = "preact",
-        backend: str = "auto",
+        save: Save = "preact",
+        backend: Backend = "auto",
         dispatch: Dispatch | None = None,
         **router: Any,
     ) -> None:
@@ -114,6 +115,9 @@ class MoE(nn.Module):
                 "an MoE layer takes (tokens, dim)", got=tuple(x_TD.shape), allowed=f"(tokens, {self.dim})"
             )
         routing = self.router(x_TD)
+        kind = x_TD.device.type
+        if torch.is_autocast_enabled(kind) and x_TD.dtype == torch.float32:
+            x_TD = x_TD.to(torch.get_autocast_dtype(kind))  # now, so that half as many bytes travel
         y = self.dispatch(
             x_TD, routing.weights, routing.experts, num_experts=self.num_experts, run=self._run_experts
         )
@@ -124,15 +128,15 @@ class MoE(nn.Module):
         return y
 
     def _run_experts(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        dtype = x.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+        if not len(self.w_in):
+            # More ranks than experts: no token comes here, and the gradients are there, if empty.
+            return x + 0 * (weights.sum() + self.w_in.sum() + self.w_out.sum())
         return expert_mlp(
-            x.to(dtype),
+            x,
             weights,
             experts,
-            self.w_in.to(dtype),
-            self.w_out.to(dtype),
+            self.w_in,
+            self.w_out,
             activation=self.activation,
             save=self.save,
             backend=self.backend,

@@ -116,7 +116,9 @@ class Router(nn.Module):
         total = counts.sum().clamp(min=1)
         self.share.copy_((counts / total).to(self.share))
         if self.bias_rate:
-            self.bias.add_((self.bias_rate * torch.sign(counts.mean() - counts)).to(self.bias))
+            move = torch.sign(counts.mean() - counts)
+            # Only differences between biases matter: without the mean they stay small in long runs.
+            self.bias.add_((self.bias_rate * (move - move.mean())).to(self.bias))
 
     def take_tally(self) -> Tensor:
         """What was counted since the last call: tokens of each expert, then sums of both losses and bad tokens."""

@@ -1,0 +1,139 @@
+"""The router against its formulas; its losses against losses that are simply added; its balance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from freescale.errors import ConfigError, TrainingError
+from freescale.model.router import Router
+
+DIM, EXPERTS = 6, 5
+
+
+def make_router(*, seed: int = 0, top_k: int = 2, **options) -> Router:
+    torch.manual_seed(seed)
+    router = Router(dim=DIM, num_experts=EXPERTS, top_k=top_k, **options).double()
+    router.weight.data.normal_()
+    return router
+
+
+def tokens(count: int = 40, seed: int = 1) -> Tensor:
+    return torch.randn(count, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_weights_are_the_scores_of_the_best_experts(score: str, renormalize: bool) -> None:
+    router, x = make_router(score=score, renormalize=renormalize, scale=1.5), tokens()
+    routing = router(x)
+    for token, row in enumerate(x):
+        logits = [float(row @ weight) for weight in router.weight.detach()]
+        odds = torch.tensor(logits).double()
+        scores = (odds.softmax(0) if score == "softmax" else odds.sigmoid()).tolist()
+        best = sorted(range(EXPERTS), key=lambda e: -scores[e])[:2]
+        total = sum(scores[e] for e in best) if renormalize else 1.0
+        assert routing.experts[token].tolist() == best
+        assert routing.weights[token].tolist() == pytest.approx([1.5 * scores[e] / total for e in best])
+
+
+def test_the_bias_changes_the_choice_and_not_the_weights() -> None:
+    router, x = make_router(renormalize=False), tokens()
+    router.bias[3] = 10
+    routing = router(x)
+    assert (routing.experts == 3).any(1).all()
+    scores = (x @ router.weight.T).softmax(-1)
+    torch.testing.assert_close(routing.weights, scores.gather(1, routing.experts))
+
+
+def test_half_precision_tokens_are_routed_in_float32() -> None:
+    router = Router(dim=DIM, num_experts=EXPERTS, top_k=2)
+    x = tokens().to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        routing = router(x)
+    assert routing.weights.dtype == torch.float32
+    torch.testing.assert_close(routing.weights, router(x.float()).weights)
+
+
+def test_losses_are_sums_over_tokens_of_what_is_written_down() -> None:
+    router, x = make_router(aux_loss=0.3, z_loss=0.2), tokens()
+    router.share.copy_(torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1]))
+    logits = x @ router.weight.T
+    balance = EXPERTS * (logits.softmax(-1) * router.share).sum()
+    expected = 0.3 * balance + 0.2 * logits.exp().sum(-1).log().square().sum()
+    torch.testing.assert_close(router(x).loss, expected)
+    parts = router(x[:7]).loss + router(x[7:]).loss
+    torch.testing.assert_close(parts, expected)
+
+
+def test_an_even_load_has_a_balance_loss_of_one_a_token() -> None:
+    router, x = make_router(aux_loss=1.0), tokens()
+    assert router(x).loss.item() == pytest.approx(len(x))
+
+
+def test_without_coefficients_there_is_no_loss() -> None:
+    assert make_router()(tokens()).loss is None
+
+
+def test_counts_are_those_of_training() -> None:
+    router, x = make_router(), tokens()
+    counts = torch.bincount(router(x[:9]).experts.flatten(), minlength=EXPERTS)
+    counts += torch.bincount(router(x[9:]).experts.flatten(), minlength=EXPERTS)
+    router.eval()(x)
+    taken = router.take_tally()
+    assert taken[:EXPERTS].tolist() == counts.tolist()
+    assert taken[-1] == 0
+    assert router.take_tally().sum() == 0
+
+
+def test_rebalancing_moves_biases_towards_even_load_and_keeps_the_share() -> None:
+    router = make_router(bias_rate=0.25)
+    router.rebalance(torch.tensor([10.0, 0.0, 4.0, 4.0, 2.0]))
+    moved = pytest.approx([-0.3, 0.2, -0.05, -0.05, 0.2])  # signs -1, 1, 0, 0, 1 less their mean 0.2, times 0.25
+    assert router.bias.tolist() == moved
+    assert router.share.tolist() == [0.5, 0.0, 0.2, 0.2, 0.1]
+    router.rebalance(torch.zeros(EXPERTS))
+    assert router.bias.tolist() == moved
+
+
+def test_a_router_that_loves_one_expert_is_balanced_by_its_bias() -> None:
+    router, x = make_router(bias_rate=0.005), tokens(2000)
+    x += 0.5 * x.abs()
+    router.weight.data *= 0.3
+    router.weight.data[2] += 0.5
+    loads = []
+    for _ in range(100):
+        router(x)
+        counts = router.take_tally()[:EXPERTS]
+        router.rebalance(counts)
+        loads.append((counts.max() / counts.mean()).item())
+    assert loads[0] > 1.6
+    assert max(loads[-10:]) < 1.2
+
+
+def test_forced_routing_is_even_and_distinct() -> None:
+    router = make_router(forced=True, top_k=3)
+    experts = router(tokens(37)).experts
+    assert all(len(set(row)) == 3 for row in experts.tolist())
+    counts = torch.bincount(experts.flatten(), minlength=EXPERTS)
+    assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize("top_k", [0, 6])
+def test_more_choices_than_experts_are_refused(top_k: int) -> None:
+    with pytest.raises(ConfigError, match=f"top_k={top_k} of 5 experts"):
+        make_router(top_k=top_k)
+
+
+def test_an_unknown_score_is_refused() -> None:
+    with pytest.raises(ConfigError, match="softmax, sigmoid"):
+        make_router(score="softplus")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(value: float) -> None:
+    x = tokens()
+    x[[3, 8], 1] = value
+    with pytest.raises(TrainingError, match=r"router logits are NaN or infinite[\s\S]*2 of 40 tokens"):
+        make_router()(x)
