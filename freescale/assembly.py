@@ -35,6 +35,7 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError, DataError
 from freescale.kernels.slot_layout import make_layout
 from freescale.model.heads import RankingHead, RetrievalHead
+from freescale.model.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
@@ -435,7 +436,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     """Facts to show before the first step: data, model, plan."""
     lengths = np.asarray(source.lengths)
     p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
-    dense = sum(param.numel() for param in run.model.parameters())
+    dense = sum(run.owned.num_values(name, param) for name, param in run.model.named_parameters())
     plans = list(run.embedding.plans.values())
     distinct = (
         config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
@@ -459,6 +460,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "folder": config.run.out,
         },
     }
+    for name, layer in moe_layers(run.model):
+        first, count = layer.dispatch.block(layer.num_experts)
+        held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
+        facts["model"][name] = f"{layer.num_experts} experts, {layer.router.top_k} a token{held}"
     if run.ranks.num_ranks > 1:
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (

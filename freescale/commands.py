@@ -82,13 +82,15 @@ def export_run(run_dir: Path, out: Path) -> Path:
         raise ConfigError("only retrieval models can be exported so far", got=f"head.kind={config.head.kind}")
     source = run.test.source
     meta = read_meta(path)
+    # How experts were computed in training says nothing about the machine that serves them.
+    served = dataclasses.replace(config.moe, backend="auto", save="preact")
     return write_export(
         out,
         model=run.model,
         embedding=run.embedding,
         id_map=run.id_map,
         catalog=known_items(run),
-        encoder=encoder_shape(config, source),
+        encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
         facts={"trained_steps": meta["step"], "best": meta["best"], "data": source.name},
     )
 

@@ -129,7 +129,9 @@ class MoeSection:
     renormalize: bool = _key(True, "divide the weights of a token's experts by their sum")
     scale: float = _key(1.0, "multiplies the weights", at_least=0)
     bias_rate: float = _key(
-        0.001, "how far an expert's selection bias moves a step towards even load; 0: off", at_least=0
+        0.05,
+        "how fast selection biases move towards even load, in spreads of the logits a step; 0: off",
+        at_least=0,
     )
     aux_loss: float = _key(0.0, "coefficient of the balance loss", at_least=0)
     z_loss: float = _key(0.0, "coefficient of the mean squared logsumexp of the router", at_least=0)

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.test_one_curve import assert_same_curve, on_ranks
 
+# Everything a router can do, and clipping, which must see the experts of all ranks. With 4 ranks one holds no expert.
 MOE = (
     "model.dtype=float64",
     "model.layers=2",
-    "run.steps=60",
-    "run.eval_every=30",
     "ffn.kind=moe",
     "ffn.hidden=16",
     "moe.experts=6",
     "moe.top_k=2",
     "moe.shared=1",
-    "moe.bias_rate=0.01",
+    "moe.bias_rate=0.1",
     "moe.aux_loss=0.05",
     "moe.z_loss=0.01",
     "optim.clip_norm=0.1",
+    "run.keep=10",
 )
+STEPS = ("run.steps=45", "run.eval_every=15")
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return on_ranks(1, MOE)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_experts_spread_over_ranks_keep_the_curve(num_ranks: int, alone: dict[str, Any]) -> None:
-    assert_same_curve(on_ranks(num_ranks, (*MOE, "moe.parallel=true")), alone)
+    return on_ranks(1, (*MOE, *STEPS))
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("num_ranks", "changes"),
     [
-        "moe.parallel=false",
-        "balance.enabled=false",
-        "optim.accumulate=3",
-        "pipeline.prioritized=false",
-        "moe.backend=reference",
+        (4, ("moe.parallel=true",)),
+        (2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false")),
+        (2, ("moe.parallel=true", "pipeline.prioritized=false", "moe.save=input", "moe.backend=reference")),
+        (2, ("moe.parallel=false",)),
     ],
+    ids=["4 ranks", "accumulated, not balanced", "plain pipeline", "not spread"],
 )
-def test_speed_features_keep_the_curve(change: str, alone: dict[str, Any]) -> None:
-    assert_same_curve(on_ranks(2, (*MOE, "moe.parallel=true", change)), alone)
+def test_ranks_and_speed_features_keep_the_curve(
+    num_ranks: int, changes: tuple[str, ...], alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*MOE, *STEPS, *changes)), alone)
+
+
+def test_routers_learn_and_move_in_that_run(alone: dict[str, Any]) -> None:
+    """Or the tests above would show nothing."""
+    routers = [name for name in alone["tensors"] if name.endswith("router.bias")]
+    assert len(routers) == 2
+    for name in routers:
+        assert np.abs(alone["tensors"][name]).max() > 1e-3
+    assert np.mean(alone["losses"][-5:]) < 0.7 * np.mean(alone["losses"][:5])
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_with_three_one_and_two(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    """Experts, their optimizer state and biases find their new homes, also where experts are no longer spread."""
+    plan = ((None, 4, 15, "true"), (15, 3, 30, "true"), (30, 1, 40, "true"), (40, 2, 45, "false"))
+    for step, num_ranks, steps, parallel in plan:
+        recipe = (*MOE, f"run.steps={steps}", "run.eval_every=5", f"moe.parallel={parallel}")
+        path = None if step is None else tmp_path / "checkpoints" / f"step-{step:08d}"
+        result = on_ranks(num_ranks, recipe, str(tmp_path), path)
+        np.testing.assert_allclose(result["losses"], alone["losses"][step or 0 : steps], rtol=1e-9)
+    for name, value in alone["tensors"].items():
+        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)

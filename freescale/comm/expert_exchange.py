@@ -21,7 +21,6 @@ from torch.autograd.function import once_differentiable
 
 from freescale.comm.transport import Transport
 from freescale.kernels.rows import sum_rows, take
-from freescale.trace import spans
 from freescale.trace.spans import stage
 
 StandsStill = Callable[[], AbstractContextManager[None]]
@@ -86,8 +85,7 @@ class ExpertExchange:
 
     def move(self, name: str, *tensors: Tensor, send: list[int], receive: list[int]) -> list[Tensor]:
         """Row blocks of several tensors to the ranks, started together."""
-        # A backward on a GPU runs in a thread of its own, which stands in for the training thread.
-        with spans.as_main(), stage(name), self.stands_still():
+        with stage(name), self.stands_still():
             pending = [self._transport.start(tensor, send=send, receive=receive) for tensor in tensors]
             return [one.wait() for one in pending]
 

@@ -74,7 +74,7 @@ class MoE(nn.Module):
     Example:
         >>> moe = MoE(dim=64, hidden=128, num_experts=8, top_k=2)
         >>> y = moe(torch.randn(1000, 64))          # a plain tensor, [1000, 64]
-        >>> moe.router.rebalance(moe.router.take_tally()[:8])   # once an optimizer step
+        >>> moe.router.rebalance(moe.router.take_tally())   # once an optimizer step
     """
 
     def __init__(

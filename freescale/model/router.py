@@ -7,7 +7,7 @@ the balance are defined on the GLOBAL batch, so that the curve does not depend o
   * the auxiliary loss weighs each expert's score by the share of tokens it got. That share is the one of the last
     step, counted over all ranks and micro-batches: within a step nobody knows it, and as a constant it keeps the loss
     a sum over tokens;
-  * the selection bias moves once a step by the same global counts.
+  * the selection bias moves once a step by the same global counts (after the idea of arXiv 2408.15664).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch.nn import functional as F
 from freescale.errors import ConfigError, TrainingError
 
 SCORES = ("softmax", "sigmoid")
-NUM_EXTRAS = 3
-"""What a tally holds besides the tokens of each expert: sums of both losses, and tokens without a finite score."""
+EXTRAS = ("aux", "z", "spread", "bad")
+"""What a tally holds after the tokens of each expert, summed over tokens: both losses, the standard deviation of the
+logits over the experts, and how many tokens have logits that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Router(nn.Module):
         score: "softmax" over the experts, or a "sigmoid" for each.
         renormalize: divide the weights of a token by their sum.
         scale: multiplies the weights.
-        bias_rate: how far the selection bias of an expert moves a step; 0 turns it off.
+        bias_rate: how far the selection bias of an expert without tokens moves a step, in units of the spread of the
+            logits; 0 turns it off.
         aux_loss: coefficient of the balance loss E * sum_e share_e * mean score_e (1 when perfectly even).
         z_loss: coefficient of the mean of logsumexp(logits)^2, which keeps logits small.
         forced: deal tokens out in turn instead of choosing: the best case, for benchmarks.
@@ -69,7 +71,7 @@ class Router(nn.Module):
         score: str = "softmax",
         renormalize: bool = True,
         scale: float = 1.0,
-        bias_rate: float = 0.001,
+        bias_rate: float = 0.1,
         aux_loss: float = 0.0,
         z_loss: float = 0.0,
         forced: bool = False,
@@ -89,7 +91,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, dim).normal_(std=0.02))
         self.register_buffer("bias", torch.zeros(num_experts))
         self.register_buffer("share", torch.full((num_experts,), 1 / num_experts))
-        tally = torch.zeros(num_experts + NUM_EXTRAS, dtype=torch.float64)
+        tally = torch.zeros(num_experts + len(EXTRAS), dtype=torch.float64)
         self.register_buffer("tally", tally, persistent=False)
 
     def forward(self, x_TD: Tensor) -> Routing:
@@ -99,7 +101,7 @@ class Router(nn.Module):
             logits = F.linear(x_TD.to(wide), self.weight.to(wide))
             self._refuse_nan(logits)
             scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
-            experts = self._choose(scores.detach())
+            experts = self._choose(logits.detach())
             weights = scores.gather(1, experts)
             if self.renormalize:
                 weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
@@ -110,27 +112,38 @@ class Router(nn.Module):
         return Routing(weights * self.scale, experts, loss)
 
     @torch.no_grad()
-    def rebalance(self, counts: Tensor) -> None:
-        """After an optimizer step: its tokens of each expert, over all ranks. Same counts, same bits everywhere."""
-        counts = counts.to(dtype=torch.float64, device="cpu")
-        total = counts.sum().clamp(min=1)
-        self.share.copy_((counts / total).to(self.share))
+    def rebalance(self, tally: Tensor) -> None:
+        """After an optimizer step: its tally over all ranks. Biases move towards even load, equally on every rank.
+
+        A fixed move by the sign of the error is too large where logits are close (all tokens swing from one half of
+        the experts to the other and back) and too small where they are not. So moves are measured by the spread of
+        the logits, and shrink with the error.
+        """
+        tally = tally.to(dtype=torch.float64, device="cpu")
+        counts, extras = tally[: self.num_experts], dict(zip(EXTRAS, tally[self.num_experts :].tolist()))
+        total = counts.sum().item()
+        if total == 0:
+            return
+        self.share.copy_(counts / total)
         if self.bias_rate:
-            move = torch.sign(counts.mean() - counts)
+            move = (1 - counts * (self.num_experts / total)).clamp(-1, 1)
+            spread = extras["spread"] * self.top_k / total
             # Only differences between biases matter: without the mean they stay small in long runs.
-            self.bias.add_((self.bias_rate * (move - move.mean())).to(self.bias))
+            self.bias.add_((self.bias_rate * spread * (move - move.mean())).to(self.bias))
 
     def take_tally(self) -> Tensor:
-        """What was counted since the last call: tokens of each expert, then sums of both losses and bad tokens."""
+        """What was counted since the last call: tokens of each expert, then EXTRAS."""
         taken = self.tally.clone()
         self.tally.zero_()
         return taken
 
-    def _choose(self, scores: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor) -> Tensor:
         if self.forced:
-            pairs = torch.arange(scores.shape[0] * self.top_k, device=scores.device)
+            pairs = torch.arange(logits.shape[0] * self.top_k, device=logits.device)
             return (pairs % self.num_experts).view(-1, self.top_k)
-        return (scores + self.bias.to(scores)).topk(self.top_k, dim=-1).indices
+        # Biases stand beside logits, not scores: where a softmax is all but decided, the scores of the others are
+        # so close to zero that any bias would send every token the same way.
+        return (logits + self.bias.to(logits)).topk(self.top_k, dim=-1).indices
 
     def _losses(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over tokens: E * sum_e share_e * score_e, and logsumexp^2."""
@@ -145,8 +158,10 @@ class Router(nn.Module):
     def _count(self, logits: Tensor, experts: Tensor, balance: Tensor, size: Tensor) -> None:
         # The experts of a token are distinct, so no two writes meet: no atomics, and no wait for the device.
         chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device).scatter_(1, experts, True)
+        spread = (logits - logits.mean(-1, keepdim=True)).square().mean(-1).sqrt().sum()
         bad = (~logits.isfinite()).any(-1).sum()
-        self.tally += torch.cat([chosen.sum(0).double(), torch.stack([balance.double(), size.double(), bad])])
+        extras = torch.stack([x.double() for x in (balance, size, spread, bad)])
+        self.tally += torch.cat([chosen.sum(0).double(), extras])
 
     def _refuse_nan(self, logits: Tensor) -> None:
         """On a CPU at once. A GPU is not waited for: the training step asks when the loss is not finite."""

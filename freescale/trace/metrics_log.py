@@ -32,6 +32,7 @@ class MetricsLog:
     steps: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
     ids: list[Event] = field(default_factory=list)
+    experts: list[Event] = field(default_factory=list)
     test: Event | None = None
     end: Event | None = None
     ranks: Event | None = None
@@ -91,6 +92,7 @@ def read_metrics(path: Path) -> MetricsLog:
         steps=steps,
         evals=evals,
         ids=_latest_per_step(kinds.get("ids", [])),
+        experts=_latest_per_step(kinds.get("experts", [])),
         test=tests[-1] if tests else None,
         end=kinds["end"][-1] if kinds["end"] else None,
         ranks=kinds["ranks"][-1] if kinds["ranks"] else None,

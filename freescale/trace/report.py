@@ -15,6 +15,7 @@ from freescale.errors import FreeScaleError
 from freescale.trace import page, units
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.charts import Chart, draw
+from freescale.trace.expert_facts import expert_facts
 from freescale.trace.id_facts import id_facts
 from freescale.trace.metrics_log import (
     POPULARITY,
@@ -26,6 +27,7 @@ from freescale.trace.metrics_log import (
 )
 from freescale.trace.perfetto import write_trace
 from freescale.trace.run_charts import (
+    EXPERTS,
     IDS,
     TRAFFIC,
     bubble_charts,
@@ -94,6 +96,8 @@ def render_report(name: str, log: MetricsLog, *, config: str | None, spans: RunS
         page.section("Embedding traffic", _drawn(field_charts(log, TRAFFIC)), kind="charts"),
         page.section("Zero-collision ids", page.facts(id_facts(log)), kind="facts"),
         page.section("Ids, step by step", _drawn(field_charts(log, IDS)), kind="charts"),
+        page.section("Experts", page.facts(expert_facts(log)), kind="facts"),
+        page.section("Experts, step by step", _drawn(field_charts(log, EXPERTS)), kind="charts"),
         page.section("More curves", _drawn(other_charts(log)), kind="charts"),
         page.section("The run at its start", page.facts(log.facts()), kind="facts"),
         page.section("Configuration", f"<pre>{escape(config)}</pre>" if config else "", kind="panel"),

@@ -15,6 +15,7 @@ from freescale.trace.time_account import WORDS
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
 TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")
 IDS = ("id_",)
+EXPERTS = ("expert_",)
 """How names of step fields begin that a feature logs about itself; each has a section of its own."""
 
 TITLES = {
@@ -25,6 +26,11 @@ TITLES = {
     "grad_norm": "Gradient norm",
     "samples_per_s": "Samples per second",
     "memory_mb": "Memory (MB)",
+    "expert_max": "Fullest expert over the mean",
+    "expert_entropy": "Entropy of the load, 1 is even",
+    "expert_dead": "Experts without a token in the step",
+    "expert_aux": "Balance loss, 1 is even",
+    "expert_z": "Mean squared logsumexp of the router",
 }
 SHOWN_ELSEWHERE = frozenset(
     {"loss", "step_ms", "tokens_per_s", "imbalance", "imbalance_in_turn", "slowest", "bubble", *BUBBLE_PARTS}
@@ -98,7 +104,7 @@ def bubble_charts(log: MetricsLog) -> list[Chart]:
 def other_charts(log: MetricsLog) -> list[Chart]:
     """Whatever else the run logged with every step: learning rate, memory, id map statistics."""
     names = [name for name in numeric_fields(log.steps) if name not in SHOWN_ELSEWHERE]
-    return _field_charts(log, [name for name in names if not name.startswith((*TRAFFIC, *IDS))])
+    return _field_charts(log, [name for name in names if not name.startswith((*TRAFFIC, *IDS, *EXPERTS))])
 
 
 def field_charts(log: MetricsLog, prefixes: tuple[str, ...]) -> list[Chart]:

@@ -17,8 +17,6 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 MAX_PENDING = 50_000
@@ -290,16 +288,6 @@ def waited(arrival: Arrival | None, start: Mark, *, on_device: bool = False) -> 
     if recorder is not None and arrival is not None and start is not None:
         end = recorder.clock.mark() if on_device else _host_now()
         recorder.add(Span(arrival.name, "wait", _here.lane, arrival.step, start, end, arrival))
-
-
-@contextmanager
-def as_main() -> Iterator[None]:
-    """What this thread does inside, the main thread waits for: it counts as done there."""
-    before, _here.lane = _here.lane, MAIN
-    try:
-        yield
-    finally:
-        _here.lane = before
 
 
 class exchange:  # noqa: N801  used like a function

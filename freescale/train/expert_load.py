@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.model.moe import moe_layers
-from freescale.model.router import NUM_EXTRAS, nan_error
+from freescale.model.router import EXTRAS, nan_error
 
 
 class ExpertLoad:
@@ -26,7 +26,7 @@ class ExpertLoad:
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = dict(moe_layers(model))
-        self._sizes = [layer.num_experts + NUM_EXTRAS for layer in self._layers.values()]
+        self._sizes = [layer.num_experts + len(EXTRAS) for layer in self._layers.values()]
         self._since = [torch.zeros(layer.num_experts, dtype=torch.float64) for layer in self._layers.values()]
 
     def begin(self, global_tokens: int) -> None:
@@ -50,18 +50,14 @@ class ExpertLoad:
         """Give the routers the counts of the whole step; returns the fields of its log line."""
         if not self._layers:
             return {}
-        counts, extras = [], torch.zeros(NUM_EXTRAS, dtype=torch.float64)
-        for layer, since, tally in zip(self._layers.values(), self._since, summed.split(self._sizes)):
-            counts.append(tally[:-NUM_EXTRAS])
-            extras += tally[-NUM_EXTRAS:]
-            layer.router.rebalance(counts[-1])
-            since += counts[-1]
-        mean = max(1, global_tokens) * len(counts)
-        return {
-            **load_fields(counts),
-            "expert_aux": extras[0].item() / mean,
-            "expert_z": extras[1].item() / mean,
-        }
+        tallies = summed.split(self._sizes)
+        for layer, since, tally in zip(self._layers.values(), self._since, tallies):
+            layer.router.rebalance(tally)
+            since += tally[: layer.num_experts]
+        extras = sum(tally[-len(EXTRAS) :] for tally in tallies) / (max(1, global_tokens) * len(tallies))
+        aux, z, *_ = extras.tolist()
+        loads = [tally[: -len(EXTRAS)] for tally in tallies]
+        return {**load_fields(loads), "expert_aux": aux, "expert_z": z}
 
     def picture(self) -> dict[str, Any] | None:
         """The same since the last picture, with the tokens of every expert; None without MoE layers."""

@@ -52,6 +52,11 @@ class OwnedExperts:
             values.detach(), self._mesh, [Shard(0)], run_check=False, shape=shape, stride=strides
         )
 
+    def num_values(self, name: str, values: Tensor) -> int:
+        """How many numbers a parameter has over all ranks."""
+        whole = self._num_experts.get(name, len(values) if values.dim() else 1)
+        return whole * values.shape[1:].numel()
+
     def clip(self, max_norm: float) -> float:
         """Scale all gradients so that the norm over the whole model is at most this; returns the norm before."""
         if not self._parameters:

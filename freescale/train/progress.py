@@ -41,7 +41,7 @@ Field = tuple[str, str, str]
 EVAL_SHOWN = ("hr@10", "hr@50", "ndcg@10", "mrr")
 """Metrics of an eval line; all others are in metrics.jsonl, one line must stay readable."""
 
-DROPPED_WHEN_NARROW = ("causes", "balance", "epoch", "bubble", "tokens")
+DROPPED_WHEN_NARROW = ("causes", "experts", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
 REFRESH_SECONDS = 0.1
 """Drawing takes about a millisecond; steps of a small model take less than that."""
@@ -96,7 +96,8 @@ class TerminalSink:
         if kind == "start" and isinstance(facts, Mapping):
             print_start(self._console, facts)
         elif kind == "step":
-            self._heard = {name: event.get(name) for name in ("tokens_per_s", "bubble", *CAUSES)}
+            heard = ("tokens_per_s", "bubble", "expert_max", *CAUSES)
+            self._heard = {name: event.get(name) for name in heard}
             # A live line that ticks is already further on.
             if (step_of(event) or 0) >= self._ticked:
                 self._step(event)
@@ -104,6 +105,8 @@ class TerminalSink:
             self._print(*_eval_parts(event))
         elif kind == "ids":
             self._print(*_id_parts(event))
+        elif kind == "experts":
+            self._print(_expert_line(event))
         elif kind == "checkpoint":
             self._print(f"saved  step {step_of(event)}  {event.get('path')}")
         elif kind == "pipeline" and event.get("changed"):
@@ -220,6 +223,9 @@ def _step_fields(event: Event, step: int, total: int, seconds_left: float | None
         fields["tokens"] = ("", f"{rate:,.0f}", " tok/s")
     if balance is not None:
         fields["balance"] = ("balance ", f"{balance:.2f}", "")
+    load = units.number(event.get("expert_max"))
+    if load is not None:
+        fields["experts"] = ("experts ", f"{load:.2f}", "")
     if bubble is not None:
         fields["bubble"] = ("bubble ", f"{bubble:.1%}", "")
         shares = {cause: units.number(event.get(cause)) for cause in CAUSES}
@@ -261,6 +267,17 @@ def _id_parts(event: Event) -> list[str]:
     line += f"  {counts['inserts']:,.0f} new  {counts['evictions']:,.0f} evicted  {shared:,.0f} shared a row"
     warning = event.get("warning")
     return [line, f"warning: {warning}"] if warning else [line]
+
+
+def _expert_line(event: Event) -> str:
+    """How evenly the experts were used since the last such line."""
+    fullest, even, dead = (
+        units.number(event.get(f"expert_{name}")) or 0.0 for name in ("max", "entropy", "dead")
+    )
+    return (
+        f"experts step {step_of(event)}  fullest {fullest:.2f} times the mean  entropy {even:.4f}  "
+        f"{dead:.0f} without a token"
+    )
 
 
 def _metric(value: object) -> str:

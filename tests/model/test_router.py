@@ -87,29 +87,51 @@ def test_counts_are_those_of_training() -> None:
     assert router.take_tally().sum() == 0
 
 
+def tally_of(*counts: float, spread: float = 0.0) -> Tensor:
+    return torch.tensor([*counts, 0.0, 0.0, spread, 0.0], dtype=torch.float64)
+
+
 def test_rebalancing_moves_biases_towards_even_load_and_keeps_the_share() -> None:
     router = make_router(bias_rate=0.25)
-    router.rebalance(torch.tensor([10.0, 0.0, 4.0, 4.0, 2.0]))
-    moved = pytest.approx([-0.3, 0.2, -0.05, -0.05, 0.2])  # signs -1, 1, 0, 0, 1 less their mean 0.2, times 0.25
-    assert router.bias.tolist() == moved
-    assert router.share.tolist() == [0.5, 0.0, 0.2, 0.2, 0.1]
-    router.rebalance(torch.zeros(EXPERTS))
-    assert router.bias.tolist() == moved
+    # 10 tokens with two experts each, and logits that differ by 0.4 within a token: a full move is 0.25 * 0.4.
+    router.rebalance(tally_of(12, 0, 4, 2, 2, spread=10 * 0.4))
+    moves = [-1, 1, 0, 0.5, 0.5]  # by the error over the mean of 4, at most 1; less their mean 0.2
+    assert router.bias.tolist() == pytest.approx([0.1 * (move - 0.2) for move in moves])
+    assert router.share.tolist() == pytest.approx([0.6, 0.0, 0.2, 0.1, 0.1])
 
 
-def test_a_router_that_loves_one_expert_is_balanced_by_its_bias() -> None:
-    router, x = make_router(bias_rate=0.005), tokens(2000)
+def test_a_step_without_tokens_moves_nothing() -> None:
+    router = make_router(bias_rate=0.25)
+    router.rebalance(tally_of(0, 0, 0, 0, 0))
+    assert router.bias.tolist() == [0.0] * EXPERTS
+    assert router.share.tolist() == pytest.approx([0.2] * EXPERTS)
+
+
+def test_the_tally_holds_losses_spread_and_bad_tokens() -> None:
+    router, x = make_router(aux_loss=0.5, z_loss=0.1), tokens()
+    router(x)
+    aux, z, spread, bad = router.take_tally()[EXPERTS:].tolist()
+    logits = x @ router.weight.detach().T
+    assert aux == pytest.approx(len(x))
+    assert z == pytest.approx(logits.logsumexp(-1).square().sum().item())
+    assert spread == pytest.approx(sum(row.std(correction=0).item() for row in logits))
+    assert bad == 0
+
+
+@pytest.mark.parametrize("size", [0.01, 0.3, 3.0])
+def test_a_router_that_loves_one_expert_is_balanced_whatever_the_size_of_its_logits(size: float) -> None:
+    router, x = make_router(bias_rate=0.1), tokens(2000)
     x += 0.5 * x.abs()
-    router.weight.data *= 0.3
-    router.weight.data[2] += 0.5
+    router.weight.data[2] += 1.5
+    router.weight.data *= size
     loads = []
-    for _ in range(100):
+    for _ in range(120):
         router(x)
-        counts = router.take_tally()[:EXPERTS]
-        router.rebalance(counts)
-        loads.append((counts.max() / counts.mean()).item())
+        tally = router.take_tally()
+        router.rebalance(tally)
+        loads.append((tally[:EXPERTS].max() / tally[:EXPERTS].mean()).item())
     assert loads[0] > 1.6
-    assert max(loads[-10:]) < 1.2
+    assert max(loads[-10:]) < 1.1
 
 
 def test_forced_routing_is_even_and_distinct() -> None:
