@@ -25,7 +25,7 @@ MOE = (
     "optim.clip_norm=0.1",
     "run.keep=10",
 )
-STEPS = ("run.steps=45", "run.eval_every=15")
+STEPS = ("run.steps=30", "run.eval_every=10")
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,10 @@ def alone() -> dict[str, Any]:
     ("num_ranks", "changes"),
     [
         (4, ("moe.parallel=true",)),
-        (2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false")),
-        (2, ("moe.parallel=true", "pipeline.prioritized=false", "moe.save=input", "moe.backend=reference")),
-        (2, ("moe.parallel=false",)),
+        (2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false", "moe.save=input")),
+        (2, ("moe.parallel=false", "pipeline.prioritized=false", "moe.backend=reference")),
     ],
-    ids=["4 ranks", "accumulated, not balanced", "plain pipeline", "not spread"],
+    ids=["4 ranks", "accumulated, not balanced", "not spread, plain pipeline"],
 )
 def test_ranks_and_speed_features_keep_the_curve(
     num_ranks: int, changes: tuple[str, ...], alone: dict[str, Any]
@@ -55,18 +54,15 @@ def test_routers_learn_and_move_in_that_run(alone: dict[str, Any]) -> None:
     assert len(routers) == 2
     for name in routers:
         assert np.abs(alone["tensors"][name]).max() > 1e-3
-    assert np.mean(alone["losses"][-5:]) < 0.7 * np.mean(alone["losses"][:5])
+    assert np.mean(alone["losses"][-5:]) < 0.8 * np.mean(alone["losses"][:5])
 
 
-def test_a_checkpoint_of_four_ranks_goes_on_with_three_one_and_two(
-    tmp_path: Path, alone: dict[str, Any]
-) -> None:
-    """Experts, their optimizer state and biases find their new homes, also where experts are no longer spread."""
-    plan = ((None, 4, 15, "true"), (15, 3, 30, "true"), (30, 1, 40, "true"), (40, 2, 45, "false"))
-    for step, num_ranks, steps, parallel in plan:
-        recipe = (*MOE, f"run.steps={steps}", "run.eval_every=5", f"moe.parallel={parallel}")
-        path = None if step is None else tmp_path / "checkpoints" / f"step-{step:08d}"
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """Experts, their optimizer state and biases find their new homes."""
+    for first, num_ranks in ((0, 4), (10, 2), (20, 1)):
+        recipe = (*MOE, f"run.steps={first + 10}", "run.eval_every=10", "moe.parallel=true")
+        path = tmp_path / "checkpoints" / f"step-{first:08d}" if first else None
         result = on_ranks(num_ranks, recipe, str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][step or 0 : steps], rtol=1e-9)
+        np.testing.assert_allclose(result["losses"], alone["losses"][first : first + 10], rtol=1e-9)
     for name, value in alone["tensors"].items():
         np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)

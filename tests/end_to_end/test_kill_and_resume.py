@@ -174,3 +174,27 @@ def test_learnt_ids_come_back_as_they_were(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1]
     assert sum(e["evictions"] for e in pictures[0]) > 20
     assert any(e["evicted_ids"] for e in pictures[0])
+
+
+# In every run: tests/test_one_curve_experts.py resumes from checkpoints without killing anybody.
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_ranks_with_experts_spread_over_them_are_killed_and_resumed(tmp_path: Path) -> None:
+    """Experts live on one rank each, and so does their optimizer state; biases follow from sums over both."""
+    options = ["--nproc", "2", "ffn.kind=moe", "ffn.hidden=16", "moe.experts=5", "moe.parallel=true"]
+    options += [
+        "moe.aux_loss=0.01",
+        "optim.clip_norm=0.5",
+        "balance.refit_every=null",
+        "pipeline.decide_every=null",
+    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(whole, *options), check=True, stdout=subprocess.DEVNULL, timeout=300)
+    kill_at(killed, random.randrange(10, 50), *options)
+    subprocess.run(command(killed, *options), check=True, stdout=subprocess.DEVNULL, timeout=300)
+    assert_same_run(killed, whole)
+    saved, expected = (saved_tensors(out / "checkpoints" / "step-00000060") for out in (killed, whole))
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
+    loads = [[{**e, "time": 0} for e in events(out, "experts")] for out in (killed, whole)]
+    assert loads[0] == loads[1]
