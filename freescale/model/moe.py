@@ -114,10 +114,10 @@ class MoE(nn.Module):
             raise FreeScaleError(
                 "an MoE layer takes (tokens, dim)", got=tuple(x_TD.shape), allowed=f"(tokens, {self.dim})"
             )
-        routing = self.router(x_TD)
         kind = x_TD.device.type
         if torch.is_autocast_enabled(kind) and x_TD.dtype == torch.float32:
-            x_TD = x_TD.to(torch.get_autocast_dtype(kind))  # now, so that half as many bytes travel
+            x_TD = x_TD.to(torch.get_autocast_dtype(kind))  # once, for all that keep it or send it away
+        routing = self.router(x_TD)
         y = self.dispatch(
             x_TD, routing.weights, routing.experts, num_experts=self.num_experts, run=self._run_experts
         )

@@ -13,9 +13,11 @@ the balance are defined on the GLOBAL batch, so that the curve does not depend o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from freescale.errors import ConfigError, TrainingError
@@ -96,9 +98,8 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Routing:
         """Choose for every token."""
-        wide = torch.promote_types(x_TD.dtype, torch.float32)
         with torch.autocast(x_TD.device.type, enabled=False):
-            logits = F.linear(x_TD.to(wide), self.weight.to(wide))
+            logits = _WideLinear.apply(x_TD, self.weight)  # type: ignore[no-untyped-call]
             self._refuse_nan(logits)
             scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
             experts = self._choose(logits.detach())
@@ -167,6 +168,22 @@ class Router(nn.Module):
         """On a CPU at once. A GPU is not waited for: the training step asks when the loss is not finite."""
         if logits.device.type == "cpu" and not bool(logits.detach().isfinite().all()):
             raise nan_error(int((~logits.isfinite()).any(-1).sum()), len(logits))
+
+
+class _WideLinear(torch.autograd.Function):
+    """x W^T in float32 or better; keeps x as it came, as the experts do, and widens it again for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.linear(x.to(wide), weight.to(wide))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return (grad @ weight.to(grad.dtype)).to(x.dtype), (grad.t() @ x.to(grad.dtype)).to(weight.dtype)
 
 
 def nan_error(num_bad: int, num_tokens: int | None = None, *, where: str = "") -> TrainingError:

@@ -154,6 +154,31 @@ def test_autocast_gives_half_precision_and_float32_gradients() -> None:
     assert moe.w_in.grad.dtype == moe.router.weight.grad.dtype == torch.float32
 
 
+def kept_bytes(moe: MoE, x: Tensor) -> int:
+    """Bytes of distinct storages kept for the backward, parameters left out."""
+    own = {param.untyped_storage().data_ptr() for param in moe.parameters()}
+    kept: dict[int, Tensor] = {}  # the tensors stay alive, so that no address is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = moe(x)
+    assert y.requires_grad
+    return sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in own)
+
+
+@pytest.mark.parametrize("save", ["preact", "input"])
+def test_the_layer_keeps_no_more_than_the_experts_and_a_few_numbers_a_token(save: str) -> None:
+    count, dim, hidden = 400, 128, 96
+    moe = MoE(dim=dim, hidden=hidden, num_experts=4, top_k=2, save=save).to(torch.bfloat16)  # type: ignore[arg-type]
+    x = torch.randn(count, dim, dtype=torch.bfloat16, requires_grad=True)
+    floor = 2 * count * dim + (2 * count * 2 * 2 * hidden if save == "preact" else 0)
+    router = count * (3 * 4 + 4 * 2) * 4  # scores of 4 experts, weights and places of 2 choices
+    assert kept_bytes(moe, x) <= 1.02 * floor + router
+
+
 def test_one_expert_that_every_token_uses_is_the_dense_twin() -> None:
     moe = make_moe(num_experts=1, top_k=1)
     dense = DenseFFN(dim=DIM, hidden=HIDDEN).double()
