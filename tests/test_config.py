@@ -184,6 +184,14 @@ def test_the_last_override_of_a_key_wins():
         (["embedding.id_map=hash"], "embedding.rows: required when embedding.id_map=hash"),
         (["embedding.eviction=lru"], "embedding.eviction: only for embedding.id_map=zero_collision"),
         (["embedding.guard=1"], "embedding.guard: only for embedding.id_map=zero_collision"),
+        (["moe.experts=4"], "moe.experts: only for ffn.kind=moe"),
+        (["ffn.kind=dense", "moe.parallel=true"], "moe.parallel: only for ffn.kind=moe"),
+        (
+            ["ffn.kind=moe", "model.kind=sasrec"],
+            "ffn.kind: model.kind=sasrec has a feed-forward part of its own",
+        ),
+        (["ffn.kind=moe", "moe.top_k=9"], "moe.top_k: at most moe.experts = 8, got 9"),
+        (["ffn.kind=moe", "moe.top_k=1"], "moe.renormalize: with moe.top_k=1"),
         (["embedding.id_map=zero_collision", "embedding.eviction=ttl"], "embedding.ttl: goes with"),
         (["embedding.id_map=zero_collision", "embedding.ttl=5"], "embedding.ttl: goes with"),
         (

@@ -160,6 +160,29 @@ def test_an_id_map_is_shown_as_last_seen_with_the_counts_of_the_whole_run(tmp_pa
     assert "Ids at step" not in report_of(write_run(tmp_path / "other", run_events())).text
 
 
+def test_experts_are_shown_layer_by_layer_with_the_worst_of_the_run(tmp_path: Path) -> None:
+    pictures: list[dict[str, object]] = [
+        {
+            "event": "experts",
+            "step": step,
+            "expert_max": 1.25,
+            "expert_entropy": 0.9,
+            "expert_dead": dead,
+            "tokens_per_expert": {"encoder.layers.0.ffn": [30, 10, 0, 0]},
+        }
+        for step, dead in ((40, 3), (80, 2))
+    ]
+    page = report_of(write_run(tmp_path / "demo", [*run_events()[:-1], *pictures, run_events()[-1]]))
+    for words in (
+        "Experts up to step 80",
+        "experts without a token 2",
+        "at most over the run 3",
+        "tokens, encoder.layers.0.ffn expert 0 75.0 %",
+    ):
+        assert words in page.text
+    assert "Experts up to" not in report_of(write_run(tmp_path / "other", run_events())).text
+
+
 def test_report_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = write_report(write_run(tmp_path / "demo", run_events())).read_text()
     page = Page(html)

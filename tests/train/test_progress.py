@@ -194,6 +194,18 @@ def test_plain_eval_line_names_baseline_and_protocol() -> None:
     assert second == "eval  step 400  auc 0.7000"
 
 
+def test_experts_are_in_the_step_line_and_have_one_of_their_own() -> None:
+    stream = io.StringIO()
+    with Progress([TerminalSink(total_steps=600, log_every=1, stream=stream)]) as progress:
+        progress.step(1, loss=4.0, step_ms=1.0, tokens_per_s=10.0, expert_max=1.345)
+        progress.experts(1, {"expert_max": 1.2, "expert_entropy": 0.98765, "expert_dead": 3})
+        progress.experts(2, None)
+    assert stream.getvalue().splitlines() == [
+        "step     1/600  loss 4.0000  10 tok/s  experts 1.34",
+        "experts step 1  fullest 1.20 times the mean  entropy 0.9877  3 without a token",
+    ]
+
+
 def test_the_line_of_an_id_map_says_how_full_it_is_and_warns() -> None:
     stream = io.StringIO()
     counts = {"asked": 1000, "hits": 900, "inserts": 90, "evictions": 4, "collisions": 7, "not_admitted": 3}
