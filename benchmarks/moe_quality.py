@@ -6,9 +6,10 @@ All sides have the recipe recipes/ml1m_hstu_moe.yaml, the same data, batches, ne
 
     none         HSTU as it is, without a feed-forward part
     dense        a dense part four times as wide as the model
-    dense_half   one half as wide: the active work of the two below
-    moe          8 experts, two a token, each as wide as the model: half the active work of dense
-    moe_fine     16 experts, four a token, half as wide again: the same active work
+    dense_half   one half as wide: about the active work of those below
+    moe          8 experts, two a token, each a little narrower than the model: with its router less than half the
+                 active work of dense
+    moe_fine     16 experts, four a token, half as wide: no more active work
     moe_aux      as moe, balanced by the auxiliary loss instead of biases
     moe_free     as moe, not balanced at all
 
@@ -45,13 +46,13 @@ QUICK = ("model.dim=32", "data.max_length=50", "head.num_negatives=64", "run.epo
 def sides(dim: int) -> dict[str, tuple[str, ...]]:
     """What each side changes in the recipe."""
     no_moe = ("moe.experts=8", "moe.top_k=2")
-    experts = ("ffn.kind=moe", f"ffn.hidden={dim}")
+    experts = ("ffn.kind=moe", f"ffn.hidden={dim - 8}")
     return {
         "none": ("ffn.kind=none", *no_moe),
         "dense": ("ffn.kind=dense", f"ffn.hidden={4 * dim}", *no_moe),
         "dense_half": ("ffn.kind=dense", f"ffn.hidden={2 * dim}", *no_moe),
         "moe": experts,
-        "moe_fine": ("ffn.kind=moe", f"ffn.hidden={dim // 2}", "moe.experts=16", "moe.top_k=4"),
+        "moe_fine": ("ffn.kind=moe", f"ffn.hidden={dim // 2 - 8}", "moe.experts=16", "moe.top_k=4"),
         "moe_aux": (*experts, "moe.bias_rate=0", "moe.aux_loss=0.01"),
         "moe_free": (*experts, "moe.bias_rate=0"),
     }

@@ -62,7 +62,7 @@ class ExpertExchange:
         size = self._block_size(num_experts)
         trip = self._plan(experts_TK.long(), size)
         here = trip.owner.index_select(0, trip.token) == trip.rank[:, None]
-        weights = take(weights_TK, trip.token) * here
+        weights = take(weights_TK, trip.token)
         numbers = (experts_TK.long().index_select(0, trip.token) - trip.rank[:, None] * size).where(here, -1)
         x, weights, numbers = _ToExperts.apply(take(x_TD, trip.token), weights, numbers, self, trip)  # type: ignore[no-untyped-call]
         back = _FromExperts.apply(_run_pairs(x, weights, numbers, run), self, trip)  # type: ignore[no-untyped-call]
