@@ -140,12 +140,12 @@ def build_model(config: Config, source: SequenceSource, experts: ExpertExchange 
     return model.double() if config.model.dtype == "float64" else model
 
 
-def build_expert_exchange(config: Config, ranks: Ranks) -> ExpertExchange | None:
+def build_expert_exchange(config: Config, ranks: Ranks, gate: Gate) -> ExpertExchange | None:
     """How tokens travel to experts on other ranks; None where every rank holds all experts."""
     if config.ffn.kind != "moe" or not config.moe.parallel or ranks.group is None:
         return None
     lane = open_lane(ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s)
-    return ExpertExchange(WatchedTransport(lane))
+    return ExpertExchange(WatchedTransport(lane), gate=gate)
 
 
 def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
@@ -274,7 +274,8 @@ def open_span_file(run: Run, config: Config) -> None:
 def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
-    experts = build_expert_exchange(config, ranks)
+    gate = Gate()
+    experts = build_expert_exchange(config, ranks, gate)
     model = build_model(config, source, experts).to(ranks.device)
     embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
@@ -302,7 +303,6 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             due_at(step + 1, every=eval_every, save_every=config.run.checkpoint_every)
         )
 
-    gate = Gate()
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
 
     def open_schedule(first_step: int) -> Schedule:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from freescale.comm.priority import Deadline, Gate
 from freescale.comm.transport import Transport
 from freescale.kernels.rows import sum_rows, take
 from freescale.trace.spans import stage
@@ -31,11 +32,15 @@ class ExpertExchange:
 
     Args:
         transport: a connection that nothing else uses.
+        gate: shut while tokens travel: the rank stands still for them, and bulk has time.
         stands_still: entered while the rank waits for an exchange, to keep that time out of its compute.
     """
 
-    def __init__(self, transport: Transport, *, stands_still: StandsStill = nullcontext) -> None:
+    def __init__(
+        self, transport: Transport, *, gate: Gate | None = None, stands_still: StandsStill = nullcontext
+    ) -> None:
         self._transport = transport
+        self._gate = gate or Gate()
         self.stands_still = stands_still
 
     @property
@@ -85,7 +90,7 @@ class ExpertExchange:
 
     def move(self, name: str, *tensors: Tensor, send: list[int], receive: list[int]) -> list[Tensor]:
         """Row blocks of several tensors to the ranks, started together."""
-        with stage(name), self.stands_still():
+        with self._gate.urgent(Deadline.DENSE_GRADIENTS), stage(name), self.stands_still():
             pending = [self._transport.start(tensor, send=send, receive=receive) for tensor in tensors]
             return [one.wait() for one in pending]
 
