@@ -17,6 +17,7 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
 from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
+from freescale.model.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.train.export import load_export, write_export
 from tests.list_source import ListSource
@@ -26,13 +27,15 @@ HISTORY = [3, 90, 14, 3, 25, 61, 7, 12]
 CATALOG = np.array([3, 7, 12, 14, 25, 61, 90, 91, 92, 500], dtype=np.int64)
 
 
-def make_parts(kind="hstu", *, normalize=True, id_map=None, dtype=torch.float32, time_bias=True):
+def make_parts(kind="hstu", *, normalize=True, id_map=None, dtype=torch.float32, time_bias=True, ffn=None):
     torch.manual_seed(5)
     shape = {"kind": kind, "dim": DIM, "layers": 2, "heads": 2, "max_length": MAX_LENGTH}
-    shape |= {"position_bias": True, "time_bias": time_bias}
+    shape |= {"position_bias": True, "time_bias": time_bias, "ffn": ffn}
     model = Recommender(encoder=make_encoder(**shape, dropout=0.3), head=RetrievalHead(normalize=normalize))
     for param in model.parameters():
         param.data.normal_(std=0.4)
+    for _, layer in moe_layers(model):
+        layer.router.bias.normal_()
     id_map = id_map or DirectMap(501)
     table = TableSpec(
         name="item", num_rows=id_map.num_rows, dim=DIM, optimizer=SGD(), dtype=dtype, init_std=1.0
@@ -78,8 +81,10 @@ def times_of(history):
         {"id_map": HashMap(50)},
         {"dtype": torch.float64},
         {"dtype": torch.bfloat16},
+        {"ffn": {"kind": "moe", "hidden": 8, "num_experts": 5, "top_k": 2, "shared": 1}},
+        {"ffn": {"kind": "dense", "hidden": 8, "activation": "relu2"}},
     ],
-    ids=["hstu", "dot product", "sasrec", "hashed ids", "float64", "bfloat16 table"],
+    ids=["hstu", "dot product", "sasrec", "hashed ids", "float64", "bfloat16 table", "experts", "dense ffn"],
 )
 def test_recommendations_have_the_scores_of_training(tmp_path, options):
     parts = make_parts(**options)
