@@ -40,10 +40,11 @@ def make_weights(num_experts: int) -> tuple[Tensor, Tensor]:
     return w_in, torch.randn(num_experts, DIM, HIDDEN, dtype=torch.float64, generator=generator)
 
 
-def tokens_of(rank: int, num_experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, weights, experts and a probe of a rank; rank 1 has no tokens."""
-    generator = torch.Generator().manual_seed(10 + rank)
-    count = [13, 0, 5, 30][rank]
+def tokens_of(rank: int, num_experts: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, weights, experts and a probe of a rank; in the first batch rank 1 has no tokens, in the second nobody."""
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    drawn = int(torch.randint(40, (1,), generator=generator))
+    count = {0: [13, 0, 5, 30][rank], 1: 0}.get(seed, drawn)
     x, probe = torch.randn(2, count, DIM, dtype=torch.float64, generator=generator)
     weights = torch.rand(count, TOP_K, dtype=torch.float64, generator=generator)
     experts = torch.rand(count, num_experts, generator=generator).topk(TOP_K, dim=1).indices
@@ -53,19 +54,33 @@ def tokens_of(rank: int, num_experts: int) -> tuple[Tensor, Tensor, Tensor, Tens
 def against_one_rank(rank: int, num_ranks: int, num_experts: int) -> None:
     transport = CountingTransport(open_lane(dist.group.WORLD))
     exchange = ExpertExchange(transport)
+    for seed in range(6):
+        transport.sent.clear()
+        check(rank, num_ranks, num_experts, exchange, seed)
+        experts = tokens_of(rank, num_experts, seed)[2]
+        size = -(-num_experts // num_ranks)
+        once = sum(len({expert // size for expert in row}) for row in experts.tolist())
+        assert transport.sent[0] == (DIM, once), (
+            "a token crosses once to each rank that holds any of its experts"
+        )
+        assert transport.sent[1] == (2 * TOP_K, once)
+
+
+def check(rank: int, num_ranks: int, num_experts: int, exchange: ExpertExchange, seed: int) -> None:
+    """Results and all gradients of one batch."""
     first, count = exchange.block(num_experts)
     w_in, w_out = (w[first : first + count].clone().requires_grad_() for w in make_weights(num_experts))
 
     def run(x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         return expert_mlp(x, weights, experts, w_in, w_out) + 0 * (x.sum() + weights.sum())
 
-    x, weights, experts, probe = tokens_of(rank, num_experts)
+    x, weights, experts, probe = tokens_of(rank, num_experts, seed)
     y = exchange(x, weights, experts, num_experts=num_experts, run=run)
     (y * probe).sum().backward()
 
     all_in, all_out = (w.requires_grad_() for w in make_weights(num_experts))
     for each in range(num_ranks):
-        other = tokens_of(each, num_experts)
+        other = tokens_of(each, num_experts, seed)
         truth = expert_mlp(*other[:3], all_in, all_out)
         (truth * other[3]).sum().backward()
         if each == rank:
@@ -75,11 +90,6 @@ def against_one_rank(rank: int, num_ranks: int, num_experts: int) -> None:
     if count:
         torch.testing.assert_close(w_in.grad, all_in.grad[first : first + count])
         torch.testing.assert_close(w_out.grad, all_out.grad[first : first + count])
-
-    size = -(-num_experts // num_ranks)
-    once = sum(len({expert // size for expert in row}) for row in experts.tolist())
-    assert transport.sent[0] == (DIM, once), "a token crosses once to each rank that holds any of its experts"
-    assert transport.sent[1] == (2 * TOP_K, once)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_experts"), [(2, 6), (3, 4), (4, 7)])
