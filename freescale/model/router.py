@@ -138,6 +138,15 @@ class Router(nn.Module):
         self.tally.zero_()
         return taken
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Router:
+        """Moves and casts: however narrow a model becomes, counts stay whole numbers and biases able to move."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.tally = self.tally.double()
+        for name in ("bias", "share"):
+            buffer = getattr(self, name)
+            setattr(self, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
+        return self
+
     def _choose(self, logits: Tensor) -> Tensor:
         if self.forced:
             pairs = torch.arange(logits.shape[0] * self.top_k, device=logits.device)

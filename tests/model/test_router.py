@@ -56,6 +56,15 @@ def test_half_precision_tokens_are_routed_in_float32() -> None:
     torch.testing.assert_close(routing.weights, router(x.float()).weights)
 
 
+def test_a_model_in_half_precision_still_counts_and_moves_in_full() -> None:
+    router = Router(dim=DIM, num_experts=EXPERTS, top_k=2).to(torch.bfloat16)
+    assert router.weight.dtype == torch.bfloat16
+    assert router.bias.dtype == router.share.dtype == torch.float32
+    for _ in range(3):
+        router(tokens(333).to(torch.bfloat16))
+    assert router.take_tally()[:EXPERTS].sum() == 3 * 333 * 2
+
+
 def test_losses_are_sums_over_tokens_of_what_is_written_down() -> None:
     router, x = make_router(aux_loss=0.3, z_loss=0.2), tokens()
     router.share.copy_(torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1]))
