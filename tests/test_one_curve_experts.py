@@ -29,8 +29,8 @@ STEPS = ("run.steps=30", "run.eval_every=10")
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return on_ranks(1, (*MOE, *STEPS))
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return on_ranks(1, (*MOE, *STEPS), str(tmp_path_factory.mktemp("alone")))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def alone() -> dict[str, Any]:
     ids=["4 ranks", "accumulated, not balanced", "not spread, plain pipeline"],
 )
 def test_ranks_and_speed_features_keep_the_curve(
-    num_ranks: int, changes: tuple[str, ...], alone: dict[str, Any]
+    num_ranks: int, changes: tuple[str, ...], tmp_path: Path, alone: dict[str, Any]
 ) -> None:
-    assert_same_curve(on_ranks(num_ranks, (*MOE, *STEPS, *changes)), alone)
+    assert_same_curve(on_ranks(num_ranks, (*MOE, *STEPS, *changes), str(tmp_path)), alone)
 
 
 def test_routers_learn_and_move_in_that_run(alone: dict[str, Any]) -> None:
