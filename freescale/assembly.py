@@ -441,6 +441,9 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "folder": config.run.out,
         },
     }
+    if config.segments.recent is not None:
+        cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
+        facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
     if run.ranks.num_ranks > 1:
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
