@@ -112,7 +112,14 @@ def softmax_attention(
     layout: SequenceLayout | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v; arguments as in `hstu_attention`."""
+    """Causal softmax attention over jagged sequences: softmax(scale * q k^T) v; arguments as in `hstu_attention`.
+
+    Keys and values may have fewer heads than queries (grouped-query attention): each is shared by as many neighbouring
+    heads of q.
+    """
+    if k_THD.shape[1] != v_THV.shape[1] or q_THD.shape[1] % k_THD.shape[1]:
+        heads = [x.shape[1] for x in (q_THD, k_THD, v_THV)]
+        raise ValueError(f"heads of q must be a multiple of those of k and v, got {heads}")
     layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
     if mask is not None:
         mask.check(layout.lengths)
@@ -126,6 +133,8 @@ def softmax_attention(
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
         if backend == "reference":
             return reference.softmax_attention(q, k, v, offsets, scale=scale, mask=mask).to(v_THV.dtype)
+        # The products want every operand laid out anew anyway, so shared heads are written out for each query head.
+        k, v = (reference.for_every_head(x, q.shape[1]) for x in (k, v))
         if mask is not None:
             runs = layout.runs(mask)
             q, k, v = (x.index_select(0, runs.index) for x in (q, k, v))

@@ -26,7 +26,7 @@ class Launch:
 
     Args:
         q: [T, heads, width], last dimension dense; k and v likewise.
-        k: keys.
+        k: keys; they and the values may have fewer heads, each shared by `group` neighbouring heads of q.
         v: values.
         work: the batch's lists of tiles.
         mask: what tokens see, if not simply everything before them.
@@ -48,6 +48,7 @@ class Launch:
         self.work, self.mask = work, mask
         self.q, self.k, self.v = q, k, v
         self.alpha, self.softmax = alpha, softmax
+        self.group = q.shape[1] // k.shape[1]
         self.nothing = work.nothing
         self.interpreted = q.device.type != "cuda"
         self.sums_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -94,7 +95,7 @@ class Launch:
             len(plan.tiles) * self.q.shape[1],
             tile,
             more={**more, "Tiles": plan.tiles, "Pairs": plan.pairs},
-            options={**options, "SOFTMAX": self.softmax},
+            options={**options, "SOFTMAX": self.softmax, "GROUP": self.group},
             **shared,
         )
 

@@ -93,7 +93,8 @@ def fused_attention(
     if not len(q):
         # Connected to its inputs, so that their gradients are zeros and not missing.
         inputs = [x for x in (q, k, bias.position, bias.time) if x is not None]
-        return v + 0 * sum((x.sum() for x in inputs), start=v.new_zeros(())).to(v.dtype)
+        none = v.new_zeros(0, q.shape[1], v.shape[2])
+        return none + 0 * sum((x.sum() for x in (*inputs, v)), start=v.new_zeros(())).to(v.dtype)
     tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, work.mean_length, biased=bool(bias))
     return _FusedAttention.apply(  # type: ignore[no-untyped-call]
         *(last_dense(x) for x in (q, k, v)), *bias, work, mask, alpha, scale, tiles
@@ -123,7 +124,7 @@ class _FusedAttention(torch.autograd.Function):
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
         bias = BiasTables(position_bias, time_bias, buckets)
         pairs = pair_bias(launch, bias)
-        out, log_sum = v.new_empty(v.shape), launch.row_sums()
+        out, log_sum = v.new_empty(*q.shape[:2], v.shape[2]), launch.row_sums()
         launch.tiles(
             forward_kernel,
             "queries",
@@ -170,14 +171,15 @@ class _Backward(NamedTuple):
         """Gradients of keys and values, by one kernel or by one each."""
         from freescale.kernels.triton_attention import keys_backward_kernel
 
-        dk, dv = self.launch.k.new_empty(self.launch.k.shape), self.launch.v.new_empty(self.launch.v.shape)
+        launch = self.launch
+        dk, dv = (_by_query_head(x, launch) for x in (launch.k, launch.v))
         numbers = {"dk_scale": dk_scale, "dv_scale": dv_scale}
         together = [(self.tiles.keys, True, True)]
         apart = [(self.tiles.keys, True, False), (self.tiles.values, False, True)]
         for tile, want_k, want_v in together if self.tiles.values is None else apart:
             wanted = {"WANT_K": want_k, "WANT_V": want_v}
             self._run(keys_backward_kernel, "keys", tile, {"DK": dk, "DV": dv}, numbers, wanted)
-        return dk, dv
+        return _over_group(dk, launch.k, launch.group), _over_group(dv, launch.v, launch.group)
 
     def queries(self, *, dq_scale: float) -> Tensor:
         """Gradient of the queries."""
@@ -201,6 +203,17 @@ class _Backward(NamedTuple):
             numbers=numbers,
             options={**options, "BIAS": _how(self.more["Bias"], launch)},
         )
+
+
+def _by_query_head(x: Tensor, launch: Launch) -> Tensor:
+    """Room for the gradient that each query head gives to keys or values; where some share a head, parts to add up."""
+    dtype = x.dtype if launch.group == 1 else launch.sums_dtype
+    return x.new_empty(len(x), launch.q.shape[1], x.shape[2], dtype=dtype)
+
+
+def _over_group(parts: Tensor, x: Tensor, group: int) -> Tensor:
+    """Parts added up, in the type and shape of `x`. No program adds to what another writes, so the bits are fixed."""
+    return parts if group == 1 else parts.unflatten(1, (-1, group)).sum(2).to(x.dtype)
 
 
 def _row_sums(launch: Launch, grad: Tensor, saved: tuple[Tensor, ...]) -> dict[str, Tensor]:

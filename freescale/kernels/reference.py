@@ -82,7 +82,8 @@ def softmax_attention(
     scale: float,
     mask: AttentionMask | None = None,
 ) -> Tensor:
-    """Causal softmax attention: softmax(scale * q k^T) v."""
+    """Causal softmax attention: softmax(scale * q k^T) v; neighbouring query heads may share a head of keys and values."""
+    k_THD, v_THV = (for_every_head(x, q_THD.shape[1]) for x in (k_THD, v_THV))
     outputs = []
     for n, (start, stop) in enumerate(_spans(offsets)):
         q, k, v = (x[start:stop].transpose(0, 1) for x in (q_THD, k_THD, v_THV))
@@ -91,6 +92,12 @@ def softmax_attention(
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append((weights @ v).transpose(0, 1))
     return torch.cat(outputs) if outputs else v_THV[:0]
+
+
+def for_every_head(x_THD: Tensor, heads: int) -> Tensor:
+    """Keys or values with one head for each query head; gradients of copies add up."""
+    group = heads // x_THD.shape[1]
+    return x_THD if group == 1 else x_THD.repeat_interleave(group, dim=1)
 
 
 def _visible(mask: AttentionMask | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:

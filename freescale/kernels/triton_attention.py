@@ -59,15 +59,15 @@ def softmax_step(h, out, top, total):
 def forward_pair(
     q, out, top, total, eye, K, V, Codes, Bias,
     k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-    start, length, history, store0, first, n0, head,
+    start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the output of a query tile."""
-    k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
-    v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
+    k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
+    v = read_rows(V, start, n0, key_head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
     h = half_scores(
         q, k, eye, Bias, store0, length, first, n0, half_alpha,
         BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False,
@@ -97,12 +97,13 @@ def forward_kernel(
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
-    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile over the key tiles it meets."""
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
+    key_head = head // GROUP
     q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
     eye = identity(BLOCK_N)
     out = tl.zeros([BLOCK_M, BLOCK_V], ACC)
@@ -113,7 +114,7 @@ def forward_kernel(
         out, top, total = forward_pair(
             q, out, top, total, eye, K, V, Codes, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-            start, length, history, store0, first, n0, head,
+            start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
@@ -122,7 +123,7 @@ def forward_kernel(
         out, top, total = forward_pair(
             q, out, top, total, eye, K, V, Codes, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-            start, length, history, store0, first, n0, head,
+            start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip
@@ -183,17 +184,18 @@ def keys_backward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-    WANT_K: tl.constexpr, WANT_V: tl.constexpr,
+    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one key tile: of the keys, the values, or both.
+    """Gradients of one key tile: of the keys, the values, or both; of shared heads one part for each query head.
 
     Both at once saves a product, but at width 256 their sums do not fit into the registers together.
     """
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_N)
-    k = read_rows(K, start, first, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
+    key_head = head // GROUP
+    k = read_rows(K, start, first, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
     v = k
     if WANT_K:
-        v = read_rows(V, start, first, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
+        v = read_rows(V, start, first, key_head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, False, TMA)
     eye = identity(BLOCK_M)
     dk = tl.zeros([BLOCK_N, BLOCK_D], ACC)
     dv = tl.zeros([BLOCK_N, BLOCK_V], ACC)
@@ -238,15 +240,15 @@ def keys_backward_kernel(
 def queries_pair(
     q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
     k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-    start, length, history, store0, first, n0, head,
+    start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the gradient of a query tile."""
-    k = read_rows(K, start, n0, head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
-    v = read_rows(V, start, n0, head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
+    k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
+    v = read_rows(V, start, n0, key_head, v_row, v_head, length, V_WIDTH, BLOCK_V, BLOCK_N, not MASKED, TMA)
     h = half_scores(
         q, k, eye, Bias, store0, length, first, n0, half_alpha,
         BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False,
@@ -271,12 +273,13 @@ def queries_backward_kernel(
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
-    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile."""
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
+    key_head = head // GROUP
     q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, TMA)
     do = read_rows(DO, start, first, head, do_row, do_head, length, V_WIDTH, BLOCK_V, BLOCK_M, False, TMA)
     log_sum = read_row_sums(LogSum, start, rows, head, num_heads, length, SOFTMAX)
@@ -288,7 +291,7 @@ def queries_backward_kernel(
         dq = queries_pair(
             q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-            start, length, history, store0, first, n0, head,
+            start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
@@ -297,7 +300,7 @@ def queries_backward_kernel(
         dq = queries_pair(
             q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-            start, length, history, store0, first, n0, head,
+            start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip

@@ -267,3 +267,37 @@ def test_a_time_bias_without_times_is_refused():
     offsets, x, _ = make_case([4])
     with pytest.raises(ValueError, match="query_time and key_time"):
         hstu_attention(x["q"], x["k"], x["v"], offsets, scale=1.0, time_bias=x["time_bias"])
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (4, 1), (6, 3)])
+@pytest.mark.parametrize("backend", ["reference", "tiles"])
+def test_query_heads_share_keys_and_values_as_in_torch(heads, key_heads, backend):
+    lengths = [5, 0, 40, 1]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(46, n, 8, dtype=torch.float64, generator=draw).requires_grad_()
+        for n in (heads, key_heads, key_heads)
+    )
+    got = softmax_attention(q, k, v, offsets, scale=0.3, backend=backend)
+    wanted = torch.cat(
+        [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(x[a:b].transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=0.3, enable_gqa=True
+            )[0].transpose(0, 1)
+            for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist())
+        ]
+    )
+    weight = torch.randn(wanted.shape, dtype=torch.float64, generator=draw)
+    for a, b in zip(
+        (got, *torch.autograd.grad((got * weight).sum(), (q, k, v))),
+        (wanted, *torch.autograd.grad((wanted * weight).sum(), (q, k, v))),
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("heads", [(4, 3, 3), (4, 2, 4), (2, 4, 4)])
+def test_heads_that_cannot_be_shared_are_refused(heads):
+    q, k, v = (torch.randn(3, n, 8) for n in heads)
+    with pytest.raises(ValueError, match="multiple"):
+        softmax_attention(q, k, v, torch.tensor([0, 3]), scale=1.0)

@@ -36,7 +36,7 @@ MASKS = {
 }
 
 
-def make_inputs(lengths, *, heads=2, width=16, v_width=16, dtype=torch.float64, seed=0):
+def make_inputs(lengths, *, heads=2, key_heads=None, width=16, v_width=16, dtype=torch.float64, seed=0):
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -49,8 +49,8 @@ def make_inputs(lengths, *, heads=2, width=16, v_width=16, dtype=torch.float64, 
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
         "inputs": [
             normal(tokens, heads, width),
-            normal(tokens, heads, width),
-            normal(tokens, heads, v_width),
+            normal(tokens, key_heads or heads, width),
+            normal(tokens, key_heads or heads, v_width),
         ],
         "tables": [
             normal(max(lengths) + 3).to(table).detach().requires_grad_(),
@@ -107,6 +107,24 @@ def test_silu_with_both_biases_under_every_mask(mask):
 @pytest.mark.parametrize("mask", MASKS)
 def test_softmax_under_every_mask(mask):
     compare(make_inputs(LENGTHS), mode="softmax", mask=MASKS[mask])
+
+
+@pytest.mark.parametrize("mask", ["none", "segments"])
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (3, 1)])
+def test_heads_that_share_keys_and_values(heads, key_heads, mask):
+    compare(make_inputs(LENGTHS, heads=heads, key_heads=key_heads), mode="softmax", mask=MASKS[mask])
+
+
+def test_shared_heads_add_their_gradients_up_in_single_precision():
+    compare(make_inputs([70], heads=4, key_heads=1, dtype=torch.float16), mode="softmax", atol=5e-2)
+    compare(make_inputs([40], heads=2, key_heads=1, width=200, v_width=200), mode="softmax")
+
+
+def test_shared_heads_of_a_batch_without_tokens():
+    case = make_inputs([0, 0], heads=4, key_heads=2)
+    out = softmax_attention(*case["inputs"], case["offsets"], scale=1.0, backend="triton")
+    assert out.shape == (0, 4, 16)
+    assert all((grad == 0).all() for grad in torch.autograd.grad(out.sum(), case["inputs"]))
 
 
 @pytest.mark.parametrize(("width", "v_width"), [(25, 50), (3, 5), (96, 40)])
