@@ -114,6 +114,9 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "position_bias": options.position_bias,
         "time_bias": options.kind == "hstu" and options.time_bias and has_time,
         "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
+        "kv_heads": options.kv_heads,
+        "ffn_dim": options.ffn_dim,
+        "rope_base": options.rope_base,
     }
 
 

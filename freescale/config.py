@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, EmbeddingSection, SegmentsSection, as_yaml
+from freescale.sections import Config, EmbeddingSection, ModelSection, SegmentsSection, as_yaml
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
 _BATCHES_UNDER_WAY = 3
@@ -224,6 +224,7 @@ def _cross_checks(config: Config) -> list[str]:
     if config.model.dim % config.model.heads:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
     problems += _segment_problems(config)
+    problems += _decoder_problems(config.model)
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
     problems += _id_map_problems(config)
@@ -251,6 +252,25 @@ def _segment_problems(config: Config) -> list[str]:
             f"compress; got {options.recent}"
         ]
     return []
+
+
+def _decoder_problems(options: ModelSection) -> list[str]:
+    """Keys of the decoder that do nothing, or do not fit its heads."""
+    if options.kind != "llama":
+        defaults = ModelSection()
+        return [
+            f"model.{name}: only for model.kind=llama"
+            for name in ("kv_heads", "ffn_dim", "rope_base")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    problems = []
+    if options.heads % (options.kv_heads or options.heads):
+        problems.append(f"model.kv_heads: must divide model.heads = {options.heads}, got {options.kv_heads}")
+    if options.dim // options.heads % 2:
+        problems.append(
+            f"model.heads: rotary positions need heads of even width, got {options.dim} / {options.heads}"
+        )
+    return problems
 
 
 def _id_map_problems(config: Config) -> list[str]:

@@ -93,7 +93,7 @@ class SyntheticSection:
 class ModelSection:
     """The sequence encoder."""
 
-    kind: Literal["hstu", "sasrec"] = _key("hstu", "encoder")
+    kind: Literal["hstu", "sasrec", "llama"] = _key("hstu", "encoder")
     dim: int = _key(64, "width of item vectors and layers", at_least=2)
     layers: int = _key(2, "number of layers", at_least=1)
     heads: int = _key(1, "attention heads; dim must be a multiple", at_least=1)
@@ -103,6 +103,11 @@ class ModelSection:
     )
     position_bias: bool = _key(True, "HSTU: relative position bias")
     time_bias: bool = _key(True, "HSTU: relative time bias, where the data has time stamps")
+    kv_heads: int | None = _key(
+        None, "llama: heads of keys and values, a divisor of heads; null: as many", at_least=1
+    )
+    ffn_dim: int | None = _key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
+    rope_base: float = _key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
 
 
 @dataclass(frozen=True, kw_only=True)

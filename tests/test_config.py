@@ -328,3 +328,15 @@ def test_segments_are_off_unless_asked_for():
     assert load_config().segments.recent is None
     config = load_config(None, ["segments.recent=50", "segments.length=100", "segments.summaries=2"])
     assert dataclasses.asdict(config.segments) == {"recent": 50, "length": 100, "summaries": 2}
+
+
+def test_a_decoder_needs_heads_that_fit() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["model.kind=llama", "model.dim=30", "model.heads=6", "model.kv_heads=4"])
+    assert "model.kv_heads: must divide model.heads = 6, got 4" in str(caught.value)
+    assert "even width, got 30 / 6" in str(caught.value)
+
+
+def test_keys_of_the_decoder_are_refused_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="model.kv_heads: only for model.kind=llama"):
+        load_config(None, ["model.heads=2", "model.kv_heads=1"])

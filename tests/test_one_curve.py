@@ -33,6 +33,14 @@ def _train(rank: int, recipe: tuple[str, ...], folder: str, resume_from: Path | 
     return train_small(recipe, folder, resume_from=resume_from)
 
 
+DECODER = ("model.dtype=float64", "run.steps=40", "model.kind=llama", "model.heads=2", "model.kv_heads=1")
+
+
+@pytest.fixture(scope="module")
+def decoder_alone() -> dict[str, Any]:
+    return on_ranks(1, DECODER)
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     return on_ranks(1, FLOAT64)
@@ -75,6 +83,11 @@ def test_clipping_schedules_and_sasrec_keep_the_curve() -> None:
     recipe = ("model.dtype=float64", "run.steps=40", "optim.clip_norm=0.1", "optim.schedule=cosine")
     recipe += ("optim.warmup_steps=10", "model.kind=sasrec")
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_decoder_with_shared_heads_keeps_the_curve(num_ranks: int, decoder_alone: dict[str, Any]) -> None:
+    assert_same_curve(on_ranks(num_ranks, DECODER), decoder_alone)
 
 
 @pytest.mark.parametrize(

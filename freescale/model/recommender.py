@@ -13,6 +13,7 @@ from freescale.data.segment_rule import SegmentRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
+from freescale.model.decoder import Decoder
 from freescale.model.hstu import HSTU
 from freescale.model.sasrec import SASRec
 from freescale.model.segmented import SegmentedEncoder
@@ -50,9 +51,9 @@ def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shap
     """The encoder a recipe or an exported manifest names.
 
     Args:
-        kind: "hstu" or "sasrec".
+        kind: "hstu", "sasrec" or "llama".
         segments: of `SegmentRule`, for histories compressed into summaries.
-        shape: dim, layers, heads, max_length (in events), dropout, position_bias, time_bias.
+        shape: dim, layers, heads, max_length (in events), dropout, and the options of the kind.
     """
     if segments is None:
         return _make_plain(kind, **shape)
@@ -63,10 +64,21 @@ def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shap
     return SegmentedEncoder(inner, rule=rule, dim=shape["dim"], max_places=places)
 
 
-def _make_plain(kind: str, *, position_bias: bool, time_bias: bool, **shape: Any) -> nn.Module:
-    """An encoder over whole sequences; SASRec has no relative bias."""
+def _make_plain(
+    kind: str,
+    *,
+    position_bias: bool,
+    time_bias: bool,
+    kv_heads: int | None = None,
+    ffn_dim: int | None = None,
+    rope_base: float = 10_000.0,
+    **shape: Any,
+) -> nn.Module:
+    """An encoder over whole sequences; each takes the options it knows."""
     if kind == "hstu":
         return HSTU(**shape, position_bias=position_bias, time_bias=time_bias)
     if kind == "sasrec":
         return SASRec(**shape)
-    raise ConfigError("unknown encoder", got=kind, allowed="hstu, sasrec")
+    if kind == "llama":
+        return Decoder(**shape, kv_heads=kv_heads, ffn_dim=ffn_dim, rope_base=rope_base)
+    raise ConfigError("unknown encoder", got=kind, allowed="hstu, sasrec, llama")

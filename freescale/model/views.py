@@ -124,8 +124,12 @@ class BatchView:
 
     def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
         """Values weighted by the softmax of scale * q k^T."""
+        if self._keep is not None:
+            self._keep(layer, k_THD, v_THV)
         return softmax_attention(
-            *self._heads(layer, q_THD, k_THD, v_THV),
+            q_THD,
+            k_THD,  # the kernels share heads themselves
+            v_THV,
             self._batch.offsets,
             scale=scale,
             mask=self._mask,

@@ -1,0 +1,186 @@
+"""A decoder in the style of LLaMA over jagged sequences: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
+
+    x ──norm──> q, k, v ──rotate q, k──> softmax attention ──merge──> + x ──norm──> feed-forward ──> + ──> next layer
+
+There is no position table: each query and key is turned by an angle that grows with its place, so that their product
+depends on how far apart they are. The feed-forward part is one module [tokens, dim] -> [tokens, dim]; another one
+(a mixture of experts) can take its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import SequenceLayout
+from freescale.model.views import BatchView, View
+
+_INIT_STD = 0.02
+
+
+class RMSNorm(nn.Module):
+    """X divided by the root of its mean square, times a learned weight; in float32 or better.
+
+    Args:
+        dim: width.
+        eps: keeps vectors of zeros finite.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape and type as x."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * self.weight).to(x.dtype)
+
+
+class Rotation:
+    """Turns pairs of numbers of a head by an angle: place * base^(-pair / number of pairs).
+
+    Args:
+        places_T: place of each token in its sequence.
+        width: of a head; its first half pairs up with its second half.
+        base: the slowest pair turns once in about 6 * base places.
+        dtype: of the result's sines.
+    """
+
+    def __init__(self, places_T: Tensor, *, width: int, base: float, dtype: torch.dtype) -> None:
+        pairs = torch.arange(width // 2, dtype=torch.float64, device=places_T.device)
+        # float64: in float32 the angle of place 4096 would be off by 1e-4.
+        angles = places_T.double()[:, None] * base ** (-pairs / (width // 2))
+        self._cos, self._sin = (wave.to(dtype)[:, None, :] for wave in (angles.cos(), angles.sin()))
+
+    def __call__(self, x_THD: Tensor) -> Tensor:
+        """Queries or keys, turned."""
+        first, second = (half.to(self._cos.dtype) for half in x_THD.chunk(2, dim=-1))
+        turned = (first * self._cos - second * self._sin, second * self._cos + first * self._sin)
+        return torch.cat(turned, dim=-1).to(x_THD.dtype)
+
+
+class SwiGLU(nn.Module):
+    """Feed-forward part: down(SiLU(gate(x)) * up(x)).
+
+    Args:
+        dim: width of the states.
+        hidden: width between.
+    """
+
+    def __init__(self, *, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(dim, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """[T, dim]."""
+        gate, up = self.gate_up(x_TD).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """y = x + attention(norm(x)); y + feed-forward(norm(y)).
+
+    Args:
+        dim: width of the states.
+        heads: query heads; each is dim / heads wide, an even number.
+        kv_heads: heads of keys and values, a divisor of `heads`.
+        ffn: [T, dim] -> [T, dim].
+        dropout: on what attention and the feed-forward part add.
+    """
+
+    def __init__(self, *, dim: int, heads: int, kv_heads: int, ffn: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        self.width = dim // heads
+        self.attention_norm, self.ffn_norm = RMSNorm(dim), RMSNorm(dim)
+        self.qkv = nn.Linear(dim, (heads + 2 * kv_heads) * self.width, bias=False)
+        self.merge = nn.Linear(dim, dim, bias=False)
+        self.ffn = ffn
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_TD: Tensor, view: View, number: int, rotate: Rotation) -> Tensor:
+        """States after this layer, [T, dim]; `number` is the layer's own."""
+        parts = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, self.width))
+        q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        attended = view.softmax(rotate(q), rotate(k), v, layer=number, scale=self.width**-0.5)
+        y = x_TD + self.dropout(self.merge(attended.flatten(1))).to(x_TD.dtype)
+        return y + self.dropout(self.ffn(self.ffn_norm(y))).to(x_TD.dtype)
+
+
+class Decoder(nn.Module):
+    """Stack of decoder layers over jagged sequences.
+
+    Args:
+        dim: width of item vectors and states.
+        layers: number of layers.
+        heads: query heads.
+        kv_heads: heads of keys and values; as many as `heads` unless given.
+        ffn_dim: width inside the feed-forward part; 8/3 of dim, rounded up to a multiple of 8, unless given.
+        rope_base: how slowly the slowest pair of a head turns.
+        max_length: longest sequence, in tokens; rotary positions know no limit, so it only documents the training.
+        dropout: on the input and inside layers.
+        make_ffn: layer number -> its feed-forward part, where it is not SwiGLU.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        layers: int,
+        heads: int = 1,
+        kv_heads: int | None = None,
+        ffn_dim: int | None = None,
+        rope_base: float = 10_000.0,
+        max_length: int = 200,
+        dropout: float = 0.0,
+        make_ffn: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = ffn_dim or 8 * math.ceil(dim / 3)
+        self.width, self.rope_base = dim // heads, rope_base
+        self.max_length = max_length
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                dim=dim,
+                heads=heads,
+                kv_heads=kv_heads or heads,
+                ffn=make_ffn(number) if make_ffn else SwiGLU(dim=dim, hidden=hidden),
+                dropout=dropout,
+            )
+            for number in range(layers)
+        )
+        self.final_norm = RMSNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+        self._initialise()
+
+    def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
+        """State of every token of a batch, [T, D]."""
+        return self.encode(vectors_TD, BatchView(batch, layout))
+
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State of every token of a pass, [T, D]; between layers in half precision under autocast, like HSTU's."""
+        # Item vectors start small (0.02); at the size of what layers add, the first norms see both.
+        x = self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]))
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        rotate = Rotation(view.places, width=self.width, base=self.rope_base, dtype=exact)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        for number, layer in enumerate(self.layers):
+            x = layer(x, view, number, rotate)
+        return self.final_norm(x.to(vectors_TD.dtype))
+
+    def _initialise(self) -> None:
+        """Normal, std 0.02; what is added to the states is scaled down with depth, so that their size stays."""
+        added_std = _INIT_STD / math.sqrt(2 * len(self.layers))
+        for name, param in self.named_parameters():
+            if param.ndim > 1:
+                adds = name.endswith(("merge.weight", "down.weight"))
+                nn.init.normal_(param, std=added_std if adds else _INIT_STD)
