@@ -22,20 +22,25 @@ from freescale.comm.transport import Transport, make_transport
 from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
+from freescale.data.item_content import CONTENT_FILE, ContentFile
+from freescale.data.item_texts import TEXTS_FILE, load_texts
 from freescale.data.parquet_source import ParquetSource, is_dataset
 from freescale.data.prepare import prepare
 from freescale.data.segment_rule import SegmentRule
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
+from freescale.data.vocabulary import NumberedTexts, Vocabulary
 from freescale.embedding.eviction import make_eviction
 from freescale.embedding.id_map import DirectMap, HashMap, IdMap
 from freescale.embedding.optimizer import make_optimizer
 from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec, plan_rows
 from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.shared_work import SharedWork
 from freescale.errors import ConfigError, DataError
 from freescale.kernels.slot_layout import make_layout
 from freescale.model.heads import RankingHead, RetrievalHead
+from freescale.model.item_encoders import ContentProjection, TextEncoder
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
@@ -49,6 +54,7 @@ from freescale.train.cuda_clock import CudaClock
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
 from freescale.train.id_report import IdReport
+from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
 from freescale.train.learning_rate import lr_factor
 from freescale.train.loop import Run, due_at, write_step
 from freescale.train.rebalance import Rebalancer
@@ -128,11 +134,15 @@ def segment_rule(config: Config) -> SegmentRule | None:
     return SegmentRule(recent=options.recent, length=options.length, summaries=options.summaries)
 
 
-def build_model(config: Config, source: SequenceSource) -> Recommender:
+def build_model(
+    config: Config, source: SequenceSource, content: ContentInput | TextInput | None = None
+) -> Recommender:
     """The dense part, with initial weights that depend on the seed alone."""
     torch.manual_seed(config.run.seed)
     encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout)
-    model = Recommender(encoder=encoder, head=build_head(config, source))
+    model = Recommender(
+        encoder=encoder, head=build_head(config, source), items=build_item_module(config, content)
+    )
     return model.double() if config.model.dtype == "float64" else model
 
 
@@ -150,9 +160,86 @@ def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
     return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
 
 
+def item_content(config: Config, source: SequenceSource) -> ContentInput | TextInput | None:
+    """What is known of items, besides their ids."""
+    options, ids = config.items, source.items.ids
+    if options.kind == "ids":
+        return None
+    folder = source.path if isinstance(source, ParquetSource) else None
+    if options.file is None and folder is None:
+        raise ConfigError(
+            f"items.kind={options.kind} needs to know the items",
+            got=f"{source.name} has ids only",
+            next_step="set items.file, or train on a prepared folder that has the file",
+        )
+    usual = CONTENT_FILE if options.kind == "content" else TEXTS_FILE
+    path = Path(options.file) if options.file is not None else Path(str(folder)) / usual
+    if options.kind == "content":
+        return ContentInput(ContentFile(path, num_items=len(ids)))
+    texts = load_texts(path, ids)
+    words = options.vocabulary == "words"
+    vocabulary = Vocabulary.of_words(texts, min_count=options.min_count) if words else Vocabulary.of_bytes()
+    return TextInput(NumberedTexts.of(texts, vocabulary, max_tokens=options.max_tokens))
+
+
+def build_item_module(config: Config, content: ContentInput | TextInput | None) -> torch.nn.Module | None:
+    """What computes item vectors, if anything does."""
+    if isinstance(content, ContentInput):
+        return ContentProjection(width=content.file.width, dim=config.model.dim)
+    if isinstance(content, TextInput):
+        return TextEncoder(
+            vocabulary_size=content.texts.vocabulary_size,
+            dim=config.model.dim,
+            width=config.items.dim,
+            layers=config.items.layers,
+            heads=config.items.heads,
+            dropout=config.items.dropout,
+        )
+    return None
+
+
+def build_item_encoder(
+    config: Config,
+    source: SequenceSource,
+    ranks: Ranks,
+    *,
+    model: Recommender,
+    content: ContentInput | TextInput | None,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+) -> ItemEncoder:
+    """Where item vectors come from."""
+    rows = IdItems(embedding=embedding, id_map=id_map, device=ranks.device)
+    if content is None:
+        return rows
+    assert model.items is not None
+    ways: dict[str, Transport] = {}
+    if ranks.group is not None:
+        options: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
+        numbers = WatchedTransport(open_lane(ranks.group, **options))
+        on_cpu = ranks.device.type == "cpu"
+        vectors = (
+            numbers if on_cpu else WatchedTransport(open_lane(ranks.group, device=ranks.device, **options))
+        )
+        ways = {"numbers": numbers, "vectors": vectors}
+    return EncodedItems(
+        model.items,
+        content,
+        items=source.items.ids,
+        work=SharedWork(len(source.items.ids), **ways),
+        rows=rows if config.items.add_ids else None,
+        device=ranks.device,
+        # A projection costs less than sending its result.
+        alone=config.items.kind == "content",
+        chunk=config.items.chunk,
+    )
+
+
 def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
-    """The item table, and how raw ids become its rows."""
+    """The item table, and how raw ids become its rows; no table where nothing looks at ids."""
     options = config.embedding
+    if config.items.kind != "ids" and not config.items.add_ids:
+        return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
     if options.id_map == "hash":
         assert options.rows is not None
         hashed = HashMap(options.rows)
@@ -263,14 +350,18 @@ def open_span_file(run: Run, config: Config) -> None:
 def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
     """A whole run, ready for `train`."""
     train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
-    model = build_model(config, source).to(ranks.device)
+    content = item_content(config, source)
+    model = build_model(config, source, content).to(ranks.device)
     embedding, id_map = build_tables(config, source, ranks)
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
     steps_per_epoch = sampler.batches.steps_in_epoch(0)
     total_steps = config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
-    ranks.agree(agreement(config, embedding, source), subject="the run")
+    ranks.agree(agreement(config, embedding, source, content), subject="the run")
+    items = build_item_encoder(
+        config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
+    )
     optim = config.optim
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
@@ -334,6 +425,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             model,
             optimizer,
             ranks=ranks,
+            encode_items=items.encode,
             lr=optim.lr,
             table_lr=config.embedding.lr,
             lr_factor=factor,
@@ -355,8 +447,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         open_schedule=open_schedule,
         evaluator=Evaluator(
             model=model,
-            embedding=embedding,
-            id_map=id_map,
+            items=items,
             ranks=ranks,
             batch=config.eval.batch,
             item_chunk=config.eval.item_chunk,
@@ -398,7 +489,12 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
     return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
-def agreement(config: Config, embedding: ShardedEmbedding, source: SequenceSource) -> dict[str, Any]:
+def agreement(
+    config: Config,
+    embedding: ShardedEmbedding,
+    source: SequenceSource,
+    content: ContentInput | TextInput | None = None,
+) -> dict[str, Any]:
     """What all ranks must see alike before the first collective."""
     from freescale import __version__
 
@@ -413,6 +509,8 @@ def agreement(config: Config, embedding: ShardedEmbedding, source: SequenceSourc
     }
     lengths = source.lengths
     data = {"data: histories": len(lengths), "data: events": int(np.sum(lengths))}
+    if isinstance(content, TextInput):
+        data["items: texts"] = content.texts.checksum
     return {**recipe, **shapes, **data, "freescale version": __version__, "torch version": torch.__version__}
 
 
@@ -437,6 +535,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "kind": f"{config.model.kind}, {config.model.layers} layers, dim {config.model.dim}, {config.model.dtype}",
             "dense parameters": f"{dense:,}",
             "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
+            **({} if config.items.kind == "ids" else {"items": items_in_words(config, run)}),
         },
         "run": {
             "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}",
@@ -447,9 +546,17 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     if config.segments.recent is not None:
         cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
         facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
-    if run.ranks.num_ranks > 1:
+    if run.ranks.num_ranks > 1 and plans:
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
     return facts
+
+
+def items_in_words(config: Config, run: Run) -> str:
+    """What item vectors are made of, for people."""
+    assert run.model.items is not None
+    size = sum(param.numel() for param in run.model.items.parameters())
+    added = "rows of the table added" if config.items.add_ids else "no table"
+    return f"{config.items.kind}, {size:,} parameters, {added}"

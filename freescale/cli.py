@@ -79,6 +79,9 @@ def prepare(
     time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
     action: Annotated[str | None, typer.Option(help="Name of the action or rating column.")] = None,
     separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
+    ] = None,
     min_events: Annotated[int, typer.Option(help="Leave out users with fewer events.")] = 3,
     memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
     overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
@@ -108,6 +111,7 @@ def prepare(
             separator=separator,
             min_events=min_events,
             memory_mb=memory_mb,
+            texts=texts,
             overwrite=overwrite,
             progress=lambda done, message: bar.update(task, completed=done, description=message),
         )
@@ -117,6 +121,8 @@ def prepare(
     _print(
         f"read as {summary.decided}; left out {summary.dropped_users:,} users with fewer than {min_events} events"
     )
+    if summary.num_texts is not None:
+        _print(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
 
 
 @app.command()

@@ -91,17 +91,21 @@ def export_run(run_dir: Path, out: Path) -> Path:
     return write_export(
         out,
         model=run.model,
-        embedding=run.embedding,
-        id_map=run.id_map,
+        items=run.evaluator.items,
         catalog=known_items(run),
         encoder=encoder_shape(config, source),
-        facts={"trained_steps": meta["step"], "best": meta["best"], "data": source.name},
+        facts={
+            "trained_steps": meta["step"],
+            "best": meta["best"],
+            "data": source.name,
+            "items": config.items.kind,
+        },
     )
 
 
 def known_items(run: Run) -> IntArray:
-    """Items the model has vectors for, ascending: those with rows of their own, where rows are learnt."""
-    if isinstance(run.id_map, OwnedIds):
+    """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
+    if isinstance(run.id_map, OwnedIds) and run.model.items is None:
         ids: IntArray = run.id_map.residents()[0].cpu().numpy()
         return ids
     return run.test.source.items.ids

@@ -15,7 +15,14 @@ from typing import Any, Literal
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.sections import Config, EmbeddingSection, ModelSection, SegmentsSection, as_yaml
+from freescale.sections import (
+    Config,
+    EmbeddingSection,
+    ItemsSection,
+    ModelSection,
+    SegmentsSection,
+    as_yaml,
+)
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
 _BATCHES_UNDER_WAY = 3
@@ -223,8 +230,7 @@ def _cross_checks(config: Config) -> list[str]:
     problems = []
     if config.model.dim % config.model.heads:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
-    problems += _segment_problems(config)
-    problems += _decoder_problems(config.model)
+    problems += _segment_problems(config) + _decoder_problems(config.model) + _item_problems(config)
     if config.embedding.id_map == "hash" and config.embedding.rows is None:
         problems.append("embedding.rows: required when embedding.id_map=hash")
     problems += _id_map_problems(config)
@@ -270,6 +276,26 @@ def _decoder_problems(options: ModelSection) -> list[str]:
         problems.append(
             f"model.heads: rotary positions need heads of even width, got {options.dim} / {options.heads}"
         )
+    return problems
+
+
+def _item_problems(config: Config) -> list[str]:
+    """Keys of item encoders that do nothing, or do not fit each other."""
+    options, defaults = config.items, ItemsSection()
+    of_text = ("vocabulary", "min_count", "max_tokens", "dim", "layers", "heads", "dropout")
+    kinds = {"file": "content or text", "add_ids": "content or text", "chunk": "content or text"}
+    unused = {"ids": (*kinds, *of_text), "content": of_text, "text": ()}[options.kind]
+    problems = [
+        f"items.{name}: only for items.kind={kinds.get(name, 'text')}"
+        for name in unused
+        if getattr(options, name) != getattr(defaults, name)
+    ]
+    if options.kind == "text" and (options.dim % options.heads or options.dim // options.heads % 2):
+        problems.append(
+            f"items.heads: items.dim / items.heads must be an even whole number, got {options.heads}"
+        )
+    if options.kind != "ids" and not options.add_ids and config.embedding != EmbeddingSection():
+        problems.append("embedding: without items.add_ids there is no table to set up")
     return problems
 
 

@@ -106,7 +106,9 @@ class ModelSection:
     kv_heads: int | None = _key(
         None, "llama: heads of keys and values, a divisor of heads; null: as many", at_least=1
     )
-    ffn_dim: int | None = _key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
+    ffn_dim: int | None = _key(
+        None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1
+    )
     rope_base: float = _key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
 
 
@@ -119,6 +121,31 @@ class SegmentsSection:
     )
     length: int = _key(350, "events of a segment; the last one of a history may be shorter", at_least=1)
     summaries: int = _key(4, "learnt summary tokens behind each segment", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemsSection:
+    """Where item vectors come from."""
+
+    kind: Literal["ids", "content", "text"] = _key(
+        "ids", "rows of a table, projected content vectors, or a trained encoder of texts"
+    )
+    file: str | None = _key(
+        None,
+        "content: vectors (.npy), text: texts (.parquet); null: content.npy, texts.parquet in data.path",
+        free=True,
+    )
+    add_ids: bool = _key(True, "content, text: add the item's row of the table to its vector")
+    vocabulary: Literal["words", "bytes"] = _key("words", "text: what a text is cut into")
+    min_count: int = _key(2, "text: words of fewer texts count as unknown", at_least=1)
+    max_tokens: int = _key(64, "text: pieces kept of a text, its end included", at_least=2)
+    dim: int = _key(64, "text: width of the text encoder", at_least=2)
+    layers: int = _key(2, "text: layers of the text encoder", at_least=1)
+    heads: int = _key(2, "text: its attention heads", at_least=1)
+    dropout: float = _key(0.0, "text: dropout inside the text encoder", at_least=0, at_most=0.95)
+    chunk: int = _key(
+        8192, "items encoded at once; more are computed again in the backward", at_least=1, free=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +308,7 @@ class Config:
     synthetic: SyntheticSection = field(default_factory=SyntheticSection)
     model: ModelSection = field(default_factory=ModelSection)
     segments: SegmentsSection = field(default_factory=SegmentsSection)
+    items: ItemsSection = field(default_factory=ItemsSection)
     head: HeadSection = field(default_factory=HeadSection)
     embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
     optim: OptimSection = field(default_factory=OptimSection)

@@ -89,7 +89,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_path(tmp_path):
         "run.stepz: unknown key; did you mean run.steps?",
         "run.seed: must be at least 0, got -1",
         "modell: unknown section; did you mean model?",
-        "model.kind: allowed: hstu, sasrec; got 'hstuu' (did you mean hstu?)",
+        "model.kind: allowed: hstu, sasrec, llama; got 'hstuu' (did you mean hstu?)",
         "model.dropout: must be at most 0.95, got 2.0",
         "model.dim: must be a whole number, got 'wide'",
         "eval: a section is a mapping of keys, got 7",
@@ -338,5 +338,5 @@ def test_a_decoder_needs_heads_that_fit() -> None:
 
 
 def test_keys_of_the_decoder_are_refused_elsewhere() -> None:
-    with pytest.raises(ConfigError, match="model.kv_heads: only for model.kind=llama"):
+    with pytest.raises(ConfigError, match=r"model\.kv_heads: only for model\.kind=llama"):
         load_config(None, ["model.heads=2", "model.kv_heads=1"])

@@ -18,6 +18,7 @@ from typing import Any
 
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_sorter import EventSorter
+from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import is_dataset
 from freescale.data.raw_columns import ColumnNames
 from freescale.data.raw_input import FORMATS, check_input, find_format, read_events
@@ -33,7 +34,7 @@ _USUAL_NAMES = ColumnNames()
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What `prepare` wrote; `decided` says how the format was found."""
+    """What `prepare` wrote; `decided` says how the format was found, `num_texts` how many items have texts."""
 
     path: Path
     name: str
@@ -46,6 +47,7 @@ class DatasetSummary:
     features: tuple[str, ...]
     dropped_users: int
     num_shards: int
+    num_texts: int | None = None
 
 
 def prepare(
@@ -58,6 +60,7 @@ def prepare(
     min_events: int = 3,
     memory_mb: float = 512,
     name: str | None = None,
+    texts: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> DatasetSummary:
@@ -75,12 +78,14 @@ def prepare(
         min_events: users with fewer events are dropped; three are needed for train, validation and test.
         memory_mb: memory for sorting events, in MiB; reading and writing take some 100 MiB by themselves.
         name: name of the data set; that of the folder unless given.
+        texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
     source, out = Path(input_path), Path(out_dir).resolve()
     _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_input(source)
+    known = None if texts is None else read_raw_texts(Path(texts))
     _check_target(source, out, overwrite=overwrite)
     report = progress or (lambda fraction, message: None)
     memory = int(memory_mb * 2**20)
@@ -98,6 +103,7 @@ def prepare(
             writer.add(events)
             report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
         manifest = writer.finish(name or out.name, kind)
+        num_texts = None if known is None else write_texts(work, known, name=str(texts))
         shutil.rmtree(work / "spill", ignore_errors=True)
         _publish(work, out)
     except OSError as error:
@@ -106,10 +112,10 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    return _summary(out, manifest, decided)
+    return _summary(out, manifest, decided, num_texts)
 
 
-def _summary(out: Path, manifest: dict[str, Any], decided: str) -> DatasetSummary:
+def _summary(out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None) -> DatasetSummary:
     counts = {
         key: manifest[key] for key in ("num_users", "num_events", "num_items", "max_item", "dropped_users")
     }
@@ -120,6 +126,7 @@ def _summary(out: Path, manifest: dict[str, Any], decided: str) -> DatasetSummar
         decided=decided,
         features=tuple(manifest["features"]),
         num_shards=len(manifest["shards"]),
+        num_texts=num_texts,
         **counts,
     )
 

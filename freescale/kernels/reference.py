@@ -82,7 +82,7 @@ def softmax_attention(
     scale: float,
     mask: AttentionMask | None = None,
 ) -> Tensor:
-    """Causal softmax attention: softmax(scale * q k^T) v; neighbouring query heads may share a head of keys and values."""
+    """Causal softmax attention: softmax(scale * q k^T) v; neighbouring heads of q may share one of k and v."""
     k_THD, v_THV = (for_every_head(x, q_THD.shape[1]) for x in (k_THD, v_THV))
     outputs = []
     for n, (start, stop) in enumerate(_spans(offsets)):

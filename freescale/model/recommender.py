@@ -25,12 +25,19 @@ class Recommender(nn.Module):
     Args:
         encoder: states from item vectors (HSTU, SASRec, ...).
         head: loss from states and item vectors.
+        items: what computes item vectors, where they are not rows of a table. It is kept here with the rest of the
+            dense part, but called by the training step: once for all occurrences of an item.
     """
 
-    def __init__(self, *, encoder: nn.Module, head: nn.Module) -> None:
+    def __init__(self, *, encoder: nn.Module, head: nn.Module, items: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.items = items
+
+    def without_items(self) -> Recommender:
+        """The same encoder and head, without what computes item vectors."""
+        return self if self.items is None else Recommender(encoder=self.encoder, head=self.head)
 
     def forward(self, rows_UD: Tensor, batch: SequenceBatch) -> Tensor:
         """Sum of the losses of the batch's tokens.

@@ -35,14 +35,16 @@ class ReadyBatch:
     Args:
         plan: what the whole step consists of.
         batch: carries "item_slot", "target_slot" and "negative_slot": places in `lookup.rows`.
-        lookup: the distinct rows.
+        lookup: the distinct rows; none where items have no table.
         traffic: what the step moves between ranks; complete after the update.
+        loaded: the batch as it came from the loader, on the CPU.
     """
 
     plan: StepPlan
     batch: SequenceBatch
     lookup: Lookup
     traffic: Traffic = field(default_factory=Traffic)
+    loaded: SequenceBatch | None = None
 
 
 class Schedule(Protocol):
@@ -91,10 +93,12 @@ class PlainSchedule:
         """Batches with their rows; take the next one only after `update` of the last."""
         for plan, batch in self._batches:
             lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device, step=plan.step)
-            yield ReadyBatch(plan, slotted, lookup)
+            yield ReadyBatch(plan, slotted, lookup, loaded=batch)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
+        if not self._embedding.plans:
+            return
         self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
         count_plain(ready.traffic, [ready.lookup], self._embedding)
 
@@ -138,7 +142,8 @@ class PrioritizedSchedule:
         for ready in self.pipeline:
             self._taken = ready
             (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
-            yield ReadyBatch(plan, _slotted(batch, lookup, self._device), lookup, ready.traffic)
+            placed = with_places(batch.to(self._device, non_blocking=True), lookup.slots)
+            yield ReadyBatch(plan, placed, lookup, ready.traffic, loaded=batch)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients home that the next batch depends on; the others follow under its forward."""
@@ -156,7 +161,7 @@ class PrioritizedSchedule:
         self.pipeline.__exit__(*error)
 
     def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
-        ids = torch.cat(_ids_of(planned.batch))
+        ids = torch.cat(ids_of(planned.batch))
         return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
 
 
@@ -172,23 +177,26 @@ def with_slots(
 
     In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
     """
+    if not embedding.plans:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing), batch.to(device, non_blocking=True)
     # Ids are mapped where the map lives. Formulas work on the CPU, where ids come from: no wait for the GPU.
-    rows = id_map.rows(torch.cat(_ids_of(batch)), step=step).to(device, non_blocking=True)
+    rows = id_map.rows(torch.cat(ids_of(batch)), step=step).to(device, non_blocking=True)
     lookup = embedding.lookup(TABLE, rows)
-    return lookup, _slotted(batch, lookup, device)
+    return lookup, with_places(batch.to(device, non_blocking=True), lookup.slots)
 
 
-def _ids_of(batch: SequenceBatch) -> list[Tensor]:
+def ids_of(batch: SequenceBatch) -> list[Tensor]:
     """Everything a batch mentions."""
     parts = [batch.tokens["item"], batch.tokens["target"]]
     negatives = batch.samples.get("negatives")
     return parts if negatives is None else [*parts, negatives.flatten()]
 
 
-def _slotted(batch: SequenceBatch, lookup: Lookup, device: torch.device) -> SequenceBatch:
-    """The batch on its device, with the place of every id in the rows looked up."""
-    item, target, *rest = lookup.slots.split([len(part) for part in _ids_of(batch)])
-    slotted = batch.to(device, non_blocking=True).with_tokens(item_slot=item, target_slot=target)
+def with_places(batch: SequenceBatch, slots: Tensor) -> SequenceBatch:
+    """The batch with the place of every id in the vectors it goes with; `slots` in the order of `ids_of`."""
+    item, target, *rest = slots.split([len(part) for part in ids_of(batch)])
+    placed = batch.with_tokens(item_slot=item, target_slot=target)
     if rest:
-        slotted = slotted.with_samples(negative_slot=rest[0].view(batch.samples["negatives"].shape))
-    return slotted
+        placed = placed.with_samples(negative_slot=rest[0].view(batch.samples["negatives"].shape))
+    return placed

@@ -1,7 +1,7 @@
 """Dense gradients summed over the ranks, bucket by bucket, under the backward."""
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from freescale.comm.local_sockets import LocalTransport
 from freescale.comm.priority import Deadline, Gate
+from freescale.comm.ranks import Ranks
 from freescale.comm.transport import Pending, make_transport
+from freescale.trace import spans
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
@@ -80,3 +82,17 @@ def _over_sockets(transport: LocalTransport, gate: Gate) -> Hook:
             gate.open(Deadline.DENSE_GRADIENTS)
 
     return add_up
+
+
+def sum_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
+    """Add up over the ranks the gradients of parameters that no DDP looks after, all at once; missing ones are zero."""
+    params = list(params)
+    if ranks.group is None or not params:
+        return
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
+    arrival = spans.arrive("sum item encoder gradients", on_device=flat.is_cuda)
+    dist.all_reduce(flat, group=ranks.group)
+    if arrival is not None:
+        spans.waited(arrival, arrival.mark, on_device=flat.is_cuda)
+    for param, grad in zip(params, flat.split([p.numel() for p in params])):
+        param.grad = grad.view_as(param)

@@ -12,23 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.table import as_compute
 from freescale.kernels import SequenceLayout
 from freescale.model.compressor import Compressor
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.model.segmented import SegmentedEncoder
-from freescale.pipeline.schedule import with_slots
 from freescale.train.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
+from freescale.train.item_vectors import Catalogue, ItemEncoder
 from freescale.train.metrics import BinaryQuality, RankingQuality
 
 
@@ -38,8 +35,7 @@ class Evaluator:
 
     Args:
         model: the dense part.
-        embedding: the item table.
-        id_map: raw ids to rows.
+        items: where item vectors come from.
         ranks: who shares the work.
         batch: users a rank handles at once.
         item_chunk: items scored at once.
@@ -47,8 +43,7 @@ class Evaluator:
     """
 
     model: Recommender
-    embedding: ShardedEmbedding
-    id_map: IdMap
+    items: ItemEncoder
     ranks: Ranks
     batch: int = 256
     item_chunk: int = 65_536
@@ -71,11 +66,12 @@ class Evaluator:
         self, head: RetrievalHead, examples: Examples, max_users: int | None
     ) -> dict[str, float | None]:
         catalog = examples.source.items.ids
-        sharded = not self.embedding.plans["item"].replicated
-        blocks = self._item_blocks(head, catalog)
+        vectors = self._catalogue(examples)
+        blocks = [ItemBlock(numbers=n, vectors=head.vectors(v)) for n, v in vectors.parts()]
+        sharded = vectors.spread and self.ranks.num_ranks > 1
         quality = RankingQuality()
         for rows, batch in self._batches(examples, max_users):
-            states = head.vectors(self._last_states(batch))
+            states = head.vectors(self._last_states(batch, vectors))
             asked = Asked.of(examples, rows, batch, catalog, states, self.ranks.device)
             everybody = asked.gather(self.ranks) if sharded else asked
             counts = rank_of_targets(everybody, blocks, self.ranks if sharded else None)
@@ -88,9 +84,10 @@ class Evaluator:
         self, head: RankingHead, examples: Examples, max_users: int | None
     ) -> dict[str, float | None]:
         tasks = [BinaryQuality() for _ in head.thresholds]
+        vectors = self._catalogue(examples)
         for _, batch in self._batches(examples, max_users):
             last = last_tokens(batch).to(self.ranks.device)
-            lookup, slotted = self._look_up(batch)
+            lookup, slotted = vectors.look_up(batch)
             layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
             states = self.model.states(lookup, slotted, layout).index_select(0, last)
             items = lookup.index_select(0, slotted.tokens["target_slot"].index_select(0, last))
@@ -111,30 +108,18 @@ class Evaluator:
             rows = users[start : start + per_round][self.ranks.rank :: self.ranks.num_ranks]
             yield rows, examples.batch(rows)
 
-    def _look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
-        lookup, slotted = with_slots(batch, self.embedding, self.id_map, self.ranks.device)
-        return lookup.rows.detach(), slotted
+    def _catalogue(self, examples: Examples) -> Catalogue:
+        """The vectors of all items, made once for the whole evaluation."""
+        return self.items.catalogue(examples.source.items.ids, chunk=self.item_chunk)
 
-    def _last_states(self, batch: SequenceBatch) -> Tensor:
-        rows, slotted = self._look_up(batch)
+    def _last_states(self, batch: SequenceBatch, vectors: Catalogue) -> Tensor:
+        rows, slotted = vectors.look_up(batch)
         encoder = self.model.encoder
         if self.cached and isinstance(encoder, SegmentedEncoder) and len(batch):
             compressor = Compressor(encoder, model="", dtype=rows.dtype)
             return compressor.last_states(F.embedding(slotted.tokens["item_slot"], rows), slotted)
         layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
         return self.model.states(rows, slotted, layout).index_select(0, last_tokens(batch).to(rows.device))
-
-    def _item_blocks(self, head: nn.Module, catalog: IntArray) -> list[ItemBlock]:
-        """The items whose rows this rank holds, in chunks."""
-        assert isinstance(head, RetrievalHead)
-        table = self.embedding.tables["item"]
-        rows = self.id_map.rows(torch.tensor(catalog)).to(self.ranks.device) - table.first_row
-        numbers = torch.arange(len(catalog), device=rows.device)
-        mine = (rows >= 0) & (rows < table.num_rows)
-        return [
-            ItemBlock(numbers=n, vectors=head.vectors(as_compute(table.gather(r))))
-            for n, r in zip(numbers[mine].split(self.item_chunk), rows[mine].split(self.item_chunk))
-        ]
 
 
 def popularity_quality(

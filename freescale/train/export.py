@@ -18,8 +18,6 @@ from torch import Tensor
 from freescale import __version__
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import as_compute
 from freescale.errors import CheckpointError, DataError
 from freescale.kernels import SequenceLayout
@@ -28,6 +26,7 @@ from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.model.segmented import SegmentedEncoder
 from freescale.model.token_cache import TokenCache
+from freescale.train.item_vectors import ItemEncoder
 
 _FORMAT = "freescale-export"
 _CHUNK_ITEMS = 65_536
@@ -37,8 +36,7 @@ def write_export(
     out: Path,
     *,
     model: Recommender,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
+    items: ItemEncoder,
     catalog: IntArray,
     encoder: Mapping[str, Any],
     facts: Mapping[str, Any],
@@ -53,9 +51,10 @@ def write_export(
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
     try:
-        dense = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        weights = model.without_items().state_dict()
+        dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
-        _write_items(staged / "items.parquet", embedding, id_map, catalog)
+        _write_items(staged / "items.parquet", items, catalog)
         head = model.head
         fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
         manifest = {
@@ -87,20 +86,23 @@ def _fingerprint(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_items(path: Path, embedding: ShardedEmbedding, id_map: IdMap, catalog: IntArray) -> None:
-    """One row an item: its raw id and its vector, in chunks."""
+def _write_items(path: Path, items: ItemEncoder, catalog: IntArray) -> None:
+    """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = embedding.tables["item"]
-    schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), table.dim))])
-    with pq.ParquetWriter(path, schema) as writer:
-        for start in range(0, len(catalog), _CHUNK_ITEMS):
-            ids = catalog[start : start + _CHUNK_ITEMS]
-            rows = id_map.rows(torch.tensor(ids)).to(table.weight.device)
-            flat = table.gather(rows).float().cpu().numpy().ravel()
-            vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), table.dim)
-            writer.write_table(pa.table([pa.array(ids), vectors], schema=schema))
+    writer: Any = None
+    try:
+        for numbers, vectors in items.catalogue(catalog, chunk=_CHUNK_ITEMS).parts():
+            dim = vectors.shape[1]
+            schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), dim))])
+            writer = writer or pq.ParquetWriter(path, schema)
+            flat = pa.array(vectors.float().cpu().numpy().ravel())
+            columns = [pa.array(catalog[numbers.cpu().numpy()]), pa.FixedSizeListArray.from_arrays(flat, dim)]
+            writer.write_table(pa.table(columns, schema=schema))
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute
-from freescale.train.dense_gradients import reduced_in_backward
+from freescale.train.dense_gradients import reduced_in_backward, sum_gradients
+from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.timer import StepTimer
 
 
@@ -37,6 +38,7 @@ class TrainStep:
     Args:
         model: the dense part.
         optimizer: of the dense part.
+        encode_items: batch -> its item vectors; rows of the table unless given.
         ranks: who takes part.
         lr: base learning rate of the dense part.
         table_lr: base learning rate of the tables.
@@ -55,6 +57,7 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         *,
         ranks: Ranks,
+        encode_items: Callable[[ReadyBatch], BatchItems] = looked_up,
         lr: float,
         table_lr: float,
         lr_factor: Callable[[int], float],
@@ -66,6 +69,10 @@ class TrainStep:
         work: SampleWork = WHOLE,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
+        self._parameters = list(model.parameters())
+        self._encode_items = encode_items
+        self._item_parameters = [] if model.items is None else list(model.items.parameters())
+        model = model.without_items()
         self._model: nn.Module = model
         if ranks.group is not None:
             self._model = reduced_in_backward(
@@ -88,8 +95,10 @@ class TrainStep:
         step = ready.plan.step
         torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
         self._optimizer.zero_grad(set_to_none=True)
-        self.timer.start(ready.lookup.rows)
-        loss = self._forward_backward(ready)
+        with self._precision():
+            items = self._encode_items(ready)
+        self.timer.start(items.rows)
+        loss = self._forward_backward(ready, items)
         self.timer.finish(ready.batch)
         if not math.isfinite(loss):
             raise TrainingError(
@@ -98,6 +107,9 @@ class TrainStep:
                 f"{_some(ready.batch.samples['row'])} on rank {self._ranks.rank}",
                 next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
             )
+        with _in_this_thread():
+            items.send_back()
+        sum_gradients(self._item_parameters, self._ranks)
         factor = self._lr_factor(step)
         with compute("update weights"):
             norm = self._clip()
@@ -107,15 +119,14 @@ class TrainStep:
         schedule.update(ready, lr=self._table_lr * factor)
         return StepResult(loss=loss, grad_norm=norm)
 
-    def _forward_backward(self, ready: ReadyBatch) -> float:
-        parts = ready.batch.split(self._accumulate) if self._accumulate > 1 else [ready.batch]
+    def _forward_backward(self, ready: ReadyBatch, items: BatchItems) -> float:
+        parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
         total = torch.zeros((), dtype=torch.float64)
         tokens = max(1, ready.plan.global_tokens)
         for n, part in enumerate(parts):
             with self._reduce_now(n == len(parts) - 1), self._precision():
-                loss = self._model(ready.lookup.rows, part) / tokens
-            # On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for.
-            with torch.autograd.set_multithreading_enabled(False):
+                loss = self._model(items.rows, part) / tokens
+            with _in_this_thread():
                 loss.backward()
             total += loss.detach().double().cpu()
         return float(total)
@@ -132,7 +143,12 @@ class TrainStep:
     def _clip(self) -> float | None:
         if self._clip_norm is None:
             return None
-        return float(nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm))
+        return float(nn.utils.clip_grad_norm_(self._parameters, self._clip_norm))
+
+
+def _in_this_thread() -> AbstractContextManager[None]:
+    """On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for."""
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

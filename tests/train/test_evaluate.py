@@ -21,6 +21,7 @@ from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.train.evaluate import Evaluator, popularity_quality
+from freescale.train.item_vectors import IdItems
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
 
@@ -48,8 +49,11 @@ def make_evaluator(
     )
     return Evaluator(
         model=Recommender(encoder=encoder, head=head).double(),
-        embedding=ShardedEmbedding([table], group=ranks.group, replicate_below_mb=replicate_below_mb),
-        id_map=id_map,
+        items=IdItems(
+            embedding=ShardedEmbedding([table], group=ranks.group, replicate_below_mb=replicate_below_mb),
+            id_map=id_map,
+            device=CPU,
+        ),
         ranks=ranks,
         batch=batch,
         item_chunk=item_chunk,
@@ -59,8 +63,8 @@ def make_evaluator(
 def last_state(evaluator, examples, row):
     """State of the last position of one user, from the table and the model alone."""
     batch = examples.batch([row])
-    table = evaluator.embedding.tables["item"].weight
-    slotted = batch.with_tokens(item_slot=evaluator.id_map.rows(batch.tokens["item"]))
+    table = evaluator.items.embedding.tables["item"].weight
+    slotted = batch.with_tokens(item_slot=evaluator.items.id_map.rows(batch.tokens["item"]))
     return evaluator.model.states(table, slotted, SequenceLayout(batch.offsets))[-1], int(
         batch.tokens["target"][-1]
     )
@@ -69,8 +73,8 @@ def last_state(evaluator, examples, row):
 def ranks_one_by_one(evaluator, examples, known):
     """Place of every user's target by a sort over the whole catalogue."""
     catalog = examples.source.items.ids
-    table = evaluator.embedding.tables["item"].weight
-    vectors = evaluator.model.head.vectors(table[evaluator.id_map.rows(torch.from_numpy(catalog))])
+    table = evaluator.items.embedding.tables["item"].weight
+    vectors = evaluator.model.head.vectors(table[evaluator.items.id_map.rows(torch.from_numpy(catalog))])
     places = []
     for row, history in enumerate(examples.source.histories):
         if len(history) <= known:
@@ -170,8 +174,8 @@ def test_ranking_metrics_are_those_of_the_last_event_of_every_user():
         for row, history in enumerate(source.histories):
             if len(history) > 1:
                 state, target = last_state(evaluator, examples, row)
-                item = evaluator.embedding.tables["item"].weight[
-                    evaluator.id_map.rows(torch.tensor([target]))
+                item = evaluator.items.embedding.tables["item"].weight[
+                    evaluator.items.id_map.rows(torch.tensor([target]))
                 ]
                 pairs.append((head.logits(state[None], item)[0, 1].item(), target / 2 > 20.0))
     got = evaluator.run(examples)

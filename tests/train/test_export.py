@@ -20,6 +20,7 @@ from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.model.token_cache import TokenCache
 from freescale.train.export import load_export, write_export
+from freescale.train.item_vectors import IdItems
 from tests.list_source import ListSource
 
 DIM, MAX_LENGTH = 6, 5
@@ -52,7 +53,10 @@ def make_parts(
 
 
 def export(folder, parts, **facts):
-    return write_export(folder, **parts, facts=facts)
+    table = {"embedding": parts["embedding"], "id_map": parts["id_map"]}
+    rest = {name: part for name, part in parts.items() if name not in table}
+    items = IdItems(**table, device=torch.device("cpu"))
+    return write_export(folder, **rest, items=items, facts=facts)
 
 
 def scores_in_training(parts, history):

@@ -1,0 +1,285 @@
+"""Item encoders: where the vectors of items come from, in training and when all items are ranked.
+
+    IdItems        rows of a table, looked up by the schedule                  items.kind=ids
+    EncodedItems   computed from content or text, plus the rows of a table     items.kind=content, text
+
+In a step the model sees vectors as leaves of its graph, and their gradient after its backward goes back where they
+came from. So an item is encoded once a step, whatever the number of its occurrences, micro-batches and ranks:
+
+    encode items ──> vectors (leaf) ──> model forward, backward, in micro-batches ──> gradient ──> encoder's backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from freescale.data.item_content import ContentFile
+from freescale.data.item_texts import item_numbers
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.source import IntArray
+from freescale.data.vocabulary import NumberedTexts
+from freescale.embedding.id_map import IdMap
+from freescale.embedding.request import Request
+from freescale.embedding.sharded import Lookup, ShardedEmbedding
+from freescale.embedding.shared_work import SharedWork
+from freescale.embedding.table import as_compute
+from freescale.kernels.rows import distinct, sum_by_row
+from freescale.pipeline.schedule import TABLE, ReadyBatch, ids_of, with_places, with_slots
+from freescale.trace.spans import compute
+
+Part = tuple[Tensor, Tensor]
+"""Numbers of items in the catalogue, ascending, and their vectors."""
+
+
+@dataclass(frozen=True)
+class BatchItems:
+    """The items of one batch, ready for the model.
+
+    Args:
+        rows: [U, dim] leaf with requires_grad.
+        batch: its slots are places in `rows`.
+        send_back: takes the gradient of `rows` to what they were made from; call it after the last backward.
+    """
+
+    rows: Tensor
+    batch: SequenceBatch
+    send_back: Callable[[], None]
+
+
+class Catalogue(Protocol):
+    """The vectors of all items at one moment."""
+
+    @property
+    def spread(self) -> bool:
+        """Each rank holds some of them, and looking up is done by all ranks together."""
+
+    def parts(self) -> Iterator[Part]:
+        """The items held here, in chunks."""
+
+    def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
+        """The distinct item vectors of a batch, and the batch on its device with places in them."""
+
+
+class ItemEncoder(Protocol):
+    """Turns items into vectors."""
+
+    def encode(self, ready: ReadyBatch) -> BatchItems:
+        """The vectors of a training batch."""
+
+    def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
+        """The vectors of all items (ascending ids), made in chunks; every rank must call it."""
+
+
+class ItemContent(Protocol):
+    """What an encoder reads of items, by their numbers in the catalogue."""
+
+    def of(self, numbers: Tensor, device: torch.device) -> Any:
+        """The input of the encoder's module for these items."""
+
+
+@dataclass(frozen=True)
+class ContentInput:
+    """Content vectors, read from disk for the items asked for."""
+
+    file: ContentFile
+
+    def of(self, numbers: Tensor, device: torch.device) -> Tensor:
+        """[n, width]."""
+        return torch.from_numpy(self.file.read(numbers.numpy())).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Texts as numbers of their pieces."""
+
+    texts: NumberedTexts
+
+    def of(self, numbers: Tensor, device: torch.device) -> SequenceBatch:
+        """The texts as a jagged batch."""
+        return self.texts.batch(numbers.numpy()).to(device, non_blocking=True)
+
+
+def looked_up(ready: ReadyBatch) -> BatchItems:
+    """The rows that a batch comes with; the schedule's update takes their gradients home."""
+    return BatchItems(ready.lookup.rows, ready.batch, send_back=lambda: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdItems:
+    """Rows of the item table.
+
+    Args:
+        embedding: the item table.
+        id_map: raw ids to rows.
+        device: where the model computes.
+    """
+
+    embedding: ShardedEmbedding
+    id_map: IdMap
+    device: torch.device
+
+    def encode(self, ready: ReadyBatch) -> BatchItems:
+        """The rows looked up for the batch."""
+        return looked_up(ready)
+
+    def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
+        """Rows as they are now."""
+        return _RowCatalogue(self, items, chunk, spread=not self.embedding.plans[TABLE].replicated)
+
+
+@dataclass(frozen=True)
+class _RowCatalogue:
+    source: IdItems
+    items: IntArray
+    chunk: int
+    spread: bool
+
+    def parts(self) -> Iterator[Part]:
+        table = self.source.embedding.tables[TABLE]
+        rows = self.source.id_map.rows(torch.tensor(self.items)).to(self.source.device) - table.first_row
+        numbers = torch.arange(len(self.items), device=rows.device)
+        mine = (rows >= 0) & (rows < table.num_rows)
+        for n, r in zip(numbers[mine].split(self.chunk), rows[mine].split(self.chunk)):
+            yield n, as_compute(table.gather(r))
+
+    def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
+        source = self.source
+        lookup, slotted = with_slots(batch, source.embedding, source.id_map, source.device)
+        return lookup.rows.detach(), slotted
+
+
+class EncodedItems:
+    """Vectors computed from what is known of items, with or without rows of a table added.
+
+    Args:
+        module: the input that `content` makes -> [n, dim]; its gradients are summed over ranks by the training step.
+        content: what is known of items.
+        items: ids of the catalogue, ascending.
+        work: who encodes which item.
+        rows: the table to add rows of; None: none are added.
+        device: where the model computes.
+        alone: in training every rank encodes all items of its own batch: for encoders that cost less than the traffic.
+        chunk: items encoded at once; more are computed again in the backward instead of kept.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        content: ItemContent,
+        *,
+        items: IntArray,
+        work: SharedWork,
+        rows: IdItems | None,
+        device: torch.device,
+        alone: bool = False,
+        chunk: int = 8192,
+    ) -> None:
+        self._module, self._content, self._items, self._work = module, content, items, work
+        self._table, self._device, self._alone, self._chunk = rows, device, alone, chunk
+
+    def encode(self, ready: ReadyBatch) -> BatchItems:
+        """Each distinct item of the global batch once, by one rank; or of this rank's batch, where it works alone."""
+        encoded, request, places = self._encode_batch(ready.loaded or ready.batch)
+        vectors = encoded.detach() if request is None else self._work.deliver(encoded.detach(), request)
+        rows = ready.lookup.rows
+        slots = None if self._table is None else _slots_of_items(ready.lookup, places, len(vectors))
+        leaf = vectors if slots is None else vectors + rows.detach().index_select(0, slots)
+        leaf = leaf.requires_grad_()
+
+        def send_back() -> None:
+            grad = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+            if slots is not None:
+                rows.grad = sum_by_row(slots, grad, len(rows))
+            home = grad if request is None else self._work.collect(grad, request)
+            with compute("item encoder backward"):
+                encoded.backward(home)
+
+        return BatchItems(leaf, with_places(ready.batch, places), send_back)
+
+    @torch.no_grad()
+    def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
+        """Every item encoded once, by the rank whose share it is in."""
+        assert np.array_equal(items, self._items)
+        own = self._work.own
+        # The same number of rounds on every rank: rows of a table are fetched by all of them together.
+        rounds = -(-self._work.plan.block_rows // chunk)
+        vectors = [self._own_vectors(own[n * chunk : (n + 1) * chunk]) for n in range(rounds)]
+        return _EncodedCatalogue(self, own, torch.cat(vectors), chunk)
+
+    def numbers(self, batch: SequenceBatch) -> Tensor:
+        """The number in the catalogue of every item a batch mentions, on the CPU."""
+        return torch.from_numpy(item_numbers(self._items, torch.cat(ids_of(batch)).cpu().numpy()))
+
+    def look_up(self, batch: SequenceBatch, vectors: Tensor) -> tuple[Tensor, SequenceBatch]:
+        """The items of a batch out of `vectors`, which hold this rank's share."""
+        request = self._work.request(self.numbers(batch))
+        rows = self._work.deliver(vectors.index_select(0, request.owned.to(vectors.device)), request)
+        return rows, with_places(batch.to(self._device, non_blocking=True), request.slots.to(self._device))
+
+    def _encode_batch(self, batch: SequenceBatch) -> tuple[Tensor, Request | None, Tensor]:
+        """What this rank encodes for a batch, who asked for it, and the place of every id in what the batch gets."""
+        numbers = self.numbers(batch)
+        if self._alone:
+            wanted, places = distinct(numbers)
+            return self._encode(wanted), None, places.to(self._device, non_blocking=True)
+        request = self._work.request(numbers)
+        encoded = self._encode(self._work.wanted(request))
+        return encoded, request, request.slots.to(self._device, non_blocking=True)
+
+    def _encode(self, numbers: Tensor) -> Tensor:
+        """[n, dim] float32 or better; with a graph where gradients are wanted."""
+        with compute("encode items"):
+            chunks = numbers.split(self._chunk) if len(numbers) else [numbers]
+            again = len(chunks) > 1 and torch.is_grad_enabled()
+            return torch.cat(
+                [
+                    checkpoint(self._encode_chunk, chunk, use_reentrant=False)
+                    if again
+                    else self._encode_chunk(chunk)
+                    for chunk in chunks
+                ]
+            )
+
+    def _encode_chunk(self, numbers: Tensor) -> Tensor:
+        return as_compute(self._module(self._content.of(numbers, self._device)))
+
+    def _own_vectors(self, numbers: Tensor) -> Tensor:
+        """Vectors of some items of this rank's share, rows of the table added."""
+        vectors = self._encode(numbers)
+        if self._table is None:
+            return vectors
+        rows = self._table.id_map.rows(torch.from_numpy(self._items[numbers.numpy()]))
+        return vectors + self._table.embedding.lookup(TABLE, rows.to(self._device)).vectors()
+
+
+@dataclass(frozen=True)
+class _EncodedCatalogue:
+    """This rank's share: the items at its places and their vectors."""
+
+    source: EncodedItems
+    own: Tensor
+    vectors: Tensor
+    chunk: int
+    spread: bool = True
+
+    def parts(self) -> Iterator[Part]:
+        order = self.own.argsort()
+        for places in order.split(self.chunk):
+            device = self.vectors.device
+            yield self.own[places].to(device), self.vectors.index_select(0, places.to(device))
+
+    def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
+        return self.source.look_up(batch, self.vectors)
+
+
+def _slots_of_items(lookup: Lookup, places: Tensor, num_items: int) -> Tensor:
+    """[items] where the row of each distinct item stands among the rows looked up; several may share one."""
+    # An item that occurs several times is written several times, with the same value.
+    return places.new_empty(num_items).index_put_((places,), lookup.slots.flatten())
