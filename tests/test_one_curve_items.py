@@ -1,0 +1,89 @@
+"""One curve for every kind of item encoder: who encodes an item changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freescale.assembly import build_source
+from freescale.config import load_config
+from tests.item_files import write_made_up_content, write_made_up_texts
+from tests.small_run import SMALL
+from tests.test_one_curve import assert_same_curve, on_ranks
+
+SHORT = ("model.dtype=float64", "run.steps=24", "run.eval_every=24")
+TEXT = ("items.kind=text", "items.dim=8", "items.heads=2", "items.layers=1")
+ALONE = ("items.add_ids=false",)
+HASHED = ("embedding.id_map=hash", "embedding.rows=37")
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, ...]]:
+    folder: Path = tmp_path_factory.mktemp("items")
+    num_items = len(build_source(load_config(None, SMALL)).items.ids)
+    texts = (f"items.file={write_made_up_texts(folder / 'texts.parquet', 150)}",)
+    content = f"items.file={write_made_up_content(folder / 'content.npy', num_items)}"
+    return {
+        "text": (*SHORT, *TEXT, *texts, *ALONE),
+        "text and ids": (*SHORT, *TEXT, *texts),
+        "text and hashed ids": (*SHORT, *TEXT, *texts, *HASHED),
+        "content": (*SHORT, "items.kind=content", content, *ALONE),
+        "content and ids": (*SHORT, "items.kind=content", content),
+    }
+
+
+@pytest.fixture(scope="module")
+def curves(recipes: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+    return {kind: on_ranks(1, recipe) for kind, recipe in recipes.items()}
+
+
+def test_every_curve_is_its_own_and_goes_down(curves: dict[str, dict[str, Any]]) -> None:
+    lasts = [np.mean(curve["losses"][-3:]) for curve in curves.values()]
+    assert len(set(lasts)) == len(curves)
+    for curve in curves.values():
+        assert np.mean(curve["losses"][-3:]) < np.mean(curve["losses"][:3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_ranks"),
+    [("text", 2), ("text", 4), ("text and ids", 3), ("text and hashed ids", 2), ("content", 2), ("content and ids", 4)],
+)
+def test_ranks_do_not_change_the_curve(
+    kind: str, num_ranks: int, recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, recipes[kind]), curves[kind])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("optim.accumulate=3", "balance.enabled=false"), ("items.chunk=7", "eval.item_chunk=11", "eval.batch=9")],
+    ids=["micro-batches, not balanced", "encoded in chunks"],
+)
+def test_speed_features_do_not_change_the_curve(
+    change: tuple[str, ...], recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
+) -> None:
+    assert_same_curve(on_ranks(2, (*recipes["text and ids"], *change)), curves["text and ids"])
+
+
+def test_prioritized_and_plain_communication_give_the_same_bits(recipes: dict[str, tuple[str, ...]]) -> None:
+    recipe = (*recipes["text and ids"], "pipeline.decide_every=null", "balance.refit_every=null")
+    early, plain = (
+        on_ranks(2, (*recipe, f"pipeline.prioritized={way}", "pipeline.check=true")) for way in ("true", "false")
+    )
+    assert early["losses"] == plain["losses"]
+    for name, value in early["tensors"].items():
+        np.testing.assert_array_equal(value, plain["tensors"][name], err_msg=name)
+
+
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(
+    tmp_path: Path, recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
+) -> None:
+    recipe = tuple(key for key in recipes["text and ids"] if not key.startswith("run."))
+    on_ranks(2, (*recipe, "run.steps=12", "run.eval_every=12"), str(tmp_path))
+    rest = on_ranks(
+        1, (*recipe, "run.steps=24"), str(tmp_path), tmp_path / "checkpoints" / "step-00000012"
+    )
+    np.testing.assert_allclose(rest["losses"], curves["text and ids"]["losses"][12:], rtol=1e-9)
