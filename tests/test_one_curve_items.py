@@ -49,7 +49,14 @@ def test_every_curve_is_its_own_and_goes_down(curves: dict[str, dict[str, Any]])
 
 @pytest.mark.parametrize(
     ("kind", "num_ranks"),
-    [("text", 2), ("text", 4), ("text and ids", 3), ("text and hashed ids", 2), ("content", 2), ("content and ids", 4)],
+    [
+        ("text", 2),
+        ("text", 4),
+        ("text and ids", 3),
+        ("text and hashed ids", 2),
+        ("content", 2),
+        ("content and ids", 4),
+    ],
 )
 def test_ranks_do_not_change_the_curve(
     kind: str, num_ranks: int, recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
@@ -59,7 +66,10 @@ def test_ranks_do_not_change_the_curve(
 
 @pytest.mark.parametrize(
     "change",
-    [("optim.accumulate=3", "balance.enabled=false"), ("items.chunk=7", "eval.item_chunk=11", "eval.batch=9")],
+    [
+        ("optim.accumulate=3", "balance.enabled=false"),
+        ("items.chunk=7", "eval.item_chunk=11", "eval.batch=9"),
+    ],
     ids=["micro-batches, not balanced", "encoded in chunks"],
 )
 def test_speed_features_do_not_change_the_curve(
@@ -71,7 +81,8 @@ def test_speed_features_do_not_change_the_curve(
 def test_prioritized_and_plain_communication_give_the_same_bits(recipes: dict[str, tuple[str, ...]]) -> None:
     recipe = (*recipes["text and ids"], "pipeline.decide_every=null", "balance.refit_every=null")
     early, plain = (
-        on_ranks(2, (*recipe, f"pipeline.prioritized={way}", "pipeline.check=true")) for way in ("true", "false")
+        on_ranks(2, (*recipe, f"pipeline.prioritized={way}", "pipeline.check=true"))
+        for way in ("true", "false")
     )
     assert early["losses"] == plain["losses"]
     for name, value in early["tensors"].items():
@@ -83,7 +94,5 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
 ) -> None:
     recipe = tuple(key for key in recipes["text and ids"] if not key.startswith("run."))
     on_ranks(2, (*recipe, "run.steps=12", "run.eval_every=12"), str(tmp_path))
-    rest = on_ranks(
-        1, (*recipe, "run.steps=24"), str(tmp_path), tmp_path / "checkpoints" / "step-00000012"
-    )
+    rest = on_ranks(1, (*recipe, "run.steps=24"), str(tmp_path), tmp_path / "checkpoints" / "step-00000012")
     np.testing.assert_allclose(rest["losses"], curves["text and ids"]["losses"][12:], rtol=1e-9)
