@@ -129,8 +129,8 @@ def test_a_name_like_no_other_gets_the_list():
         ("run.out=true", "text, got True"),
         ("run.out=[a]", "text, got ['a']"),
         ("run.out=null", "text, got None"),
-        ("model.kind=1", "allowed: hstu, sasrec; got 1"),
-        ("model.kind=null", "allowed: hstu, sasrec; got None"),
+        ("model.kind=1", "allowed: hstu, sasrec, llama; got 1"),
+        ("model.kind=null", "allowed: hstu, sasrec, llama; got None"),
         ("head.label_thresholds=[1, x]", "finite number, got 'x'"),
         ("run.seed=-1", "at least 0"),
         ("run.seed=9223372036854775808", "at most 9223372036854775807"),
@@ -280,7 +280,7 @@ def test_every_key_is_described_with_type_and_default():
     assert len(rows) == len(defaults)
     by_path = {path: rest for path, *rest in rows}
     assert by_path["run.steps"][:2] == ["int | null", "null"]
-    assert by_path["model.kind"][:2] == ["hstu | sasrec", "hstu"]
+    assert by_path["model.kind"][:2] == ["hstu | sasrec | llama", "hstu"]
     assert by_path["head.label_thresholds"][0] == "list of float"
     assert all(text for *_, text in rows)
 
@@ -340,3 +340,23 @@ def test_a_decoder_needs_heads_that_fit() -> None:
 def test_keys_of_the_decoder_are_refused_elsewhere() -> None:
     with pytest.raises(ConfigError, match=r"model\.kv_heads: only for model\.kind=llama"):
         load_config(None, ["model.heads=2", "model.kv_heads=1"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["items.file=x.npy"], "items.file: only for items.kind=content or text"),
+        (["items.kind=content", "items.dim=8"], "items.dim: only for items.kind=text"),
+        (
+            ["items.kind=text", "items.dim=10", "items.heads=3"],
+            "items.heads: items.dim / items.heads must be",
+        ),
+        (["items.kind=text", "items.dim=6", "items.heads=2"], "must be an even whole number, got 2"),
+        (["items.kind=text", "items.add_ids=false", "embedding.lr=1"], "there is no table to set up"),
+        (["items.kind=texts"], "items.kind: allowed: ids, content, text; got 'texts' (did you mean text?)"),
+    ],
+)
+def test_keys_of_item_encoders_must_fit(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    assert message in str(caught.value)
