@@ -14,10 +14,13 @@ from tests.item_files import write_made_up_content, write_made_up_texts
 from tests.small_run import SMALL
 from tests.test_one_curve import assert_same_curve, on_ranks
 
-SHORT = ("model.dtype=float64", "run.steps=24", "run.eval_every=24")
+SHORT = ("model.dtype=float64", "run.steps=16", "run.eval_every=16", "optim.lr=0.01")
 TEXT = ("items.kind=text", "items.dim=8", "items.heads=2", "items.layers=1")
 ALONE = ("items.add_ids=false",)
 HASHED = ("embedding.id_map=hash", "embedding.rows=37")
+# Everything at once: summaries of long histories, a decoder with shared heads, texts.
+SEGMENTED = ("segments.recent=6", "segments.length=8", "segments.summaries=2", "model.kind=llama")
+SEGMENTED += ("model.heads=2", "model.kv_heads=1")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,7 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, ..
         "text": (*SHORT, *TEXT, *texts, *ALONE),
         "text and ids": (*SHORT, *TEXT, *texts),
         "text and hashed ids": (*SHORT, *TEXT, *texts, *HASHED),
+        "text of a segmented decoder": (*SHORT, *TEXT, *texts, *SEGMENTED),
         "content": (*SHORT, "items.kind=content", content, *ALONE),
         "content and ids": (*SHORT, "items.kind=content", content),
     }
@@ -54,6 +58,7 @@ def test_every_curve_is_its_own_and_goes_down(curves: dict[str, dict[str, Any]])
         ("text", 4),
         ("text and ids", 3),
         ("text and hashed ids", 2),
+        ("text of a segmented decoder", 2),
         ("content", 2),
         ("content and ids", 4),
     ],
@@ -68,7 +73,7 @@ def test_ranks_do_not_change_the_curve(
     "change",
     [
         ("optim.accumulate=3", "balance.enabled=false"),
-        ("items.chunk=7", "eval.item_chunk=11", "eval.batch=9"),
+        ("items.chunk=20", "eval.item_chunk=11", "eval.batch=9"),
     ],
     ids=["micro-batches, not balanced", "encoded in chunks"],
 )
@@ -93,6 +98,6 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
     tmp_path: Path, recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
 ) -> None:
     recipe = tuple(key for key in recipes["text and ids"] if not key.startswith("run."))
-    on_ranks(2, (*recipe, "run.steps=12", "run.eval_every=12"), str(tmp_path))
-    rest = on_ranks(1, (*recipe, "run.steps=24"), str(tmp_path), tmp_path / "checkpoints" / "step-00000012")
-    np.testing.assert_allclose(rest["losses"], curves["text and ids"]["losses"][12:], rtol=1e-9)
+    on_ranks(2, (*recipe, "run.steps=8", "run.eval_every=8"), str(tmp_path))
+    rest = on_ranks(1, (*recipe, "run.steps=16"), str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
+    np.testing.assert_allclose(rest["losses"], curves["text and ids"]["losses"][8:], rtol=1e-9)

@@ -22,7 +22,7 @@ from freescale.model.token_cache import TokenCache
 
 DIM, MAX_PLACES = 8, 120
 RULE = SegmentRule(recent=6, length=9, summaries=3)
-KINDS = ["hstu", "sasrec"]
+KINDS = ["hstu", "sasrec", "llama"]
 
 
 def make_model(kind="hstu", rule=RULE, *, seed=0, dtype=torch.float32):
@@ -34,6 +34,7 @@ def make_model(kind="hstu", rule=RULE, *, seed=0, dtype=torch.float32):
         dim=DIM,
         layers=3,
         heads=2,
+        kv_heads=1,
         max_length=MAX_PLACES,
         dropout=0.0,
     )
