@@ -40,7 +40,7 @@ KINDS = {
     "text + ids": ("items.kind=text",),
 }
 BUCKETS = ((0, 9), (10, 19), (20, 49), (50, 99), (100, 199), (200, 10**9))
-RARE = 50
+RARE = 20
 HELD_OUT = 10  # one user in so many
 QUICK_USERS = 3  # of the others, one in so many is trained on
 QUICK = (
@@ -52,7 +52,7 @@ QUICK = (
     "head.num_negatives=32",
     "items.dim=32",
     "items.layers=1",
-    "run.epochs=25",
+    "run.epochs=20",
     "run.patience=4",
     "optim.lr=0.003",
     "embedding.lr=0.003",

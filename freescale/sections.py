@@ -137,7 +137,7 @@ class ItemsSection:
     )
     add_ids: bool = _key(True, "content, text: add the item's row of the table to its vector")
     vocabulary: Literal["words", "bytes"] = _key("words", "text: what a text is cut into")
-    min_count: int = _key(2, "text: words of fewer texts count as unknown", at_least=1)
+    min_count: int = _key(1, "text: words of fewer texts count as unknown", at_least=1)
     max_tokens: int = _key(64, "text: pieces kept of a text, its end included", at_least=2)
     dim: int = _key(64, "text: width of the text encoder", at_least=2)
     layers: int = _key(2, "text: layers of the text encoder", at_least=1)

@@ -40,10 +40,10 @@ class Vocabulary:
     numbers_of: Callable[[str], list[int]]
 
     @staticmethod
-    def of_words(texts: Sequence[str], *, min_count: int = 2) -> Vocabulary:
+    def of_words(texts: Sequence[str], *, min_count: int = 1) -> Vocabulary:
         """Words that occur in at least `min_count` of the texts, by frequency; the others are UNKNOWN.
 
-        A word of one text only says which item it is, and nothing that could be learnt from other items.
+        A word of one text only says which item it is: without rows of a table, that is how items are told apart.
         """
         counts = Counter(word for text in texts for word in set(words_of(text)))
         kept = sorted((word for word in counts if counts[word] >= min_count), key=lambda w: (-counts[w], w))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.vocabulary import END
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
 from freescale.model.decoder import Decoder
@@ -50,6 +51,9 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.pieces = nn.Parameter(torch.empty(vocabulary_size, width).normal_(std=_ROW_STD))
+        # The end of a text starts with nothing of its own, so that its state is what it sees of the words. Started like
+        # a word it outweighs them: all items would begin with one vector (cosine 0.999, against 0.1 this way).
+        nn.init.zeros_(self.pieces[END : END + 1])
         self.decoder = Decoder(dim=width, layers=layers, heads=heads, dropout=dropout)
         self.project = nn.Linear(width, dim)
         _start_small(self.project)

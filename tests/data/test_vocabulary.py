@@ -17,16 +17,16 @@ def test_words_are_lower_case_with_numbers_and_apostrophes():
 
 
 def test_words_of_at_least_two_texts_have_numbers_by_frequency_then_name():
-    vocabulary = Vocabulary.of_words(TEXTS)
+    vocabulary = Vocabulary.of_words(TEXTS, min_count=2)
     assert vocabulary.size == 4
     # comedy: three texts; story: two; a word twice in one text counts once.
     assert vocabulary.numbers_of("Comedy story toy") == [2, 3, UNKNOWN]
-    assert Vocabulary.of_words(TEXTS, min_count=1).size == 2 + 10
+    assert Vocabulary.of_words(TEXTS).size == 2 + 10
     assert Vocabulary.of_words(["b a", "a b"]).numbers_of("a b") == [2, 3]
 
 
 def test_every_text_ends_and_long_ones_are_cut():
-    texts = NumberedTexts.of(TEXTS, Vocabulary.of_words(TEXTS), max_tokens=4)
+    texts = NumberedTexts.of(TEXTS, Vocabulary.of_words(TEXTS, min_count=2), max_tokens=4)
     assert np.diff(texts.offsets).tolist() == [4, 4, 1, 4]
     assert texts.numbers[texts.offsets[1:] - 1].tolist() == [END] * 4
     assert texts.numbers[:4].tolist() == [UNKNOWN, 3, UNKNOWN, END]

@@ -79,3 +79,14 @@ def test_the_size_of_content_vectors_does_not_matter():
     project = ContentProjection(width=8, dim=4).double()
     content = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(project(content), project(1000 * content + 7), rtol=1e-3, atol=1e-6)
+
+
+def test_items_start_with_vectors_of_their_own():
+    torch.manual_seed(0)
+    texts = [f"w{n} w{n * 7 % 53} w{n * 11 % 97}" for n in range(60)]
+    vocabulary = Vocabulary.of_words(texts)
+    encoder = TextEncoder(vocabulary_size=vocabulary.size, dim=32, width=32, layers=2, heads=2)
+    vectors = encoder(NumberedTexts.of(texts, vocabulary, max_tokens=9).batch(np.arange(60))).detach()
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    apart = (unit @ unit.T)[~torch.eye(60, dtype=torch.bool)]
+    assert apart.mean().item() < 0.4
