@@ -83,6 +83,11 @@ def test_speed_features_do_not_change_the_curve(
     assert_same_curve(on_ranks(2, (*recipes["text and ids"], *change)), curves["text and ids"])
 
 
+def test_more_ranks_than_samples(recipes: dict[str, tuple[str, ...]]) -> None:
+    recipe = (*recipes["text"], "data.global_batch=2", "run.steps=5", "run.eval_every=5", "eval.max_users=20")
+    assert_same_curve(on_ranks(4, recipe), on_ranks(1, recipe))
+
+
 def test_prioritized_and_plain_communication_give_the_same_bits(recipes: dict[str, tuple[str, ...]]) -> None:
     recipe = (*recipes["text and ids"], "pipeline.decide_every=null", "balance.refit_every=null")
     early, plain = (

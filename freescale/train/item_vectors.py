@@ -186,7 +186,8 @@ class EncodedItems:
 
     def encode(self, ready: ReadyBatch) -> BatchItems:
         """Each distinct item of the global batch once, by one rank; or of this rank's batch, where it works alone."""
-        encoded, request, places = self._encode_batch(ready.loaded or ready.batch)
+        loaded = ready.batch if ready.loaded is None else ready.loaded
+        encoded, request, places = self._encode_batch(loaded)
         vectors = encoded.detach() if request is None else self._work.deliver(encoded.detach(), request)
         rows = ready.lookup.rows
         slots = None if self._table is None else _slots_of_items(ready.lookup, places, len(vectors))
