@@ -16,7 +16,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray
 
 END = 0
-"""Ends every text; its state is what an encoder reads the item's vector from."""
+"""Ends every text, so that none is without a piece; its state has seen all of it."""
 UNKNOWN = 1
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.vocabulary import END
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
-from freescale.model.decoder import Decoder
+from freescale.model.decoder import Decoder, RMSNorm
 
 _ROW_STD = 0.02
 """Item vectors start as large as rows of a table do, so that both can be added."""
@@ -35,7 +34,10 @@ class ContentProjection(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A small decoder over the pieces of a text; the state of its end is the item's vector.
+    """A small decoder over the pieces of a text; the mean of their states is the item's vector.
+
+    The state of the last piece alone would do for a trained decoder. A fresh one has seen little of the others there: all
+    items would start with one vector (cosine 0.999 between them, against 0.3 of the means on MovieLens titles).
 
     Args:
         vocabulary_size: numbers a piece can have.
@@ -51,10 +53,8 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.pieces = nn.Parameter(torch.empty(vocabulary_size, width).normal_(std=_ROW_STD))
-        # The end of a text starts with nothing of its own, so that its state is what it sees of the words. Started like
-        # a word it outweighs them: all items would begin with one vector (cosine 0.999, against 0.1 this way).
-        nn.init.zeros_(self.pieces[END : END + 1])
         self.decoder = Decoder(dim=width, layers=layers, heads=heads, dropout=dropout)
+        self.norm = RMSNorm(width)
         self.project = nn.Linear(width, dim)
         _start_small(self.project)
 
@@ -67,8 +67,10 @@ class TextEncoder(nn.Module):
             )
         layout = SequenceLayout(texts.offsets, device=self.pieces.device)
         states = self.decoder(take(self.pieces, texts.tokens["token"]), texts, layout)
-        ends = (texts.offsets[1:] - 1).to(states.device, non_blocking=True)
-        return self.project(states.index_select(0, ends))
+        lengths = texts.lengths.to(states.device, non_blocking=True)
+        # `unsafe` leaves checks out that would wait for the GPU; lengths are those of the batch.
+        means = torch.segment_reduce(states, "mean", lengths=lengths, axis=0, unsafe=True)
+        return self.project(self.norm(means))
 
 
 def _start_small(linear: nn.Linear) -> None:
