@@ -91,15 +91,15 @@ def loads_of(
     reason = None
     for step in range(num_steps):
         lengths = lengths_of(step)
+        costs = cost_model.cost(lengths)
         if balancer == "kk_equal":
-            costs = cost_model.cost(lengths)
             owner = _equal_owner(costs, num_ranks)
             plan = assignment_report(costs, owner, num_ranks, tokens=lengths, speeds=speeds)
         else:
             plan = assign(
-                lengths,
+                costs,
+                tokens=lengths,
                 num_ranks=num_ranks,
-                cost_model=cost_model,
                 balanced=balancer == "freescale",
                 max_tokens_ratio=max_tokens_ratio,
                 speeds=speeds,
