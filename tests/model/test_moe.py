@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError, FreeScaleError
+from freescale.kernels import SequenceLayout
 from freescale.model.ffn import DenseFFN
 from freescale.model.hstu import HSTU
 from freescale.model.moe import AllHere, MoE, make_ffn, moe_layers
+from freescale.model.views import BatchView
 
 DIM, HIDDEN, EXPERTS = 6, 10, 5
 
@@ -193,9 +196,6 @@ def test_an_hstu_layer_adds_the_feed_forward_part_of_its_normed_states() -> None
         torch.manual_seed(0)
         return HSTU(dim=DIM, layers=2, max_length=10, **options).double()
 
-    from freescale.data.sequence_batch import SequenceBatch
-    from freescale.kernels import SequenceLayout
-
     ffn = {"kind": "moe", "hidden": HIDDEN, "num_experts": EXPERTS, "top_k": 2}
     with_experts, without = model(ffn=ffn), model()
     assert [name for name, _ in moe_layers(with_experts)] == [
@@ -203,10 +203,10 @@ def test_an_hstu_layer_adds_the_feed_forward_part_of_its_normed_states() -> None
         "layers.1.feed_forward.ffn",
     ]
     batch = SequenceBatch(offsets=torch.tensor([0, 3, 9]), tokens={})
-    layout, x = SequenceLayout(batch.offsets), tokens(9)
+    view, x = BatchView(batch, SequenceLayout(batch.offsets)), tokens(9)
     layer, plain = with_experts.layers[0], without.layers[0]
     layer.load_state_dict(plain.state_dict(), strict=False)
-    attended = plain(x, batch, layout)
+    attended = plain(x, view, 0)
     moe = layer.feed_forward.ffn
     expected = attended + moe(F.layer_norm(attended, (DIM,), eps=1e-6))
-    torch.testing.assert_close(layer(x, batch, layout), expected)
+    torch.testing.assert_close(layer(x, view, 0), expected)

@@ -25,7 +25,7 @@ STEPS = 12
 class ThrottledLink:
     """A transport whose transfers end `delay` after everybody has begun."""
 
-    name, rank, num_ranks = "throttled", 0, 1
+    name, engine, sm_free, reason = "throttled", "sockets", True, "a test"
 
     def __init__(self, delay: float) -> None:
         self._inner = LocalTransport(dist.group.WORLD)
