@@ -122,10 +122,10 @@ def activated(hidden: Tensor, activation: str) -> Tensor:
     return torch.nn.functional.silu(hidden) if activation == "silu" else hidden.relu().square()
 
 
-def for_every_head(x_THD: Tensor, heads: int) -> Tensor:
-    """Keys or values with one head for each query head; gradients of copies add up."""
-    group = heads // x_THD.shape[1]
-    return x_THD if group == 1 else x_THD.repeat_interleave(group, dim=1)
+def for_every_head(x: Tensor, heads: int) -> Tensor:
+    """Keys or values [..., heads, width] with one head for each query head; gradients of copies add up."""
+    group = heads // x.shape[-2]
+    return x if group == 1 else x.repeat_interleave(group, dim=-2)
 
 
 def _visible(mask: AttentionMask | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from freescale.data.segment_rule import Ints
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels.reference import time_bucket
+from freescale.kernels.reference import for_every_head, time_bucket
 from freescale.model.token_cache import TokenCache
-from freescale.model.views import KeepKeys, as_many_heads
+from freescale.model.views import KeepKeys
 
 
 class CachedView:
@@ -93,7 +93,8 @@ class CachedView:
             keys = torch.cat([self._cached.keys[layer].to(wide), keys], dim=1)
             values = torch.cat([self._cached.values[layer].to(wide), values], dim=1)
         return [
-            x.transpose(1, 2) for x in (queries, as_many_heads(keys, queries), as_many_heads(values, queries))
+            x.transpose(1, 2)
+            for x in (queries, *(for_every_head(x, queries.shape[-2]) for x in (keys, values)))
         ]
 
     def _pad(self, x: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class Router(nn.Module):
         score: str = "softmax",
         renormalize: bool = True,
         scale: float = 1.0,
-        bias_rate: float = 0.1,
+        bias_rate: float = 0.05,
         aux_loss: float = 0.0,
         z_loss: float = 0.0,
         forced: bool = False,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
+from freescale.kernels.reference import for_every_head
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
 
@@ -139,10 +140,4 @@ class BatchView:
     def _heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self._keep is not None:
             self._keep(layer, k, v)
-        return q, as_many_heads(k, q), as_many_heads(v, q)
-
-
-def as_many_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values [..., heads, width] with each head repeated, so that there are as many as queries have."""
-    times = q.shape[-2] // x.shape[-2]
-    return x if times == 1 else x.repeat_interleave(times, dim=-2)
+        return q, for_every_head(k, q.shape[-2]), for_every_head(v, q.shape[-2])

@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import yaml
 
 from freescale.config import StrictLoader
 from freescale.errors import ConfigError, nearest
+from freescale.sim.shipped import shipped_names, shipped_text
 
 _GIVEN = "given in the cluster file"
 
@@ -70,10 +70,7 @@ def numbers() -> dict[str, Mapping[str, Any]]:
 
 def preset_names() -> list[str]:
     """The clusters that ship."""
-    folder = resources.files("freescale.sim") / "presets"
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
+    return shipped_names("presets", ".yaml")
 
 
 def load_cluster(name: str) -> Cluster:
@@ -83,8 +80,7 @@ def load_cluster(name: str) -> Cluster:
         ConfigError: there is no such preset or file, or the file has mistakes; all are listed.
     """
     if name.lower() in preset_names():
-        text = (resources.files("freescale.sim") / "presets" / f"{name.lower()}.yaml").read_text("utf-8")
-        return parse_cluster(text, where=f"preset {name}")
+        return parse_cluster(shipped_text("presets", f"{name.lower()}.yaml"), where=f"preset {name}")
     path = Path(name)
     if not path.suffix and not path.exists():
         close = nearest(name.lower(), preset_names())

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from freescale.balance.arrays import FloatArray
 from freescale.balance.cost_model import COEFFICIENTS
 from freescale.errors import DataError, nearest
+from freescale.sim.shipped import shipped_names, shipped_text
 
 FORMAT = "freescale-profile"
 VERSION = 1
@@ -95,10 +95,7 @@ class Profile:
 
 def shipped() -> list[str]:
     """The profiles that come with FreeScale."""
-    folder = resources.files("freescale.sim") / "profiles"
-    return sorted(
-        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
-    )
+    return shipped_names("profiles", ".json")
 
 
 def load_profile(name: str) -> Profile:
@@ -108,8 +105,7 @@ def load_profile(name: str) -> Profile:
         DataError: there is none, or it is not a profile of this version.
     """
     if name in shipped():
-        text = (resources.files("freescale.sim") / "profiles" / f"{name}.json").read_text("utf-8")
-        return parse_profile(text, where=name)
+        return parse_profile(shipped_text("profiles", f"{name}.json"), where=name)
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
