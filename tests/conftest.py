@@ -1,7 +1,10 @@
 """What every test process needs."""
 
 import os
+import tempfile
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 # Several test processes share few cores: one thread each, also in the commands they start.
@@ -15,3 +18,11 @@ torch.backends.mkldnn.enabled = False
 # Without a GPU, Triton kernels run in Triton's interpreter; it must know before they are first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs that are given no folder leave theirs where pytest cleans up."""
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("runs"))
+    yield
+    tempfile.tempdir = before
