@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import sys
@@ -250,7 +251,8 @@ def as_graph(job: Callable[[], None]) -> Callable[[], Any]:
     torch.cuda.synchronize()
     try:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Not the default: with it, a thread of a transport that looks at an event would end the capture.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             job()
         graph.replay()
         torch.cuda.synchronize()
@@ -334,7 +336,7 @@ def run_pair(
     torch.cuda.synchronize()
     ranks.barrier()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
-    main, side, gate = torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.Stream()
+    main, side, gate = streams_of_pairs()
     with torch.cuda.stream(gate):
         torch.cuda._sleep(GATE_CYCLES)  # both are queued when it opens
     for stream in (main, side):
@@ -357,6 +359,12 @@ def run_pair(
         mine.zero_()
     mine = ranks.sum_on_cpu(mine)
     return float(mine[0]), float(mine[1])
+
+
+@functools.cache
+def streams_of_pairs() -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
+    """Made once: torch hands out 32 streams in turn, and the 33rd would be one that a transport moves rows on."""
+    return torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.Stream()
 
 
 def part_rate(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:

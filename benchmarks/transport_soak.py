@@ -101,6 +101,9 @@ def soak(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     flying: deque[tuple[int, Any, list[int]]] = deque()
     for exchange in range(options.exchanges):
         if exchange == options.die_at and ranks.rank == ranks.num_ranks - 1:
+            if ranks.device.type == "cuda":
+                # A client of MPS that ends with work under way may take the server, and so the others, with it.
+                torch.cuda.synchronize()
             os.kill(os.getpid(), signal.SIGKILL)
         table = splits(exchange, ranks.num_ranks)
         send, receive = table[ranks.rank], [row[ranks.rank] for row in table]

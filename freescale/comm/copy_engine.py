@@ -140,7 +140,11 @@ def map_windows(
     """A window of this rank, its flags at their first epoch, and the addresses of all windows."""
     import torch.distributed._symmetric_memory as symmetric
 
-    own = symmetric.empty(window_bytes(rings), dtype=torch.uint8, device=device)
+    # Not `symmetric.empty`: that cuts windows out of a pool, where they lie as the rank's history of frees has it. An
+    # allocation of its own begins at the same place on every rank.
+    own: torch.Tensor = symmetric._SymmetricMemory.empty_strided_p2p(
+        (window_bytes(rings),), (1,), torch.uint8, device
+    )
     handle: Any = symmetric.rendezvous(own, control)
     flags = own[: flag_bytes(rings)].view(torch.int32)
     flags.fill_((rings.first_epoch + (1 << 31)) % (1 << 32) - (1 << 31))

@@ -100,7 +100,7 @@ class RelayedTransport:
         self.num_ranks, self.rank = dist.get_world_size(control), dist.get_rank(control)
         self._driver, self._device = driver, device
         self._relay = _Relay(control)
-        self._leaving, self._coming = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._num_started = 0
         threading.Thread(target=self._relay.run, name="relay", daemon=True).start()
         weakref.finalize(self, self._relay.jobs.put, None)

@@ -4,8 +4,10 @@
                         └> leaving: wait, copy, flag, wait, copy ──┤
                         └> coming:  wait, copy, flag, wait, ... ───┘     ● events, no wait of the CPU
 
-Each round is one call for its flags (those of the round before are written by it, too) and one for each copy. Both
-sides of a round are queued before the next, so that the first chunk comes in while the second goes out.
+Each round is one call for its flags (those of the round before are written by it, too) and one for each copy. What
+leaves is queued one round ahead of what comes, so that the first chunk comes in while the second goes out, and so that
+no wait stands before the flag that another rank's same wait needs: where both streams share a hardware queue, which
+carries out one thing after the other, ranks would wait for each other for ever.
 
 A stream that waits for a flag waits for ever. So a thread looks, a few times a second, whether what is under way still
 moves. When a rank that is waited for has ended or the time is over, it writes the awaited flags itself: the streams run
@@ -119,7 +121,9 @@ class StreamEngine:
         self._windows_of, self._driver, self._device = windows_of, driver, device
         self._rank, self._processes, self._timeout_s = rank, processes, timeout_s
         self._windows: Windows | None = None
-        self._leaving, self._coming = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        # torch has 32 streams a priority and hands them out in turn: those of the priority that compute does not use
+        # are not also somebody else's, whose work would then stand behind a wait for another rank.
+        self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._under_way: deque[_UnderWay] = deque()
         self._failure: Exception | None = None
 
@@ -167,21 +171,22 @@ class StreamEngine:
             raise self._failure
 
     def _queue(self, exchange: Exchange, sent: int, received: int) -> None:
-        """Both sides, round by round in turn."""
+        """Both sides, round by round in turn, what leaves one round ahead."""
         outgoing, incoming = exchange
         leaving, coming = self._leaving.cuda_stream, self._coming.cuda_stream
         before_out: list[FlagValue] = []
         before_in: list[FlagValue] = []
-        for number in range(max(len(outgoing), len(incoming))):
+        for number in range(max(len(outgoing), len(incoming)) + 1):
             if number < len(outgoing):
                 self._round(outgoing[number], before_out, leaving, sent, out=True)
                 before_out = outgoing[number].signals
-            if number < len(incoming):
-                self._round(incoming[number], before_in, coming, received, out=False)
-                before_in = incoming[number].signals
-        for stream, write in ((leaving, before_out), (coming, before_in)):
-            if write:
-                self._driver.flags(stream, write=self._words(write))
+            if number == len(outgoing) - 1:
+                self._driver.flags(leaving, write=self._words(before_out))
+            if 0 < number <= len(incoming):
+                self._round(incoming[number - 1], before_in, coming, received, out=False)
+                before_in = incoming[number - 1].signals
+        if before_in:
+            self._driver.flags(coming, write=self._words(before_in))
 
     def _round(self, now: Round, before: list[FlagValue], stream: int, tensor: int, *, out: bool) -> None:
         """Write the flags of the round before and wait for those of this one, then copy."""
