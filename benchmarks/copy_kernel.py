@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from gpu_kernels import compile_kernel
 
 from freescale.comm import choose, copy_engine
 from freescale.comm.cuda_driver import Copy, CudaDriver
@@ -41,7 +41,7 @@ class BlockDriver(CudaDriver):
     def __init__(self, num_blocks: int) -> None:
         super().__init__()
         self._num_blocks = num_blocks
-        self._kernel: Any = torch.cuda._compile_kernel(_SOURCE, "copy_bytes")
+        self._kernel: Any = compile_kernel(_SOURCE, "copy_bytes")
 
     def copy(self, copies: Sequence[Copy], stream: int) -> None:
         """One kernel a copy, in the order given."""

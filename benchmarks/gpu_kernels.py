@@ -35,6 +35,33 @@ extern "C" __global__ void copy_blocks(int4* target, const int4* source, int num
 """
 
 
+def compile_kernel(source: str, name: str) -> Any:
+    """A kernel by torch's own compiler call, or, where torch finds no NVRTC, by that of cuda-bindings."""
+    from torch.utils import cpp_extension
+
+    if cpp_extension.CUDA_HOME is None:
+        # torch insists on a toolkit, whose headers these kernels do not need.
+        cpp_extension.CUDA_HOME = "/usr/local/cuda"
+    try:
+        return torch.cuda._compile_kernel(source, name)
+    except OSError:
+        return torch.cuda._utils._cuda_load_module(_compiled_by_bindings(source), [name])[name]  # type: ignore[index]
+
+
+def _compiled_by_bindings(source: str) -> bytes:
+    from cuda.bindings import nvrtc  # type: ignore[import-not-found, unused-ignore]
+
+    major, minor = torch.cuda.get_device_capability()
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    (failure,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{major}{minor}".encode()])
+    if failure:
+        raise RuntimeError(f"NVRTC: {failure}")
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    binary = b" " * size
+    nvrtc.nvrtcGetCUBIN(program, binary)
+    return binary
+
+
 class Hog:
     """A kernel of one block an SM that takes all shared memory and stays until it is released, or its time is over.
 
@@ -46,7 +73,7 @@ class Hog:
         self.num_sms = facts.multi_processor_count
         self._shared = facts.shared_memory_per_block_optin
         self._limit_ms = limit_ms
-        self._kernel: Any = torch.cuda._compile_kernel(_HOG, "hog")
+        self._kernel: Any = compile_kernel(_HOG, "hog")
         self._kernel.set_shared_memory_config(self._shared)
         self._stream = torch.cuda.Stream(device)
         self._release = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -95,7 +122,7 @@ class BlockCopy:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._kernel: Any = torch.cuda._compile_kernel(_COPY, "copy_blocks")
+        self._kernel: Any = compile_kernel(_COPY, "copy_blocks")
 
     def __call__(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream | None = None) -> None:
         """Contiguous tensors of one size, a multiple of 16 bytes, on any mapped memory."""
