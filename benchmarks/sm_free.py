@@ -42,6 +42,8 @@ CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barr
 GATE_CYCLES = 60_000_000
 """About 30 ms."""
 
+WAITS = ("Event", "Sync")
+
 WAIT_S = 1.0
 """What is not through by then, beside a kernel that holds every SM, waits for that kernel."""
 
@@ -209,7 +211,8 @@ def part_profiler(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         settle(ranks)
         names = [event.name for event in record.events() if event.device_type == DeviceType.CUDA]
         copies = [one for one in names if one.startswith(("Memcpy", "Memset"))]
-        kernels = sorted({one for one in names if one not in copies})
+        # The profiler may also tell of waits ("Stream Wait Event", "Context Sync"): nothing runs for them.
+        kernels = sorted({one for one in names if one not in copies and not any(w in one for w in WAITS)})
         seen[name] = {"copies": len(copies), "kernels": kernels, "profiler_saw_anything": bool(names)}
     return {"results": seen, "not_available": problems}
 

@@ -139,12 +139,11 @@ def map_windows(
 ) -> tuple[torch.Tensor, list[int]]:
     """A window of this rank, its flags at their first epoch, and the addresses of all windows."""
     import torch.distributed._symmetric_memory as symmetric
+    from torch._C._distributed_c10d import _SymmetricMemory
 
     # Not `symmetric.empty`: that cuts windows out of a pool, where they lie as the rank's history of frees has it. An
     # allocation of its own begins at the same place on every rank.
-    own: torch.Tensor = symmetric._SymmetricMemory.empty_strided_p2p(
-        (window_bytes(rings),), (1,), torch.uint8, device
-    )
+    own = _SymmetricMemory.empty_strided_p2p((window_bytes(rings),), (1,), torch.uint8, device)
     handle: Any = symmetric.rendezvous(own, control)
     flags = own[: flag_bytes(rings)].view(torch.int32)
     flags.fill_((rings.first_epoch + (1 << 31)) % (1 << 32) - (1 << 31))

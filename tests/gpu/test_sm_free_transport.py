@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.choose import make_transport
+from freescale.comm.cuda_driver import CudaDriver
 from freescale.comm.launch import QUEUES
 from freescale.comm.transport import Transport
 
@@ -185,6 +186,39 @@ def no_kernel(rank: int) -> list[str]:
 
 def test_a_host_staged_exchange_runs_no_kernel() -> None:
     assert run_on_gpu(no_kernel, 2) == [[], []]
+
+
+def beside_waits(rank: int) -> list[str]:
+    """What does not get through while as many streams as three transports have wait for a word."""
+    driver, word = CudaDriver(), torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    driver.use(0)
+    waiting = [torch.cuda.Stream(GPU, priority=-1) for _ in range(6)]
+    beside = {"compute": torch.cuda.current_stream(), "side": torch.cuda.Stream(GPU)}
+    beside |= {f"another transport {n}": torch.cuda.Stream(GPU, priority=-1) for n in range(2)}
+    values = torch.zeros(64, device=GPU)
+    for stream in (*beside.values(), *waiting):  # every kernel is loaded, every stream has its queue
+        with torch.cuda.stream(stream):
+            values += 1
+        torch.cuda.synchronize()
+    for stream in waiting:
+        driver.flags(stream.cuda_stream, wait=[(word.data_ptr(), 1)])
+    events = {}
+    for name, stream in beside.items():
+        with torch.cuda.stream(stream):
+            values += 1
+            events[name] = stream.record_event()
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline and not all(event.query() for event in events.values()):
+        time.sleep(0.01)
+    stuck = [name for name, event in events.items() if not event.query()]
+    early = [f"waiting {n}" for n, stream in enumerate(waiting) if stream.query()]
+    word.fill_(1)
+    torch.cuda.synchronize()
+    return stuck + early
+
+
+def test_streams_that_wait_do_not_stop_those_that_compute() -> None:
+    assert run_on_gpu(beside_waits, 1) == [[]]
 
 
 def sum_gradients(rank: int) -> list[float]:
