@@ -141,8 +141,8 @@ def map_windows(
     import torch.distributed._symmetric_memory as symmetric
     from torch._C._distributed_c10d import _SymmetricMemory
 
-    # Not `symmetric.empty`: that cuts windows out of a pool, where they lie as the rank's history of frees has it. An
-    # allocation of its own begins at the same place on every rank.
+    # Not `symmetric.empty`, which since torch 2.11 may answer from a pool: what lies where would follow from when each
+    # rank let go of its last window. An allocation of its own begins at the same place on every rank.
     own = _SymmetricMemory.empty_strided_p2p((window_bytes(rings),), (1,), torch.uint8, device)
     handle: Any = symmetric.rendezvous(own, control)
     flags = own[: flag_bytes(rings)].view(torch.int32)
