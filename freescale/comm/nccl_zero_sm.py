@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from freescale.comm.facts import GroupFacts
 from freescale.comm.nccl_routes import NcclFacts, NcclRoute, choose_route, parse_version
 from freescale.comm.padded import PaddedTransport
 from freescale.comm.transport import CollectiveTransport, Transport, own_group
 from freescale.comm.windows import WindowTransport
+from freescale.errors import TrainingError
 
 
 def route_of(facts: GroupFacts) -> NcclRoute:
@@ -157,8 +159,18 @@ class SymmetricWindow:
         self._calls: Any = symmetric
         symmetric.set_backend("NCCL")
         self.memory = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._whole: Any = symmetric.rendezvous(self.memory, group)
-        self._places = {place: symmetric.rendezvous(self.memory[place:], group) for place in places}
+        self._whole = cast(Any, symmetric.rendezvous(self.memory, group))
+        # A handle is made for where a tensor's storage begins, whatever the view: so each place gets one of its own.
+        self._places: dict[int, Any] = {
+            place: symmetric.rendezvous(from_dlpack(self.memory[place:]), group) for place in places
+        }
+        for place, handle in self._places.items():
+            if handle.offset - self._whole.offset != place:
+                raise TrainingError(
+                    "symmetric memory gives no handle for a place inside a window",
+                    got=f"offset {handle.offset} for byte {place}, torch {torch.__version__}",
+                    next_step="comm.transport=collective",
+                )
 
     def put(self, first_byte: int, num_bytes: int, *, target: int, target_byte: int) -> None:
         """Copy bytes of this window into another rank's, and signal it."""

@@ -18,6 +18,7 @@ from freescale.comm.nccl_routes import NcclFacts, choose_route, parse_version
 from freescale.comm.padded import PaddedTransport
 from freescale.comm.transport import CollectiveTransport
 from freescale.comm.windows import IN_FLIGHT, SLOTS, WindowTransport
+from freescale.errors import TrainingError
 from tests.comm.test_transport import exchange_cases
 from tests.ranks import run_on_ranks
 
@@ -276,3 +277,22 @@ def test_windows_of_torch_are_called_with_what_they_take():
     symmetric.put(3, 2, target=1, target_byte=7)
     symmetric.wait_signal(2)
     assert calls == [([3, 4], 1, 7, False), (2, False), ([3, 4], "handle of 7", 1), ("whole", 2)]
+
+
+def test_a_handle_is_made_for_its_place_in_the_window(monkeypatch):
+    """As torch makes them: from where the storage of a tensor begins, whatever the view."""
+    import torch.distributed._symmetric_memory as real
+
+    memory = torch.zeros(64, dtype=torch.uint8)
+
+    def rendezvous(tensor: torch.Tensor, group: object) -> Any:
+        return types.SimpleNamespace(offset=tensor.untyped_storage().data_ptr() - memory.data_ptr())
+
+    monkeypatch.setattr(real, "set_backend", lambda name: None)
+    monkeypatch.setattr(real, "empty", lambda *_, **__: memory)
+    monkeypatch.setattr(real, "rendezvous", rendezvous)
+    window = nccl_zero_sm.SymmetricWindow(None, 64, [0, 16, 48], torch.device("cpu"))  # type: ignore[arg-type]
+    assert {place: handle.offset for place, handle in window._places.items()} == {0: 0, 16: 16, 48: 48}
+    monkeypatch.setattr(real, "rendezvous", lambda *_: types.SimpleNamespace(offset=0))
+    with pytest.raises(TrainingError, match="no handle for a place"):
+        nccl_zero_sm.SymmetricWindow(None, 64, [16], torch.device("cpu"))  # type: ignore[arg-type]
