@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freescale.kernels.attention_launch import Launch, Tile
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, PairTiles
+from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, PairTiles, is_square
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 
 # Rows and columns that a program works on at a time.
@@ -141,14 +141,14 @@ def bias_gradients(
     )
     d_position = d_time = None
     if tables.position is not None:
-        d_position = _by_place(by_distance, plan, tables.position) * factor
+        d_position = _by_place(by_distance, plan, tables.position, ahead=is_square(launch.mask)) * factor
     if tables.time is not None:
         d_time = (by_bucket.sum(0)[: len(tables.time)] * factor).to(tables.time.dtype)
     return d_position, d_time
 
 
-def _by_place(by_distance: Tensor, plan: PairTiles, table: Tensor) -> Tensor:
-    """Sum of what all tiles give to each distance; what lies ahead of its query counts as distance 0."""
+def _by_place(by_distance: Tensor, plan: PairTiles, table: Tensor, *, ahead: bool) -> Tensor:
+    """Sum of what all tiles give to each distance; keys seen `ahead` of their query count as distance 0."""
     from freescale.kernels import triton_bias
 
     columns, num_groups = by_distance.shape[1], len(plan.starts) - 1
@@ -162,7 +162,7 @@ def _by_place(by_distance: Tensor, plan: PairTiles, table: Tensor) -> Tensor:
     out = torch.zeros_like(table)
     known = min(len(table), len(rising) - zero)
     out[:known] = rising[zero : zero + known].to(table.dtype)
-    if plan.first_group < 0:
+    if ahead:
         out[0] += rising[:zero].sum().to(table.dtype)
     return out
 

@@ -104,6 +104,11 @@ def test_silu_with_both_biases_under_every_mask(mask):
     compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 
+@pytest.mark.parametrize("lengths", [[20], [64, 3]])
+def test_keys_that_a_prefix_sees_ahead_count_as_distance_0_inside_one_tile(lengths):
+    compare(make_inputs(lengths), mode="bias", mask=MASKS["prefix"])
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_softmax_under_every_mask(mask):
     compare(make_inputs(LENGTHS), mode="softmax", mask=MASKS[mask])
