@@ -157,12 +157,14 @@ def _shape(states: Tensor, num_negatives: int, normalize: bool) -> dict[str, Any
     kind, width = states.device.type, states.shape[1]
     dot = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
     tf32 = dot == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    # Full float32 runs outside the tensor cores: with 64 columns the gradient of the states spills 8 KB a thread.
+    columns = 64 if tf32 or dot.itemsize == 2 else 32
     return {
         "NEGATIVES": num_negatives,
         "WIDTH": width,
         "BLOCK_T": _BLOCK_TOKENS,
         "BLOCK_N": min(128, max(16, 1 << (num_negatives - 1).bit_length())),
-        "BLOCK_D": min(64, max(16, 1 << (width - 1).bit_length())),
+        "BLOCK_D": min(columns, max(16, 1 << (width - 1).bit_length())),
         "UNIT": normalize,
         "DOT": dot,
         "PRECISION": "tf32" if tf32 else "ieee",

@@ -92,9 +92,11 @@ def test_the_fused_loss_is_the_plain_one(width: int, num_negatives: int, half: b
     truth = run(torch.float64, fused=False, half=False)
     fused, plain = (run(torch.float32, fused=way, half=half) for way in (True, False))
     again = run(torch.float32, fused=True, half=half)
+    # The loss is one sum of 4,382 terms: which way has more luck with its rounding says nothing.
+    lucky = 5e-4 if half else 1e-5
     for ours, theirs, wanted, repeated in zip(fused, plain, truth, again):
         error, other = ((x.double() - wanted).norm() / wanted.norm() for x in (ours, theirs))
-        assert float(error) < max(1.5 * float(other), 1e-5)
+        assert float(error) < max(1.5 * float(other), lucky)
         assert torch.equal(ours, repeated)
 
 
