@@ -19,12 +19,13 @@ _ROWS, _STRIP = 32, BIAS_ROWS
 # Rows of partial sums added at a time.
 _GROUP_ROWS = 128
 # Tiles of the tables' gradients, by the bytes of a head's row: all four operands must fit into shared memory.
-_GRADIENT_TILES = {
+_HALF_TILES = {
     128: Tile(64, 64, 4, 3, True),
     256: Tile(64, 64, 4, 1, True),
     512: Tile(64, 64, 8, 1, True),
-    2048: Tile(64, 32, 4, 1),
 }
+# Full float32 runs outside the tensor cores, where larger tiles spill: up to 24 KB a thread at width 256.
+_SINGLE_TILES = {256: Tile(64, 64, 8, 1), 512: Tile(64, 32, 8, 1), 2048: Tile(32, 32, 8, 1)}
 
 
 class BiasTables(NamedTuple):
@@ -115,7 +116,9 @@ def bias_gradients(
     if not tables:
         return None, None
     width = max(launch.q.shape[-1], launch.v.shape[-1])
-    tile = next(of for limit, of in _GRADIENT_TILES.items() if width * launch.q.dtype.itemsize <= limit)
+    itemsize = launch.q.dtype.itemsize
+    tiles = _HALF_TILES if itemsize == 2 else _SINGLE_TILES
+    tile = next(of for limit, of in tiles.items() if width * itemsize <= limit)
     plan = launch.work.pair_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
     num_tiles, num_groups = len(plan.tiles), tile.queries // tile.keys + 1
     by_distance = by_bucket = launch.nothing
