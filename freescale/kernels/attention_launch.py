@@ -133,7 +133,8 @@ class Launch:
             kernel,
             (num_programs,),
             tensors,
-            {**numbers, "half_alpha": self.alpha / 2},
+            # Floats always: Triton would build a whole number 1 into the kernel, which then serves other factors, too.
+            {**{name: float(x) for name, x in numbers.items()}, "half_alpha": self.alpha / 2},
             {
                 **self._constants,
                 **options,

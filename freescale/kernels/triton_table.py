@@ -64,6 +64,9 @@ def adam_kernel(
 def mean_squares(values: Tensor) -> Tensor:
     """As `rows.mean_squares`."""
     values = values.contiguous()
+    if values.data_ptr() % 16:
+        # Where memory is not aligned Triton reads in other steps, and would add in another order.
+        values = values.clone()
     out = values.new_empty(len(values))
     _start(mean_squares_kernel, {"X": values, "Out": out}, values)
     return out

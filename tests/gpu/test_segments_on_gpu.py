@@ -56,7 +56,8 @@ def test_cached_requests_equal_the_masked_pass_in_full_float32(kind: str) -> Non
     with torch.no_grad():
         masked = encoder(vectors, batch, SequenceLayout(batch.offsets, device="cuda"))
     cached = Compressor(encoder, model="m").last_states(vectors, batch)  # type: ignore[arg-type]
-    torch.testing.assert_close(cached, masked[(batch.offsets[1:] - 1).cuda()], rtol=0, atol=1e-5)
+    last = masked[(batch.offsets[1:] - 1).cuda()]
+    torch.testing.assert_close(cached, last, rtol=0, atol=1e-5 * max(1.0, float(last.abs().max())))
 
 
 @pytest.mark.parametrize("kind", ["hstu", "sasrec"])
