@@ -51,6 +51,7 @@ class Launch:
         self.group = q.shape[1] // k.shape[1]
         self.nothing = work.nothing
         self.interpreted = q.device.type != "cuda"
+        self.precision = _precision(q.dtype)
         self.sums_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self._codes = None if mask is None else work.codes(mask)
         window = NO_WINDOW if mask is None or mask.window is None else mask.window
@@ -67,7 +68,7 @@ class Launch:
             "LISTED": mask is not None,
             "SEGMENTS": self._codes is not None,
             "FAST": q.dtype.itemsize == 2 and not self.interpreted,
-            "PRECISION": _precision(q.dtype),
+            "PRECISION": self.precision,
             "ACC": q.dtype if q.dtype == torch.float64 else torch.float32,
         }
 

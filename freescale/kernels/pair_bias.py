@@ -24,8 +24,10 @@ _HALF_TILES = {
     256: Tile(64, 64, 4, 1, True),
     512: Tile(64, 64, 8, 1, True),
 }
-# Full float32 runs outside the tensor cores, where larger tiles spill: up to 24 KB a thread at width 256.
-_SINGLE_TILES = {256: Tile(64, 64, 8, 1), 512: Tile(64, 32, 8, 1), 2048: Tile(32, 32, 8, 1)}
+# Four warps, or larger tiles, spill: up to 24 KB a thread. At the widest, products in and outside the tensor cores
+# need different ones.
+_TF32_TILES = {256: Tile(64, 64, 8, 1), 2048: Tile(64, 32, 8, 1)}
+_EXACT_TILES = {256: Tile(64, 64, 8, 1), 512: Tile(64, 32, 8, 1), 2048: Tile(32, 32, 8, 1)}
 
 
 class BiasTables(NamedTuple):
@@ -117,7 +119,8 @@ def bias_gradients(
         return None, None
     width = max(launch.q.shape[-1], launch.v.shape[-1])
     itemsize = launch.q.dtype.itemsize
-    tiles = _HALF_TILES if itemsize == 2 else _SINGLE_TILES
+    single = _TF32_TILES if launch.precision == "tf32" else _EXACT_TILES
+    tiles = _HALF_TILES if itemsize == 2 else single
     tile = next(of for limit, of in tiles.items() if width * itemsize <= limit)
     plan = launch.work.pair_tiles(rows=tile.queries, columns=tile.keys, mask=launch.mask)
     num_tiles, num_groups = len(plan.tiles), tile.queries // tile.keys + 1
