@@ -31,12 +31,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from one_training import check_one_curve, losses_of, warm_account
 
 from freescale.config import load_config
 from freescale.errors import FreeScaleError
 from freescale.trace.bubbles import CAUSES
-from freescale.trace.metrics_log import Event, read_metrics, step_of
-from freescale.trace.time_account import account_of
+from freescale.trace.metrics_log import Event, read_metrics
 
 WORKLOAD = (
     "synthetic.users=3000",
@@ -150,26 +150,9 @@ def measure(combination: Combination, options: argparse.Namespace) -> None:
     combination.steps.append(steps)
 
 
-def check_curves(combinations: Sequence[Combination]) -> float:
-    """The largest relative difference of any loss from that of the first run; refuses curves that are not one."""
-    reference = [float(str(event["loss"])) for event in combinations[0].steps[0]]
-    worst = 0.0
-    for combination in combinations:
-        for steps in combination.steps:
-            for event, wanted in zip(steps, reference, strict=True):
-                worst = max(worst, abs(float(str(event["loss"])) / wanted - 1))
-    if worst > LOSS_TOLERANCE:
-        raise SystemExit(f"FAILED: losses differ by {worst:.2e}; these are not the same training")
-    return worst
-
-
 def summary(combination: Combination, warmup: int) -> dict[str, float]:
     """Medians over the rounds; each round is the time-weighted mean of its steps after the warm-up."""
-    accounts = []
-    for steps in combination.steps:
-        account = account_of([event for event in steps if (step_of(event) or 0) >= warmup])
-        assert account is not None
-        accounts.append(account)
+    accounts = [warm_account(steps, warmup=warmup) for steps in combination.steps]
     row = {"step_ms": statistics.median(one.step_ms for one in accounts)}
     row |= {cause: statistics.median(one.shares[cause] for one in accounts) for cause in CAUSES}
     bubbles = [one.bubble for one in accounts]
@@ -207,7 +190,8 @@ def main() -> None:
         for combination in order.sample(combinations, len(combinations)):
             measure(combination, options)
             print(f"round {turn + 1}: {combination.name}", file=sys.stderr)
-    worst = check_curves(combinations)
+    curves = [losses_of(steps) for combination in combinations for steps in combination.steps]
+    worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE)
     rows = [{"combination": one.name, **summary(one, options.warmup)} for one in combinations]
     print_table(rows, switches, options, worst)
     facts = {

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from one_training import check_one_curve, losses_of, warm_account
 
 from freescale.assembly import build_examples, build_sampler, build_source
 from freescale.balance.cost_model import CostModel
@@ -43,9 +44,8 @@ from freescale.sim.plans import loads_of
 from freescale.sim.profile import Profile, load_profile
 from freescale.sim.whatif import simulate_features
 from freescale.sim.workload import Workload
-from freescale.trace.metrics_log import Event, read_metrics, step_of
+from freescale.trace.metrics_log import Event, read_metrics
 from freescale.trace.span_file import read_spans
-from freescale.trace.time_account import account_of
 
 WORKLOAD = (
     "synthetic.users=1500",
@@ -129,26 +129,9 @@ def train(case: Case, options: argparse.Namespace, cost_model: Path) -> None:
     )
 
 
-def check_curves(cases: Sequence[Case]) -> float:
-    reference = [float(str(event["loss"])) for event in cases[0].runs[0]]
-    worst = max(
-        abs(float(str(event["loss"])) / wanted - 1)
-        for case in cases
-        for steps in case.runs
-        for event, wanted in zip(steps, reference, strict=True)
-    )
-    if worst > LOSS_TOLERANCE:
-        raise SystemExit(f"FAILED: losses differ by {worst:.2e}; these are not the same training")
-    return worst
-
-
 def measured(case: Case, warmup: int) -> tuple[float, float]:
     """Median over the rounds of step time and bubble after the warm-up."""
-    accounts = []
-    for steps in case.runs:
-        account = account_of([event for event in steps if (step_of(event) or 0) >= warmup])
-        assert account is not None
-        accounts.append(account)
+    accounts = [warm_account(steps, warmup=warmup) for steps in case.runs]
     return statistics.median(one.step_ms for one in accounts), statistics.median(
         one.bubble for one in accounts
     )
@@ -297,7 +280,8 @@ def main() -> None:
             for case in order.sample(cases, len(cases)):
                 train(case, options, Path(folder) / "cost_model.json")
                 print(f"round {turn + 1}: {case.name}", file=sys.stderr)
-    worst = check_curves(cases)
+    curves = [losses_of(steps) for case in cases for steps in case.runs]
+    worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE)
     rows = rows_of(cases, config, profile, options)
     print_rows(rows, worst, profile)
     results = {way: summary(rows, way) for way in ("pure", "calibrated")}

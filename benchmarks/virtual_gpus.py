@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from one_training import check_one_curve, losses_of
 
 from freescale.comm.launch import launch
 from freescale.comm.virtual_gpus import virtual_gpus
@@ -152,7 +153,7 @@ def run_once(
         "bubble": account.bubble,
         "exposed_ms": account.shares["comm"] * account.step_ms,
         "tokens_per_s": statistics.fmean(tokens) if tokens else 0.0,
-        "losses": [float(str(event["loss"])) for event in steps],
+        "losses": losses_of(steps),
     }
 
 
@@ -203,15 +204,6 @@ def load(path: str | None, num_ranks: int) -> dict[tuple[str, int], dict[str, An
         return {}
     rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
     return {(row["setting"], row["round"]): row for row in rows if row["ranks"] == num_ranks}
-
-
-def check_curves(rows: Sequence[dict[str, Any]], device: str) -> float:
-    """The largest relative difference of any loss from that of the first run; refuses curves that are not one."""
-    curves = [row["losses"] for row in rows if "losses" in row]
-    worst = max(abs(a / b - 1) for curve in curves for a, b in zip(curve, curves[0], strict=True))
-    if worst > LOSS_TOLERANCE[device]:
-        raise SystemExit(f"FAILED: losses differ by {worst:.2e}; these are not the same training")
-    return worst
 
 
 def summarise(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -266,7 +258,8 @@ def main() -> None:
     problems = {row["setting"]: row["problem"] for row in rows if "problem" in row}
     if all("problem" in row for row in rows):
         raise SystemExit(f"FAILED: {problems}")
-    worst = check_curves(rows, options.device)
+    curves = [row["losses"] for row in rows if "losses" in row]
+    worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE[options.device])
     table = summarise(rows, options)
     print_table(table, options.ranks, worst)
     done = {row["setting"] for row in rows}

@@ -1,4 +1,4 @@
-"""From a recipe to objects. The only file that knows every class."""
+"""From a recipe to objects; with `model_assembly` the only file that knows every class."""
 
 from __future__ import annotations
 
@@ -14,38 +14,34 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.sampler import BalancedSampler
 from freescale.balance.work import SampleWork
-from freescale.comm.choose import make_transport, told
+from freescale.comm.choose import make_transport
 from freescale.comm.clocks import SharedClock
-from freescale.comm.expert_exchange import ExpertExchange
 from freescale.comm.lanes import kind_for_ids, open_lane, open_lanes
 from freescale.comm.priority import Gate, Lanes
 from freescale.comm.ranks import Ranks, device_name
 from freescale.comm.transport import Transport
-from freescale.comm.virtual_gpus import virtual_gpus_here
 from freescale.comm.watched import WatchedTransport
 from freescale.config import Config
 from freescale.data.examples import Examples, Split, check_source
-from freescale.data.item_content import CONTENT_FILE, ContentFile
-from freescale.data.item_texts import TEXTS_FILE, load_texts
 from freescale.data.parquet_source import ParquetSource, is_dataset
 from freescale.data.prepare import prepare
-from freescale.data.segment_rule import SegmentRule
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
-from freescale.data.vocabulary import NumberedTexts, Vocabulary
 from freescale.embedding.eviction import make_eviction
 from freescale.embedding.id_map import DirectMap, HashMap, IdMap
 from freescale.embedding.optimizer import make_optimizer
 from freescale.embedding.owned_ids import OwnedIds
-from freescale.embedding.plan import TableSpec, plan_rows
+from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.shared_work import SharedWork
-from freescale.errors import ConfigError, DataError
+from freescale.errors import DataError
 from freescale.kernels.slot_layout import make_layout
-from freescale.model.heads import RankingHead, RetrievalHead
-from freescale.model.item_encoders import ContentProjection, TextEncoder
-from freescale.model.moe import moe_layers
-from freescale.model.recommender import Recommender, make_encoder
+from freescale.model_assembly import (
+    build_expert_exchange,
+    build_item_encoder,
+    build_model,
+    item_content,
+    segment_rule,
+)
 from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.loader import load_batches
 from freescale.pipeline.prioritized import LOOK_AHEAD
@@ -58,7 +54,7 @@ from freescale.train.cuda_clock import CudaClock
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.events import Progress
 from freescale.train.id_report import IdReport
-from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
+from freescale.train.item_vectors import ContentInput, TextInput
 from freescale.train.learning_rate import lr_factor
 from freescale.train.loop import Run, due_at, write_step
 from freescale.train.rebalance import Rebalancer
@@ -108,162 +104,6 @@ def build_examples(config: Config, source: SequenceSource, split: Split) -> Exam
         use_time=config.data.use_time,
         num_negatives=config.head.num_negatives if draws else 0,
         seed=config.run.seed,
-    )
-
-
-def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
-    """What `make_encoder` needs; also what an exported model keeps."""
-    options = config.model
-    has_time = "time" in source.features and config.data.use_time
-    return {
-        "kind": options.kind,
-        "dim": options.dim,
-        "layers": options.layers,
-        "heads": options.heads,
-        "max_length": config.data.max_length,
-        "position_bias": options.position_bias,
-        "time_bias": options.kind == "hstu" and options.time_bias and has_time,
-        "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
-        "kv_heads": options.kv_heads,
-        "ffn_dim": options.ffn_dim,
-        "rope_base": options.rope_base,
-        "ffn": ffn_shape(config),
-    }
-
-
-def ffn_shape(config: Config) -> dict[str, Any] | None:
-    """What `make_ffn` needs for the feed-forward part of a layer; None where there is none."""
-    options, moe = config.ffn, config.moe
-    if options.kind == "none":
-        return None
-    hidden = options.hidden or 4 * config.model.dim
-    dense = {"kind": options.kind, "hidden": hidden, "activation": options.activation}
-    if options.kind == "dense":
-        return dense
-    others = {
-        key: value for key, value in dataclasses.asdict(moe).items() if key not in ("experts", "parallel")
-    }
-    return {**dense, "num_experts": moe.experts, **others}
-
-
-def segment_rule(config: Config) -> SegmentRule | None:
-    """How histories are cut, where they are."""
-    options = config.segments
-    if options.recent is None:
-        return None
-    return SegmentRule(recent=options.recent, length=options.length, summaries=options.summaries)
-
-
-def build_model(
-    config: Config,
-    source: SequenceSource,
-    *,
-    experts: ExpertExchange | None = None,
-    content: ContentInput | TextInput | None = None,
-) -> Recommender:
-    """The dense part, with initial weights that depend on the seed alone; `experts` spreads experts over the ranks."""
-    torch.manual_seed(config.run.seed)
-    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout, dispatch=experts)
-    model = Recommender(
-        encoder=encoder, head=build_head(config, source), items=build_item_module(config, content)
-    )
-    return model.double() if config.model.dtype == "float64" else model
-
-
-def build_expert_exchange(config: Config, ranks: Ranks, gate: Gate) -> ExpertExchange | None:
-    """How tokens travel to experts on other ranks; None where every rank holds all experts."""
-    if config.ffn.kind != "moe" or not config.moe.parallel or ranks.group is None:
-        return None
-    lane = open_lane(ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s)
-    return ExpertExchange(WatchedTransport(lane), gate=gate)
-
-
-def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
-    """What the model is trained to predict."""
-    options = config.head
-    if options.kind == "retrieval":
-        return RetrievalHead(temperature=options.temperature, normalize=options.normalize)
-    if "action" not in source.features:
-        raise ConfigError(
-            "head.kind=ranking needs actions (ratings, clicks, ...) in the data",
-            got=f"{source.name} has {', '.join(source.features)}",
-            next_step="prepare the data with an action column, or use head.kind=retrieval",
-        )
-    return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
-
-
-def item_content(config: Config, source: SequenceSource) -> ContentInput | TextInput | None:
-    """What is known of items, besides their ids."""
-    options, ids = config.items, source.items.ids
-    if options.kind == "ids":
-        return None
-    folder = source.path if isinstance(source, ParquetSource) else None
-    if options.file is None and folder is None:
-        raise ConfigError(
-            f"items.kind={options.kind} needs to know the items",
-            got=f"{source.name} has ids only",
-            next_step="set items.file, or train on a prepared folder that has the file",
-        )
-    usual = CONTENT_FILE if options.kind == "content" else TEXTS_FILE
-    path = Path(options.file) if options.file is not None else Path(str(folder)) / usual
-    if options.kind == "content":
-        return ContentInput(ContentFile(path, num_items=len(ids)))
-    texts = load_texts(path, ids)
-    words = options.vocabulary == "words"
-    vocabulary = Vocabulary.of_words(texts, min_count=options.min_count) if words else Vocabulary.of_bytes()
-    return TextInput(NumberedTexts.of(texts, vocabulary, max_tokens=options.max_tokens))
-
-
-def build_item_module(config: Config, content: ContentInput | TextInput | None) -> torch.nn.Module | None:
-    """What computes item vectors, if anything does."""
-    if isinstance(content, ContentInput):
-        return ContentProjection(width=content.file.width, dim=config.model.dim)
-    if isinstance(content, TextInput):
-        return TextEncoder(
-            vocabulary_size=content.texts.vocabulary_size,
-            dim=config.model.dim,
-            width=config.items.dim,
-            layers=config.items.layers,
-            heads=config.items.heads,
-            dropout=config.items.dropout,
-        )
-    return None
-
-
-def build_item_encoder(
-    config: Config,
-    source: SequenceSource,
-    ranks: Ranks,
-    *,
-    model: Recommender,
-    content: ContentInput | TextInput | None,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
-) -> ItemEncoder:
-    """Where item vectors come from."""
-    rows = IdItems(embedding=embedding, id_map=id_map, device=ranks.device)
-    if content is None:
-        return rows
-    assert model.items is not None
-    ways: dict[str, Transport] = {}
-    if ranks.group is not None:
-        options: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
-        numbers = WatchedTransport(open_lane(ranks.group, **options))
-        on_cpu = ranks.device.type == "cpu"
-        vectors = (
-            numbers if on_cpu else WatchedTransport(open_lane(ranks.group, device=ranks.device, **options))
-        )
-        ways = {"numbers": numbers, "vectors": vectors}
-    return EncodedItems(
-        model.items,
-        content,
-        items=source.items.ids,
-        work=SharedWork(len(source.items.ids), **ways),
-        rows=rows if config.items.add_ids else None,
-        device=ranks.device,
-        # A projection costs less than sending its result.
-        alone=config.items.kind == "content",
-        chunk=config.items.chunk,
     )
 
 
@@ -552,57 +392,3 @@ def agreement(
     if isinstance(content, TextInput):
         data["items: texts"] = content.texts.checksum
     return {**recipe, **shapes, **data, "freescale version": __version__, "torch version": torch.__version__}
-
-
-def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict[str, object]]:
-    """Facts to show before the first step: data, model, plan."""
-    lengths = np.asarray(source.lengths)
-    p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
-    dense = sum(run.owned.num_values(name, param) for name, param in run.model.named_parameters())
-    plans = list(run.embedding.plans.values())
-    distinct = (
-        config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
-    )
-    facts: dict[str, dict[str, object]] = {
-        "data": {
-            "name": source.name,
-            "users": f"{len(lengths):,}",
-            "items": f"{len(source.items.ids):,}",
-            "events": f"{int(lengths.sum()):,}",
-            "events a user": f"p50 {p50}  p95 {p95}  p99 {p99}  max {int(lengths.max())}",
-        },
-        "model": {
-            "kind": f"{config.model.kind}, {config.model.layers} layers, dim {config.model.dim}, {config.model.dtype}",
-            "dense parameters": f"{dense:,}",
-            "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
-            **({} if config.items.kind == "ids" else {"items": items_in_words(config, run)}),
-        },
-        "run": {
-            "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
-            + (", sharing one GPU" if virtual_gpus_here() else ""),
-            "steps": f"{run.total_steps:,}, evaluated every {run.eval_every:,}",
-            "folder": config.run.out,
-        },
-    }
-    for name, layer in moe_layers(run.model):
-        first, count = layer.dispatch.block(layer.num_experts)
-        held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
-        facts["model"][name] = f"{layer.num_experts} experts, {layer.router.top_k} a token{held}"
-    if config.segments.recent is not None:
-        cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
-        facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
-    if run.ranks.num_ranks > 1 and plans:
-        facts["run"]["rows travel by"] = told(run.embedding.transport)
-        for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
-            facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
-                f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
-            )
-    return facts
-
-
-def items_in_words(config: Config, run: Run) -> str:
-    """What item vectors are made of, for people."""
-    assert run.model.items is not None
-    size = sum(param.numel() for param in run.model.items.parameters())
-    added = "rows of the table added" if config.items.add_ids else "no table"
-    return f"{config.items.kind}, {size:,} parameters, {added}"

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from freescale.assembly import build_run, build_source, describe, encoder_shape, open_span_file
+from freescale.assembly import build_run, build_source, open_span_file
 from freescale.comm.ranks import Ranks, device_name, join_ranks
 from freescale.config import Config, free_keys, load_config
 from freescale.data.source import IntArray
 from freescale.embedding.owned_ids import OwnedIds
 from freescale.errors import CheckpointError, ConfigError
+from freescale.model_assembly import encoder_shape
+from freescale.opening import describe
 from freescale.trace import span_file
 from freescale.trace.report import write_report
 from freescale.trace.spans import stage

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from freescale.assembly import build_examples, build_model, build_source, build_tables
+from freescale.assembly import build_examples, build_source, build_tables
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.comm.ranks import Ranks
 from freescale.config import Config
 from freescale.data.source import IntArray
 from freescale.kernels.rows import distinct
+from freescale.model_assembly import build_model
 from freescale.pipeline.schedule import TABLE, with_slots
 from freescale.profiling.stopwatch import Stopwatch
 
