@@ -91,15 +91,13 @@ def account(program: Program, record: Record, before: Record | None) -> StepAcco
         pair
         for number, stage in enumerate(program)
         if isinstance(stage, Work) and stage.lane == SIDE and stage.kind == "compute"
-        for pair in _both_steps(record.starts[number], record.ends[number], before, number)
+        for pair in _both_steps(record, before, number)
     ]
     side_missing = [
         pair
         for number, stage in enumerate(program)
         if isinstance(stage, Exchange) and stage.lane == SIDE
-        for pair in _both_steps(
-            record.starts[number], np.minimum(record.ends[number], record.lasts[number]), before, number
-        )
+        for pair in _both_steps(record, before, number, until_arrival=True)
     ]
     total = np.diff(record.step_ends, axis=0, prepend=record.step_start[None])
     result = StepAccounts(total, *(np.zeros_like(total) for _ in range(3)))
@@ -127,15 +125,19 @@ def account(program: Program, record: Record, before: Record | None) -> StepAcco
     return result
 
 
-def _both_steps(starts: FloatArray, ends: FloatArray, before: Record | None, number: int) -> list[Interval]:
+def _both_steps(
+    record: Record, before: Record | None, number: int, *, until_arrival: bool = False
+) -> list[Interval]:
     """The side's stage of each step, and that of the step before, which may reach into it."""
+
+    def end_of(part: Record) -> FloatArray:
+        return np.minimum(part.ends[number], part.lasts[number]) if until_arrival else part.ends[number]
+
+    starts, ends = record.starts[number], end_of(record)
     earlier_start, earlier_end = np.zeros_like(starts), np.zeros_like(ends)
     earlier_start[1:], earlier_end[1:] = starts[:-1], ends[:-1]
     if before is not None:
-        earlier_start[0] = before.starts[number, 0]
-        earlier_end[0] = before.ends[number, 0]
-        if before.lasts[number, 0].any():
-            earlier_end[0] = np.minimum(before.ends[number, 0], before.lasts[number, 0])
+        earlier_start[0], earlier_end[0] = before.starts[number, 0], end_of(before)[0]
     return [(starts, ends), (earlier_start, earlier_end)]
 
 

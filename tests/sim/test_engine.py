@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from freescale.sim.accounts import Record, spans_of
@@ -72,6 +72,7 @@ def test_the_oracle_gives_the_same_ends(ranks: int, steps: int, seed: int, kind:
 
 @settings(max_examples=60, deadline=None)
 @given(ranks=RANKS, steps=STEPS, seed=st.integers(0, 2**32 - 1), hides=st.booleans(), chunk=st.integers(1, 8))
+@example(ranks=1, steps=2, seed=235, hides=True, chunk=1)  # an exchange that everybody came to at 0.0
 def test_parts_are_those_of_the_trace(ranks: int, steps: int, seed: int, hides: bool, chunk: int) -> None:
     """The accounts of all ranks at once are what `trace.bubbles` makes of their spans."""
     import freescale.sim.engine as engine
