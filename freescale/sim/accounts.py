@@ -2,7 +2,7 @@
 
 `trace.bubbles.split_step` is the definition; this is the same for stages whose order is known. The stages of one lane
 never overlap, so lengths of intersections may simply be added up. `spans_of` gives the stages of a rank as the spans a
-real run records: split by `split_step`, they give the same parts (tests/sim/test_accounts.py).
+real run records: split by `split_step`, they give the same parts (tests/sim/test_engine.py).
 """
 
 from __future__ import annotations
