@@ -33,7 +33,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.compressor import Compressor
 from freescale.model.segmented import SegmentedEncoder
-from freescale.train.full_ranking import Asked, rank_of_targets
+from freescale.train.full_ranking import Asked, ItemBlock, rank_of_targets
 
 RECENT = 50
 GROUPS = {"all": 0, "200+": 200, "400+": 400, "800+": 800}
@@ -143,15 +143,15 @@ def ranks_of(
     run: Any, users: np.ndarray[Any, Any], last_states: Callable[[Tensor, SequenceBatch], Tensor]
 ) -> np.ndarray[Any, Any]:
     """[users] place of the test item among all items."""
-    evaluator, examples = run.evaluator, run.test
-    head = run.model.head
+    evaluator, examples, head = run.evaluator, run.test, run.model.head
     catalog = examples.source.items.ids
-    blocks = evaluator._item_blocks(head, catalog)
+    vectors = evaluator.items.catalogue(catalog, chunk=evaluator.item_chunk)
+    blocks = [ItemBlock(numbers=n, vectors=head.vectors(v)) for n, v in vectors.parts()]
     found = []
     for start in range(0, len(users), evaluator.batch):
         rows = users[start : start + evaluator.batch]
         batch = examples.batch(rows)
-        lookup, slotted = evaluator._look_up(batch)
+        lookup, slotted = vectors.look_up(batch)
         states = head.vectors(last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted))
         asked = Asked.of(examples, rows, batch, catalog, states, run.ranks.device)
         found.append(rank_of_targets(asked, blocks).cpu().numpy())

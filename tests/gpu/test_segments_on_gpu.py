@@ -72,8 +72,10 @@ def test_the_masked_pass_and_its_gradients_are_those_of_the_cpu(kind: str) -> No
         inputs = [vectors, *encoder.parameters()]
         found = torch.autograd.grad((states * weight).sum(), inputs)
         grads.append([states.detach(), *found])
+    # Softmax does not see a constant added to all keys: the gradient of their bias is zero, and rounding here.
+    usual = float(torch.stack([wanted.abs().max() for wanted in grads[0]]).median())
     for wanted, got in zip(*grads):
-        error = (got.cpu().double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-9)
+        error = (got.cpu().double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-3 * usual)
         assert error < 2e-4, error
 
 

@@ -43,8 +43,11 @@ def run_on_gpu(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: floa
             context.Process(target=_rank, args=(fn, rank, num_ranks, folder, answers, args))
             for rank in range(num_ranks)
         ]
-        for process in processes:
-            process.start()
+        with pytest.MonkeyPatch.context() as patch:  # read when CUDA starts, and importing this module starts it
+            for name, value in QUEUES.items():
+                patch.setenv(name, value)
+            for process in processes:
+                process.start()
         deadline = time.monotonic() + timeout
         try:
             for process in processes:
@@ -68,7 +71,7 @@ def run_on_gpu(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: floa
 
 
 def _rank(fn: Callable[..., Any], rank: int, num_ranks: int, folder: str, answers: Any, args: Any) -> None:
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", **QUEUES)
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
     try:
         torch.cuda.set_device(GPU)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
@@ -127,7 +130,7 @@ def test_rows_arrive_whatever_the_splits(kind: str, num_ranks: int, most: int) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_slots_grow_with_large_messages(kind: str) -> None:
     for moved, slot_bytes in run_on_gpu(exchange_many, 2, 2, kind, 70, 60_000):
-        assert moved > 50 << 20
+        assert moved > 32 << 20  # many times what the first slots hold
         assert slot_bytes == 2 << 20
 
 
