@@ -90,8 +90,9 @@ class Hog:
         deadline = time.monotonic() + 5
         while int(self._up.sum()) < self.num_sms:
             if time.monotonic() > deadline:
+                held = int(self._up.sum())
                 self.release()
-                raise RuntimeError(f"the hog holds {int(self._up.sum())} of {self.num_sms} SMs")
+                raise RuntimeError(f"the hog holds {held} of {self.num_sms} SMs")
 
     @property
     def holds(self) -> bool:

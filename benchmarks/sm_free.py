@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,12 @@ import torch
 from freescale.comm.choose import make_transport
 from freescale.comm.launch import launch
 from freescale.comm.ranks import Ranks, join_ranks
-from freescale.comm.transport import Transport
+from freescale.comm.transport import Pending, Transport
 from freescale.comm.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 
 PARTS = ("hog", "profiler", "contention", "rate")
-WHOLE_GPU = {"hog_all", "contention"}
+WHOLE_GPU = {"hog", "contention"}
 """Parts whose ranks may use every SM: one of them computes, or holds, on the whole GPU."""
 
 CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barrier")
@@ -110,7 +111,7 @@ def finishes(event: torch.cuda.Event) -> bool:
 
 
 def part_hog(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
-    """Which calls finish while every SM is held: by each rank its share, or by rank 0 all of them."""
+    """Which calls finish while rank 0 holds every SM; ranks cannot hold a share each, because shares overlap."""
     from gpu_kernels import BlockCopy, Hog
 
     num_bytes = options.hog_kib << 10
@@ -144,7 +145,7 @@ def part_hog(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
             act()
         settle(ranks)
     hog = Hog(ranks.device)
-    holds = options.part == "hog" or ranks.is_first
+    holds = ranks.is_first
     results: dict[str, Any] = {}
     for name, act in tries.items():
         landing.zero_()
@@ -388,16 +389,11 @@ def part_rate(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rate_of(transport: Transport, ranks: Ranks, num_bytes: int) -> dict[str, float]:
-    """Many exchanges one after the other, and one at a time."""
+    """Many exchanges, three on the way at a time as a pipeline has them; one after the other; and one alone."""
     rows, counts = rows_of(ranks, num_bytes)
     moved = num_bytes * (ranks.num_ranks - 1)
-    times = max(10, min(400, (256 << 20) // max(1, moved)))
-    settle(ranks)
-    began = time.perf_counter()
-    for _ in range(times):
-        exchange(transport, rows, counts)
-    settle(ranks)
-    seconds = (time.perf_counter() - began) / times
+    times = max(12, min(400, (512 << 20) // max(1, moved)))
+    seconds = {under_way: many(transport, ranks, rows, counts, times, under_way) for under_way in (3, 1)}
     single = []
     for _ in range(20):
         settle(ranks)
@@ -408,10 +404,32 @@ def rate_of(transport: Transport, ranks: Ranks, num_bytes: int) -> dict[str, flo
         single.append(time.perf_counter() - began)
     slowest = ranks.sum_on_cpu(torch.tensor([sorted(single)[10]], dtype=torch.float64)) / ranks.num_ranks
     return {
-        "gb_s": ranks.num_ranks * moved / seconds / 1e9,
-        "us_each_in_a_row": 1e6 * seconds,
+        "gb_s": ranks.num_ranks * moved / seconds[3] / 1e9,
+        "gb_s_in_a_row": ranks.num_ranks * moved / seconds[1] / 1e9,
         "us_alone": 1e6 * float(slowest),
     }
+
+
+def many(
+    transport: Transport,
+    ranks: Ranks,
+    rows: torch.Tensor,
+    counts: list[int],
+    times: int,
+    under_way: int,
+) -> float:
+    """Seconds an exchange."""
+    pending: deque[Pending] = deque()
+    settle(ranks)
+    began = time.perf_counter()
+    for _ in range(times):
+        pending.append(transport.start(rows, send=counts, receive=counts))
+        if len(pending) == under_way:
+            pending.popleft().wait()
+    while pending:
+        pending.popleft().wait()
+    settle(ranks)
+    return (time.perf_counter() - began) / times
 
 
 def pinned_ceiling(ranks: Ranks) -> float:
@@ -440,9 +458,13 @@ def as_rank(options: argparse.Namespace) -> None:
 
         register()
     with join_ranks(device=options.device, timeout_s=120) as ranks:
-        part = {"hog": part_hog, "hog_all": part_hog, "profiler": part_profiler}.get(options.part)
-        part = part or {"contention": part_contention, "rate": part_rate}[options.part]
-        result = part(ranks, options)
+        measure = {
+            "hog": part_hog,
+            "profiler": part_profiler,
+            "contention": part_contention,
+            "rate": part_rate,
+        }
+        result = measure[options.part](ranks, options)
         ranks.barrier()
         if ranks.is_first:
             Path(options.result).write_text(json.dumps(result))
@@ -481,7 +503,6 @@ def show(part: str, result: dict[str, Any], options: argparse.Namespace) -> list
         print(f"  not available: {name}: {problem}")
     return {
         "hog": show_hog,
-        "hog_all": show_hog,
         "profiler": show_profiler,
         "contention": show_contention,
         "rate": show_rate,
@@ -531,11 +552,12 @@ def show_rate(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
     names = list(result["engines"])
     ceiling = result["ceiling_gb_s"]
     print(f"  pinned copies, all ranks at once: {ceiling:.1f} GB/s a direction")
+    print("  GB/s: three on the way / one after the other")
     heads = (f"{name}: GB/s" for name in names), (f"{name}: us" for name in names)
     print(f"  {'KiB a pair':>10}" + "".join(f"{head:>20}" for group in heads for head in group))
     missed = []
     for row in result["results"]:
-        rates = "".join(f"{row[name]['gb_s']:20.2f}" for name in names)
+        rates = "".join(f"{row[n]['gb_s']:12.2f} /{row[n]['gb_s_in_a_row']:6.2f}" for n in names)
         print(
             f"  {row['bytes_a_pair'] >> 10:>10}"
             + rates
@@ -560,7 +582,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--part", choices=(*PARTS, "hog_all"))
+    parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--transports", help="comma-separated")
     parser.add_argument("--largest-kib", type=int, default=16 << 10, help="bytes a pair, at most, of `rate`")
     parser.add_argument("--gemm", type=int, default=8192)
@@ -575,7 +597,7 @@ def main() -> None:
     options.kinds = (options.transports or default).split(",")
     if options.rank:
         as_rank(options)
-    parts = [options.part] if options.part else ["hog", "hog_all", "profiler", "contention", "rate"]
+    parts = [options.part] if options.part else list(PARTS)
     if options.device == "cpu":
         parts = ["rate"]
     deadline = time.monotonic() + options.budget_s

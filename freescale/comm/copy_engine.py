@@ -2,7 +2,8 @@
 
 Every rank has a window (torch's symmetric memory) with a ring of slots for each source and the flags it waits for; all
 other ranks map it. Between two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor,
-stays inside a GPU, and so does all of it when ranks share one: that is a kernel, so `sm_free` is False and says why.
+stays inside a GPU, and so does all of it when ranks share one. Under MPS that, too, is a copy engine's (it ends while a
+kernel holds every SM: benchmarks/sm_free.py); without, it is a kernel, so `sm_free` is False and says why.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch.distributed as dist
 
 from freescale.comm.cuda_driver import CudaDriver, Driver, missing_driver
 from freescale.comm.facts import GroupFacts
+from freescale.comm.mps import is_mps_client
 from freescale.comm.processes import other_processes
 from freescale.comm.ring_transport import RingTransport
-from freescale.comm.rings import CACHE_LINE, PAGE, FlagValue, Rings, round_up
+from freescale.comm.rings import CACHE_LINE, PAGE, FlagValue, Rings, rings_of_gpus, round_up
 from freescale.comm.shared_memory import together
 from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
@@ -125,13 +127,20 @@ def build(
         processes=other_processes(facts),
         timeout_s=timeout_s,
         engine="copies into mapped memory of other GPUs",
-        sm_free=False,
-        reason="ranks share a GPU, and a copy inside a GPU is a kernel"
-        if facts.shared_gpu
-        else "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel",
+        sm_free=is_mps_client(),
+        reason=_reason(facts),
         stages_own=False,
     )
+    rings = rings or rings_of_gpus(dist.get_world_size(control))
     return RingTransport("copy_engine", engine, control=control, rings=rings)
+
+
+def _reason(facts: GroupFacts) -> str:
+    if is_mps_client():
+        return "under MPS copy engines make all copies, inside a GPU, too"
+    if facts.shared_gpu:
+        return "ranks share a GPU without MPS, and then a copy inside it is a kernel"
+    return "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel"
 
 
 def map_windows(

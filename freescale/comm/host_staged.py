@@ -4,7 +4,8 @@
     GPU ranks, one machine         pinned copies down and up, by copy engines; flags by the streams (stream_engine.py)
     GPU ranks, several machines    pinned copies down, gloo in one thread, pinned copies up (relayed.py)
 
-No kernel runs for any of it. On one GPU it is the only way without SMs: there, device-to-device copies are kernels.
+No kernel runs for any of it. A copy inside a GPU is a kernel, so rows that stay on their rank are staged as well; but
+under MPS it is not (it ends while a kernel holds every SM: benchmarks/sm_free.py), so there they are spared the detour.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import torch.distributed as dist
 
 from freescale.comm.cuda_driver import CudaDriver, Driver, missing_driver
 from freescale.comm.facts import GroupFacts
+from freescale.comm.mps import is_mps_client
 from freescale.comm.processes import other_processes
 from freescale.comm.relayed import RelayedTransport
 from freescale.comm.ring_transport import RingTransport
-from freescale.comm.rings import CACHE_LINE, FlagValue, Rings
+from freescale.comm.rings import CACHE_LINE, FlagValue, Rings, rings_of_gpus
 from freescale.comm.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory, together
 from freescale.comm.shared_rings import SharedRings
 from freescale.comm.stream_engine import StreamEngine, index_of
@@ -109,6 +111,7 @@ def build(
         engine="copy engines to and from pinned memory",
         sm_free=True,
         reason="pinned copies and stream memory operations run beside the SMs",
-        stages_own=True,
+        stages_own=not is_mps_client(),
     )
+    rings = rings or rings_of_gpus(dist.get_world_size(control))
     return RingTransport("host_staged", engine, control=control, rings=rings)

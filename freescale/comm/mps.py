@@ -23,6 +23,7 @@ from freescale.errors import TrainingError
 
 PROGRAM = "nvidia-cuda-mps-control"
 PREFIX = "freescale-mps-"
+_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _SERVER = "nvidia-cuda-mps-server"
 _PATIENCE_S = 10.0
 _YOUNG_S = 60.0
@@ -31,6 +32,11 @@ _YOUNG_S = 60.0
 
 class MpsError(TrainingError):
     """MPS cannot be used on this machine; the message says why."""
+
+
+def is_mps_client() -> bool:
+    """Whether this process was told to share its GPU through a daemon."""
+    return bool(os.environ.get(_PIPES))
 
 
 @contextmanager
@@ -110,7 +116,7 @@ def _client_environment(folder: Path) -> dict[str, str]:
     pipes, logs = folder / "pipe", folder / "log"
     pipes.mkdir(mode=0o700)
     logs.mkdir(mode=0o700)
-    return {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
+    return {_PIPES: str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
 
 
 def _start(program: str, environment: dict[str, str]) -> None:

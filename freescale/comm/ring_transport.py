@@ -17,11 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.rings import LARGEST_SLOT_BYTES, Exchange, Planner, Rings, power_of_two_at_least
+from freescale.comm.rings import Exchange, Planner, Rings
 from freescale.comm.transport import Pending
 
 _FIRST_LOOK, _LATER_LOOKS = 8, 8
-_CHUNKS_A_MESSAGE = 4
 
 
 class Engine(Protocol):
@@ -112,10 +111,9 @@ class RingTransport:
         self._engine.drain()
         wish = torch.tensor([self._wish])
         dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=self._control)
-        chunk = power_of_two_at_least(-(-int(wish) // _CHUNKS_A_MESSAGE))
-        wanted = min(LARGEST_SLOT_BYTES, chunk)
-        if wanted > self.slot_bytes:
-            self._open(Rings(self.num_ranks, slot_bytes=wanted, first_epoch=self._planner.rings.first_epoch))
+        rings = self._planner.rings.grown(int(wish))
+        if rings is not self._planner.rings:
+            self._open(rings)
 
     def _open(self, rings: Rings) -> None:
         self._engine.open(rings)

@@ -8,19 +8,21 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from freescale.comm.rings import (
+    CPU_CUT,
     EPOCHS,
-    LARGEST_SLOT_BYTES,
-    SMALLEST_CHUNK,
+    GPU_CUT,
+    Cut,
     Planner,
     Rings,
     Round,
     offsets,
     power_of_two_at_least,
     reached,
+    rings_of_gpus,
 )
 
 
@@ -48,11 +50,24 @@ def test_flags_and_slots_do_not_overlap(num_ranks: int, num_slots: int, slot_byt
 
 @given(st.integers(0, 1 << 30))
 def test_a_message_is_cut_into_few_chunks_that_fit(num_bytes: int) -> None:
-    for slot_bytes in (1 << 18, LARGEST_SLOT_BYTES):
-        chunk = Rings(2, slot_bytes=slot_bytes).chunk_bytes(num_bytes)
-        assert SMALLEST_CHUNK <= chunk <= slot_bytes
-        assert chunk == power_of_two_at_least(chunk)
-        assert num_bytes <= 4 * chunk or chunk == slot_bytes
+    for cut in (CPU_CUT, GPU_CUT):
+        for slot_bytes in (1 << 18, cut.most):
+            chunk = Rings(2, slot_bytes=slot_bytes, cut=cut).chunk_bytes(num_bytes)
+            assert min(cut.least, slot_bytes) <= chunk <= slot_bytes
+            assert chunk == power_of_two_at_least(chunk)
+            assert num_bytes <= cut.pieces * chunk or chunk == slot_bytes
+
+
+@given(st.integers(0, 1 << 30))
+def test_slots_grow_to_what_a_message_is_cut_into_and_never_shrink(num_bytes: int) -> None:
+    for rings in (Rings(2), rings_of_gpus(2)):
+        grown = rings.grown(num_bytes)
+        assert grown is rings or rings.slot_bytes < grown.slot_bytes <= rings.cut.most
+        assert grown.grown(num_bytes) is grown
+        # A chunk of its own choice fits, and a slot is at most twice the message.
+        assert grown.chunk_bytes(num_bytes) == min(rings.cut.chunk(num_bytes), grown.slot_bytes)
+        assert num_bytes <= grown.slot_bytes * rings.cut.pieces or grown.slot_bytes == rings.cut.most
+        assert grown is rings or grown.slot_bytes < 2 * num_bytes
 
 
 class Machine:
@@ -124,7 +139,9 @@ def exchange_all(
 ) -> int:
     """Several exchanges of random sizes under way at once, every operation in random order; the number of them."""
     rng = random.Random(seed)
-    rings = Rings(num_ranks, slot_bytes=SMALLEST_CHUNK // 1024, num_slots=num_slots, first_epoch=first_epoch)
+    rings = Rings(
+        num_ranks, slot_bytes=64, num_slots=num_slots, first_epoch=first_epoch, cut=Cut(least=1, most=64)
+    )
     machine = Machine(rings, stage_own=stage_own)
     # Some ranks run far ahead of others: each starts its exchanges when its turn comes.
     exchanges = exchanges or [random_sizes(rng, num_ranks) for _ in range(rng.randint(1, 5))]
@@ -171,12 +188,6 @@ def random_sizes(rng: random.Random, num_ranks: int) -> list[list[int]]:
     return [[rng.choice([0, rng.randint(0, most)]) for _ in range(num_ranks)] for _ in range(num_ranks)]
 
 
-@pytest.fixture(autouse=True)
-def tiny_chunks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "interleaving" in request.node.name:
-        monkeypatch.setattr("freescale.comm.rings.SMALLEST_CHUNK", 1)
-
-
 def many_interleavings(seeds: range, num_ranks: int) -> int:
     done = 0
     for seed in seeds:
@@ -217,7 +228,7 @@ SIZES = st.integers(2, 3).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 @given(SIZES, st.integers(0, 2**32), st.sampled_from([1, 2, 4]), st.booleans())
 @example([[[0, 300], [65, 64]]], 0, 1, True)
 def test_an_interleaving_of_sizes_hypothesis_thinks_of(

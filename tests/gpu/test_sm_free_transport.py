@@ -43,7 +43,8 @@ def run_on_gpu(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: floa
             context.Process(target=_rank, args=(fn, rank, num_ranks, folder, answers, args))
             for rank in range(num_ranks)
         ]
-        with pytest.MonkeyPatch.context() as patch:  # read when CUDA starts, and importing this module starts it
+        # CUDA reads it when it starts, and importing this module starts it.
+        with pytest.MonkeyPatch.context() as patch:
             for name, value in QUEUES.items():
                 patch.setenv(name, value)
             for process in processes:
