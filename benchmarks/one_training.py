@@ -1,11 +1,75 @@
-"""What benchmarks of whole training runs share: their losses must be one curve, and only warm steps count."""
+"""What benchmarks of whole training runs share: many runs by one start of the ranks, one curve, only warm steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from freescale.comm.launch import launch
+from freescale.errors import FreeScaleError
 from freescale.trace.metrics_log import Event, step_of
 from freescale.trace.time_account import Account, account_of
+
+RANK_FILE = str(Path(__file__).with_name("training_rank.py"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run: its keys, and the blocks of a copy kernel that takes the place of `collective`, if any."""
+
+    keys: tuple[str, ...]
+    copy_kernel: int | None = None
+
+
+def train_in_turn(
+    recipes: Sequence[Recipe],
+    *,
+    num_ranks: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    seconds: float = 1e9,
+) -> dict[int, Path | str]:
+    """Train recipes one after the other; by number, the folder of each run or what went wrong with it.
+
+    Ranks are started once, and again after a failure, for what comes after it. No run begins when the time is over.
+    """
+    results: dict[int, Path | str] = {}
+    deadline = time.time() + seconds
+    while time.time() < deadline:
+        left = [number for number in range(len(recipes)) if number not in results]
+        tasks = [_task(recipes[number], folder / str(number)) for number in left]
+        for note in folder.glob("*.begins"):
+            note.unlink()
+        plan = folder / "plan.json"
+        plan.write_text(json.dumps({"deadline": deadline, "tasks": tasks}))
+        problem = ""
+        try:
+            launch([str(plan)], num_ranks=num_ranks, environment=environment, program=(RANK_FILE,))
+        except FreeScaleError as error:
+            problem = str(error).splitlines()[0]
+        results |= {n: folder / str(n) for n in left if (folder / str(n) / "trained").exists()}
+        if not problem:
+            break
+        results |= {n: problem for n in left if n not in results and _began(folder / str(n))}
+        if len(results) == len(recipes):
+            break
+    return results
+
+
+def _task(recipe: Recipe, out: Path) -> dict[str, object]:
+    return {
+        "out": str(out),
+        "keys": [*recipe.keys, f"run.out={out}"],
+        "copy_kernel": recipe.copy_kernel,
+    }
+
+
+def _began(out: Path) -> bool:
+    note = out.with_suffix(".begins")
+    return note.exists() and note.read_text() == "yes"
 
 
 def losses_of(steps: Iterable[Event]) -> list[float]:

@@ -373,18 +373,19 @@ def streams_of_pairs() -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda
 
 def part_rate(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """GB/s a direction, summed over the ranks, and microseconds of one exchange, by bytes a pair."""
-    found, problems = open_all(ranks, options.kinds)
     ceiling = pinned_ceiling(ranks) if ranks.device.type == "cuda" else 0.0
-    table = []
+    table, engines = [], {}
     num_bytes = 4 << 10
     while num_bytes <= options.largest_kib << 10:
         row: dict[str, Any] = {"bytes_a_pair": num_bytes}
+        # Opened for each size: slots grow with the messages, and do so at fixed exchanges.
+        found, problems = open_all(ranks, options.kinds)
         for name, transport in found.items():
-            warm_up(transport, ranks, num_bytes, times=20)
+            warm_up(transport, ranks, num_bytes)
             row[name] = rate_of(transport, ranks, num_bytes)
+            engines[name] = [transport.engine, transport.sm_free]
         table.append(row)
         num_bytes *= 4
-    engines = {name: [one.engine, one.sm_free] for name, one in found.items()}
     return {"results": table, "ceiling_gb_s": ceiling, "engines": engines, "not_available": problems}
 
 

@@ -16,24 +16,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import io
 import json
-import os
+import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from one_training import check_one_curve, losses_of
+from one_training import Recipe, check_one_curve, losses_of, train_in_turn
 
-from freescale.comm.launch import launch
 from freescale.comm.virtual_gpus import virtual_gpus
-from freescale.errors import FreeScaleError
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import read_metrics, step_of
 from freescale.trace.time_account import account_of
@@ -79,9 +75,8 @@ LARGE = (
 )
 """A table of 1 GB spread over the ranks, of which a step reads and updates about a tenth; long-tailed lengths, so that
 ranks differ. The batch grows with the ranks."""
-SAMPLES_A_RANK = 64
+SAMPLES_A_RANK = 128
 
-RANK_FILE = str(Path(__file__).with_name("copy_kernel_rank.py"))
 LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
 """Relative: sums in another order drift apart, in bfloat16 sooner than in float32."""
 
@@ -131,24 +126,24 @@ def shared_gpu(options: argparse.Namespace, num_ranks: int) -> Iterator[Mapping[
         yield shared.environment
 
 
-def run_once(
-    setting: Setting, num_ranks: int, environment: Mapping[str, str], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Train once; the losses and where the time went after the warm-up."""
+def recipe_of(setting: Setting, num_ranks: int, options: argparse.Namespace) -> Recipe:
+    """The workload with one setting."""
     large = (*LARGE, f"data.global_batch={SAMPLES_A_RANK * num_ranks}")
-    recipe = [*COMMON, *(SMALL if options.device == "cpu" else large), *options.keys, *setting.keys()]
-    program: Sequence[str] = ("-m", "freescale")
-    if setting.transport.startswith("copy_kernel"):
-        program = (RANK_FILE, setting.transport.partition(":")[2])
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["train", *recipe, f"run.steps={options.steps}", f"run.out={folder}", "--resume", "never"]
-        with silenced():
-            launch(command, num_ranks=num_ranks, environment=environment, program=program)
-        steps = read_metrics(Path(folder) / "metrics.jsonl").steps
+    workload = (*COMMON, *(SMALL if options.device == "cpu" else large), *options.keys)
+    blocks = setting.transport.partition(":")[2]
+    keys = (*workload, *setting.keys(), f"run.steps={options.steps}")
+    return Recipe(keys, int(blocks) if blocks else None)
+
+
+def read_run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The losses of a run and where the time went after the warm-up."""
+    steps = read_metrics(folder / "metrics.jsonl").steps
+    if len(steps) != options.steps:
+        raise SystemExit(f"FAILED: {folder.name}: {len(steps)} steps")
     warm = [event for event in steps if (step_of(event) or 0) >= options.warmup]
     account = account_of(warm)
-    if account is None or len(steps) != options.steps:
-        raise SystemExit(f"FAILED: {setting.name}: {len(steps)} steps, or steps without a breakdown")
+    if account is None:
+        raise SystemExit(f"FAILED: {folder.name}: steps without a breakdown")
     tokens = [float(str(event["tokens_per_s"])) for event in warm if event.get("tokens_per_s")]
     return {
         "step_ms": account.step_ms,
@@ -157,55 +152,42 @@ def run_once(
         "exposed_ms": account.shares["comm"] * account.step_ms,
         "tokens_per_s": statistics.fmean(tokens) if tokens else 0.0,
         "losses": losses_of(steps),
+        "seconds": float((folder / "trained").read_text()),
     }
 
 
-@contextlib.contextmanager
-def silenced() -> Iterator[None]:
-    """The lines of the ranks would drown the table: they go where nobody reads them."""
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    sys.stdout.flush()
-    os.dup2(nowhere, 1)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def measure(num_ranks: int, options: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
+def measure(num_ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All settings round by round, as far as the time goes; what a file already holds is not run again."""
     known = load(options.save, num_ranks)
-    longest = 0.0
-    with shared_gpu(options, num_ranks) as environment:
-        for turn in range(options.rounds):
-            for setting in settings_of(options.transports):
-                key = (setting.name, turn)
-                if key in known or time.monotonic() + longest > deadline:
-                    continue
-                began = time.monotonic()
-                try:
-                    row = run_once(setting, num_ranks, environment, options)
-                except FreeScaleError as error:
-                    row = {"problem": str(error).splitlines()[0]}
-                # The first run compiles kernels; the others find them.
-                longest = max(longest, time.monotonic() - began) if len(known) else 0.0
-                known[key] = {"ranks": num_ranks, "setting": setting.name, "round": turn, **row}
-                shown = row.get("problem") or f"{row['step_ms']:.1f} ms, bubble {row['bubble']:.1%}"
-                took = f"({time.monotonic() - began:.0f} s)"
-                print(f"round {turn + 1}: {setting.name}: {shown} {took}", file=sys.stderr, flush=True)
-                if options.save:
-                    with open(options.save, "a") as file:
-                        file.write(json.dumps(known[key]) + "\n")
+    settings = settings_of(options.transports)
+    wanted = [
+        (one, turn) for turn in range(options.rounds) for one in settings if (one.name, turn) not in known
+    ]
+    recipes = [recipe_of(setting, num_ranks, options) for setting, _ in wanted]
+    with shared_gpu(options, num_ranks) as environment, tempfile.TemporaryDirectory() as folder:
+        results = train_in_turn(
+            recipes,
+            num_ranks=num_ranks,
+            environment=environment,
+            folder=Path(folder),
+            seconds=options.budget_s,
+        )
+        for number, found in sorted(results.items()):
+            setting, turn = wanted[number]
+            row = {"problem": found} if isinstance(found, str) else read_run(found, options)
+            known[setting.name, turn] = {"ranks": num_ranks, "setting": setting.name, "round": turn, **row}
+            if options.save:
+                with open(options.save, "a") as file:
+                    file.write(json.dumps(known[setting.name, turn]) + "\n")
+            if options.keep and not isinstance(found, str) and turn == 0:
+                place = Path(options.keep) / f"{num_ranks}-{setting.name}".replace(" ", "-").replace(":", "")
+                shutil.copytree(found, place, dirs_exist_ok=True)
     return list(known.values())
 
 
 def load(path: str | None, num_ranks: int) -> dict[tuple[str, int], dict[str, Any]]:
     """What an earlier call has measured."""
-    if not path or not os.path.exists(path):
+    if not path or not Path(path).exists():
         return {}
     rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
     return {(row["setting"], row["round"]): row for row in rows if row["ranks"] == num_ranks}
@@ -249,6 +231,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budget-s", type=float, default=540.0, help="start no run that would end later")
     parser.add_argument("--save", help="file that keeps every run, and from which the next call goes on")
+    parser.add_argument(
+        "--keep", help="folder for the run folders of the first round: metrics, spans, report"
+    )
     parser.add_argument("--time-sliced", action="store_true", help="run even where MPS is missing")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the workload")
     options = parser.parse_args()
@@ -258,8 +243,7 @@ def main() -> None:
         else "collective,host_staged,auto"
     )
     options.transports = (options.transports or default).split(",")
-    deadline = time.monotonic() + options.budget_s
-    rows = measure(options.ranks, options, deadline)
+    rows = measure(options.ranks, options)
     problems = {row["setting"]: row["problem"] for row in rows if "problem" in row}
     if all("problem" in row for row in rows):
         raise SystemExit(f"FAILED: {problems}")

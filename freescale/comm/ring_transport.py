@@ -4,7 +4,7 @@
     host_staged                 pinned copies by copy engines, flags by stream memory operations  host_staged.py
     copy_engine                 copies into windows of other GPUs, flags beside them              copy_engine.py
 
-Slots start small and grow with the messages. When to look at it is fixed (after 8, 64, 512, ... exchanges), so all
+Slots start small and grow with the messages. When to look at it is fixed (after 8, 64 and every 512 exchanges), so all
 ranks come to it at the same exchange; what the largest message of any rank would like is then agreed by the group.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from freescale.comm.rings import Exchange, Planner, Rings
 from freescale.comm.transport import Pending
 
-_FIRST_LOOK, _LATER_LOOKS = 8, 8
+_FIRST_LOOKS, _LOOK_EVERY = (8, 64), 512
 
 
 class Engine(Protocol):
@@ -77,7 +77,7 @@ class RingTransport:
         self.num_ranks, self.rank = dist.get_world_size(control), dist.get_rank(control)
         self.engine, self.sm_free, self.reason = engine.engine, engine.sm_free, engine.reason
         self._engine, self._control = engine, control
-        self._num_started, self._next_look = 0, _FIRST_LOOK
+        self._num_started = 0
         self._wish = 0
         self._open(rings or Rings(self.num_ranks))
 
@@ -90,8 +90,7 @@ class RingTransport:
         """Begin to send; returns at once."""
         self._engine.check()  # before anything else: after a failure even counts are not to be trusted
         self._num_started += 1
-        if self._num_started == self._next_look:
-            self._next_look *= _LATER_LOOKS
+        if self._num_started in _FIRST_LOOKS or self._num_started % _LOOK_EVERY == 0:
             self._grow()
         tensor = tensor.detach().contiguous()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])

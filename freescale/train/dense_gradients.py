@@ -1,6 +1,7 @@
 """Dense gradients summed over the ranks, bucket by bucket, under the backward."""
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
+import warnings
 from collections.abc import Callable, Collection, Iterable
 
 import torch
@@ -40,15 +41,18 @@ def reduced_in_backward(
     gate = gate or Gate()
     device = next(model.parameters()).device
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
-    wrapped = DistributedDataParallel(
-        model,
-        process_group=group,
-        gradient_as_bucket_view=True,
-        # Buffers (router biases) follow from sums over all ranks: they are equal everywhere without being sent.
-        broadcast_buffers=False,
-        # Weights follow from the seed. Comparing them is for groups that can read the device.
-        init_sync=speaks(group, device),
-    )
+    with warnings.catch_warnings():
+        # Since torch 2.13 deprecated; what is to take its place sends buffers at the start all the same.
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            # Buffers (router biases) follow from sums over all ranks: they are equal everywhere without being sent.
+            broadcast_buffers=False,
+            # Weights follow from the seed. Comparing them is for groups that can read the device.
+            init_sync=speaks(group, device),
+        )
     transport: Transport | None = None
     if device.type == "cpu" and on_one_machine():
         transport = LocalTransport(group, timeout_s=timeout_s)

@@ -1,0 +1,81 @@
+"""A rank that trains one recipe after the other, so that start-up and compiling are paid once.
+
+training_rank.py PLAN, where PLAN is a JSON list of {"out": folder, "keys": [...], "copy_kernel": blocks or null}. With
+blocks, `comm.transport=collective` is a copy kernel of that many. `trained` in a folder says that its run is complete;
+before each run rank 0 decides whether there is still time, and the others read what it decided.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from freescale.comm import choose
+from freescale.comm.launch import RENDEZVOUS, note_failure
+from freescale.commands import train_run
+from freescale.config import load_config
+
+
+class Silent:
+    """Nobody watches these runs."""
+
+    def write(self, event: dict[str, object]) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def main() -> None:
+    """Train what the plan says, in its order, until its time is over."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    routes, rendezvous = dict(choose.ROUTES), os.environ[RENDEZVOUS]
+    first = os.environ["RANK"] == "0"
+    for number, task in enumerate(plan["tasks"]):
+        out = Path(task["out"])
+        if not agreed(out.with_suffix(".begins"), first and time.time() < plan["deadline"], first):
+            return
+        os.environ[RENDEZVOUS] = f"{rendezvous}-{number}"
+        choose.ROUTES.update(routes)
+        if task["copy_kernel"]:
+            from copy_kernel import take_the_place_of_collective
+
+            take_the_place_of_collective(task["copy_kernel"])
+        began = time.monotonic()
+        train_run(load_config(None, task["keys"]), resume="never", open_terminal=lambda total: Silent())
+        if first:
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+            (out / "trained").write_text(f"{time.monotonic() - began:.1f}")
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def agreed(note: Path, yes: bool, first: bool) -> bool:
+    """What rank 0 has decided."""
+    if first:
+        part = note.with_suffix(".part")
+        part.write_text("yes" if yes else "no")
+        part.rename(note)
+    while not note.exists():
+        time.sleep(0.01)
+    return note.read_text() == "yes"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException as error:
+        if not note_failure(error):
+            raise
+        sys.stderr.flush()
+        os._exit(1)  # threads may wait for a rank that is gone
+    sys.stdout.flush()
+    os._exit(0)
