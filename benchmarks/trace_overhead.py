@@ -29,7 +29,7 @@ from freescale.config import load_config
 from freescale.trace import spans
 from freescale.train.accounting import Accounts
 from freescale.train.events import Progress
-from freescale.train.loop import Run, named, report_step
+from freescale.train.loop import Run, named, reports_of
 
 BLOCK = 20
 RECIPE = ("model.dropout=0", "run.log_every=20", "run.eval_every=1000000", "balance.refit_every=null")
@@ -63,6 +63,7 @@ def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float
     spans.record_into(recorder if on else None)
     run.accounts.recorder = recorder if on else None
     run.ranks.barrier()
+    reports = reports_of(run)
     wall, cpu = time.perf_counter(), time.process_time()
     for place in range(BLOCK):
         ready = next(batches)
@@ -70,8 +71,8 @@ def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float
             run.accounts.begin(ready.plan.step + 1)
         with spans.stage("train", step=ready.plan.step + 1):
             result = run.train_step.run(ready, schedule)
-        run.accounts.end_step()
-        report_step(run, ready, result)
+        reports.add(ready, result, seconds=run.accounts.end_step())
+    reports.settle()
     run.accounts.pause()
     return time.perf_counter() - wall, time.process_time() - cpu
 
@@ -142,10 +143,11 @@ def losses_with(on: bool, options: argparse.Namespace) -> list[float]:
             run = open_run(config, lines, ranks)
             schedule = run.open_schedule(0)
             run.accounts.begin(1)
+            reports = reports_of(run)
             for ready in named(schedule, 0):
                 result = run.train_step.run(ready, schedule)
-                run.accounts.end_step()
-                report_step(run, ready, result)
+                reports.add(ready, result, seconds=run.accounts.end_step())
+            reports.settle()
             run.accounts.pause()
         return lines.losses
 

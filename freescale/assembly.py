@@ -56,8 +56,9 @@ from freescale.train.events import Progress
 from freescale.train.id_report import IdReport
 from freescale.train.item_vectors import ContentInput, TextInput
 from freescale.train.learning_rate import lr_factor
-from freescale.train.loop import Run, due_at, write_step
+from freescale.train.loop import Run, due_at
 from freescale.train.rebalance import Rebalancer
+from freescale.train.reports import write_step
 from freescale.train.step import TrainStep
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

@@ -48,11 +48,12 @@ class Part:
         """The same with its tensors on a device."""
         if device.type == "cpu":
             return self
-        places, rows, owned, slot = (
-            tensor.pin_memory().to(device, non_blocking=True)
-            for tensor in (self.places, self.rows, self.owned, self.slot)
-        )
+        places, rows, owned, slot = (send_ahead(tensor, device) for tensor in self.tensors())
         return Part(places, self.send, rows, self.receive, owned, slot)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All of them."""
+        return self.places, self.rows, self.owned, self.slot
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,11 @@ def find_overlap(before: Request, after: Request, *, lane: Transport) -> tuple[O
     bits = _unpack(heard.numpy(), asked)
     first, second = (Overlap(torch.from_numpy(bit), mark) for bit, mark in zip(bits, marks))
     return first, second
+
+
+def send_ahead(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on its way to a device, without a wait for either."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def check_range(spec: TableSpec, rows: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freescale.embedding.request import Part, Request
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
-from freescale.pipeline.streams import Waitable
+from freescale.pipeline.streams import Waitable, used_here, wait_for
 
 B = TypeVar("B")
 
@@ -60,13 +60,22 @@ class TableFlight:
         late: rows it does touch; fetched after its update. None where there is no batch before.
         urgent: rows the next batch uses, too; their gradients go home at once.
         parked: the others; their gradients go home under the next batch. None where there is none.
+        slots: those of the request, where the model computes.
     """
 
     request: Request
     early: Part
+    slots: Tensor
     late: Part | None = None
     urgent: Part | None = None
     parked: Part | None = None
+
+    def used_here(self) -> None:
+        """This stream uses what another thread has copied to the device so far."""
+        used_here(self.slots)
+        for part in (self.early, self.late, self.urgent, self.parked):
+            for tensor in () if part is None else part.tensors():
+                used_here(tensor)
 
 
 @dataclass
@@ -94,6 +103,12 @@ class Flight(Generic[B]):
     asked: Mapping[str, Tensor] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     updated: bool = False
+
+    def copied_by(self, later: Flight[B]) -> None:
+        """Let this stream wait for the copies that went with `later`, and use those of this batch."""
+        wait_for(later.copied)
+        for table in self.tables.values():
+            table.used_here()
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,7 @@ class PrioritizedPipeline(Generic[B]):
             assert flight.early is not None
             with stage("wait for NOL rows", step=flight.step + 1, kind="wait"):
                 storage = flight.early.wait()
-                wait_for(flight.copied)
+                flight.copied_by(flight)
             self._moves.fetch_late(flight, storage)
             lookups = {name: self._lookup(flight, name, storage) for name in flight.asked}
         else:
@@ -273,9 +273,8 @@ class PrioritizedPipeline(Generic[B]):
             # A replicated table: it is updated by this thread alone, so nothing of it is under way.
             rows = flight.asked[name].to(self._embedding.device)
             return self._embedding.lookup(name, rows, settled=True)
-        request = flight.tables[name].request
-        slots = request.slots.to(self._embedding.device, non_blocking=True)
-        return Lookup(name, as_leaf(used_here(storage[name])), slots, request.distinct)
+        table = flight.tables[name]
+        return Lookup(name, as_leaf(used_here(storage[name])), table.slots, table.request.distinct)
 
     def _send_home(self, flight: Flight[B], ready: ReadyRows[B], *, lr: float) -> None:
         """OL gradients now; NOL gradients are left for the next job."""
@@ -284,7 +283,7 @@ class PrioritizedPipeline(Generic[B]):
             assert following is not None
             with stage("wait for the split", step=flight.step + 1, kind="wait"):
                 following.wait()
-                wait_for(self._flights[1].copied)
+                flight.copied_by(self._flights[1])
         left = self._moves.send_urgent(flight, ready.lookups, lr=lr)
         for name, lookup in ready.lookups.items():
             if name not in flight.tables:

@@ -8,12 +8,12 @@ from typing import TypeVar
 from torch import Tensor
 
 from freescale.comm.priority import Deadline, Lanes, TrafficQueue
-from freescale.embedding.request import Part, exchange_ids, find_overlap
+from freescale.embedding.request import Part, exchange_ids, find_overlap, send_ahead
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
 from freescale.kernels.rows import sum_by_row
 from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
-from freescale.pipeline.streams import Side, copies_of, used_here
+from freescale.pipeline.streams import CopyStream, Side, used_here
 from freescale.trace.spans import compute, stage
 
 B = TypeVar("B")
@@ -38,11 +38,17 @@ class RowMoves:
         self._embedding = embedding
         self._lanes, self._queue, self._side = lanes, queue, side
         self._order = order
+        self._copies = CopyStream(embedding.device)
 
     # On the communication thread, two batches ahead.
 
     def send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
         """Tell the owners what a batch needs, and split it against the batch before."""
+        with self._copies.copies():
+            self._send_ids(flight, before)
+        flight.copied = self._copies.there()
+
+    def _send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
         for name, rows in sorted(flight.asked.items()):
             plan = self._embedding.plans[name]
             if plan.replicated:
@@ -51,7 +57,8 @@ class RowMoves:
             with stage("exchange ids", step=flight.step + 1):
                 request = exchange_ids(plan, rows.cpu(), lane=self._lanes.ids)
                 self._order.uses(flight.step, name, request.owned)
-            flight.tables[name] = TableFlight(request, early=request.whole())
+            slots = send_ahead(request.slots, self._embedding.device)
+            flight.tables[name] = TableFlight(request, early=request.whole(), slots=slots)
             neighbour = None if before is None else before.tables.get(name)
             with stage("split into OL and NOL", step=flight.step + 1):
                 began = time.perf_counter()
@@ -60,7 +67,6 @@ class RowMoves:
                 flight.traffic.split_ms += 1000 * (time.perf_counter() - began)
             self._to_device(flight.tables[name])
             self._count_ids(flight, name)
-        flight.copied = copies_of(self._embedding.device)
 
     def _split(self, before: TableFlight, after: TableFlight) -> None:
         """Mark what two batches share: it waits in one and hurries in the other."""

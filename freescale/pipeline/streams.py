@@ -7,7 +7,8 @@ rank, and one thread has one order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
@@ -93,11 +94,27 @@ def make_side(queue: TrafficQueue, device: torch.device) -> Side:
     return SideStream(device) if device.type == "cuda" else queue
 
 
-def copies_of(device: torch.device) -> torch.cuda.Event | None:
-    """The moment at which copies that this thread has sent to a GPU are there; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.current_stream(device).record_event()
+class CopyStream:
+    """A CUDA stream for copies to a GPU by another thread; on a CPU nothing is copied.
+
+    On the stream that computes they would stand behind all that is queued there, and whoever waits for them with it.
+
+    Args:
+        device: where the model computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """Copies of this block go there."""
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def there(self) -> torch.cuda.Event | None:
+        """The moment at which all copies so far have arrived; None on a CPU."""
+        return None if self._stream is None else self._stream.record_event()
 
 
 def wait_for(event: torch.cuda.Event | None) -> None:

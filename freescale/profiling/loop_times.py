@@ -14,7 +14,7 @@ from freescale.sim.profile import Timing
 from freescale.trace import spans
 from freescale.train.accounting import AccountedStep
 from freescale.train.events import Progress
-from freescale.train.loop import named, report_step
+from freescale.train.loop import named, reports_of
 
 _STEPS, _WARM = 14, 4
 
@@ -44,10 +44,11 @@ def _host_ms(config: Config, device: torch.device, *, global_batch: int) -> tupl
         try:
             with run.open_schedule(0) as schedule:
                 run.accounts.begin(1)
+                reports = reports_of(run)
                 for ready in named(schedule, 0):
                     result = run.train_step.run(ready, schedule)
-                    run.accounts.end_step()
-                    report_step(run, ready, result)
+                    reports.add(ready, result, seconds=run.accounts.end_step())
+                reports.settle()
                 run.accounts.pause()
         finally:
             run.accounts.close()

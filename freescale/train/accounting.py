@@ -76,7 +76,6 @@ class Accounts:
     totals: list[Parts] = field(default_factory=list)
     _known: dict[int, float] = field(default_factory=dict)
     _ended_at: float = 0.0
-    _seconds: float = 0.0
     _held: deque[AccountedStep] = field(default_factory=deque)
     _ended: deque[tuple[int, float, float]] = field(default_factory=deque)
     _spans: list[Span] = field(default_factory=list)
@@ -93,15 +92,14 @@ class Accounts:
 
     def end_step(self) -> float:
         """The optimizer step is over; returns the seconds it took, by this rank's host."""
-        now = time.monotonic()
-        self._seconds, self._ended_at = now - self._ended_at, now
+        began, self._ended_at = self._ended_at, time.monotonic()
         if self.recorder is not None:
             self.recorder.end_step()
-        return self._seconds
+        return self._ended_at - began
 
-    def add(self, step: int, line: dict[str, object]) -> None:
-        """Hold the line of a step; where an account is due, write all that are complete."""
-        self._held.append(AccountedStep(step, line, seconds=self._seconds))
+    def add(self, step: int, line: dict[str, object], *, seconds: float | None = None) -> None:
+        """Hold the line of a step that took this long; where an account is due, write all that are complete."""
+        self._held.append(AccountedStep(step, line, seconds=seconds))
         if self.recorder is None:
             self._write_held()
             return
@@ -137,7 +135,8 @@ class Accounts:
         taken = self.recorder.take()
         self._spans.extend(map(self._recalled, taken) if self._known else taken)
         first = self._held[0].step
-        done = self._ended[-1][0] if self._ended else first - 1
+        # Later steps may have ended, too; their lines are still to come.
+        done = min(up_to, self._ended[-1][0]) if self._ended else first - 1
         if self.ranks.control is not None:
             with exchange("compare notes"):
                 done = self._compare(first, up_to, done)

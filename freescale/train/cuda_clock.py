@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_PROBE_S = 0.1
 _REANCHOR_S = 10.0
 """Events give their distance in float32 milliseconds: 1 us of rounding at 10 s, 0.25 ms after an hour."""
 
@@ -24,8 +25,9 @@ class CudaClock:
     """Turns events of one device into seconds of the host's monotonic clock.
 
     An event never happens before the host has recorded it. So the largest (recorded - device time) seen lately is the
-    distance of the two clocks, exact as soon as one event met an idle stream, which happens in every step that reads
-    anything back. No device synchronisation is needed.
+    distance of the two clocks, exact as soon as one event met an idle stream. The stream that computes is never idle
+    where the host is ahead of it; so now and then an event is recorded on a stream of its own, which always is. No
+    device synchronisation is needed.
 
     Args:
         device: the device the model computes on.
@@ -37,6 +39,9 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[torch.cuda.Event] = []
+        self._idle = torch.cuda.Stream(device)
+        self._probe: _Moment | None = None
+        self._probed_at = -float("inf")
         torch.cuda.synchronize(device)  # once, before the run
         self._anchor = torch.cuda.Event(enable_timing=True)
         self._anchor_s = 0.0
@@ -46,10 +51,10 @@ class CudaClock:
 
     def mark(self) -> Any:
         """An event on the current stream."""
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        moment = _Moment(event)
-        event.record()
-        return moment
+        now = time.monotonic()
+        if now - self._probed_at > _PROBE_S and self._probe is None:
+            self._probe, self._probed_at = self._record(self._idle), now
+        return self._record(None)
 
     def read(self, mark: Any) -> float | None:
         """When the stream got there, in seconds of the host's clock; None if it has not."""
@@ -60,6 +65,9 @@ class CudaClock:
             assert event is not None
             if not event.query():
                 return None
+            probe, self._probe = self._probe, None
+            if probe is not None and self.read(probe) is None:
+                self._probe = probe
             mark.seconds = self._passed(event, mark.recorded)
             mark.event = None
         return mark.seconds
@@ -67,6 +75,12 @@ class CudaClock:
     def settle(self) -> None:
         """Wait for the device, where the run stands still anyway."""
         torch.cuda.synchronize(self._device)
+
+    def _record(self, stream: torch.cuda.Stream | None) -> _Moment:
+        moment = _Moment(self._free.pop() if self._free else torch.cuda.Event(enable_timing=True))
+        assert moment.event is not None
+        moment.event.record(stream)
+        return moment
 
     def _passed(self, event: torch.cuda.Event, recorded: float) -> float:
         device_s = self._anchor_s + self._anchor.elapsed_time(event) / 1000

@@ -29,16 +29,21 @@ class ExpertLoad:
         self._sizes = [layer.num_experts + len(EXTRAS) for layer in self._layers.values()]
         self._since = [torch.zeros(layer.num_experts, dtype=torch.float64) for layer in self._layers.values()]
 
+    @property
+    def balances(self) -> bool:
+        """Whether there are experts, so that a step depends on the counts of the one before."""
+        return bool(self._layers)
+
     def begin(self, global_tokens: int) -> None:
         """A step begins; losses of routers are divided by the same count as every other loss."""
         for layer in self._layers.values():
             layer.global_tokens = global_tokens
 
     def take(self) -> Tensor:
-        """What this rank's tokens did since the last call, on the CPU, to be summed over the ranks; may be empty."""
+        """What this rank's tokens did since the last call, to be summed over the ranks; may be empty."""
         if not self._layers:
             return torch.zeros(0, dtype=torch.float64)
-        return torch.cat([layer.router.take_tally() for layer in self._layers.values()]).cpu()
+        return torch.cat([layer.router.take_tally() for layer in self._layers.values()])
 
     def check(self, taken: Tensor) -> None:
         """Raise where a router got tokens it cannot route; for a step whose loss is not finite."""

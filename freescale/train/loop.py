@@ -17,19 +17,19 @@ from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.model.recommender import Recommender
 from freescale.pipeline.adaptive import Switch
-from freescale.pipeline.flight import Traffic
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.bubbles import add_up
 from freescale.trace.spans import stage
-from freescale.train.accounting import AccountedStep, Accounts
+from freescale.train.accounting import Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
-from freescale.train.events import Progress, time_fields
+from freescale.train.events import Progress
 from freescale.train.expert_load import ExpertLoad
 from freescale.train.id_report import IdReport
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
-from freescale.train.step import StepResult, TrainStep
+from freescale.train.reports import StepReports, lag_of
+from freescale.train.step import TrainStep
 
 
 @dataclass(kw_only=True)
@@ -101,7 +101,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     first_step = restore(run, resume_from) if resume_from else 0
     run.checkpoints.forget_after(first_step)
     started, tokens, samples = time.monotonic(), 0, 0
-    step = first_step
+    step, reports = first_step, reports_of(run)
     if not out_of_patience(run):
         with run.open_schedule(first_step) as schedule:
             run.accounts.begin(first_step + 1)
@@ -110,13 +110,14 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
                 with stage("train", step=step):
                     result = run.train_step.run(ready, schedule)
                 seconds = run.accounts.end_step()
-                report_step(run, ready, result)
+                reports.add(ready, result, seconds=seconds)
                 rebalance(run, step)
                 choose_way(run, step, 1000 * seconds)
                 tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
                 report_checkpoint(run, run.checkpoints.finished())
-                if evaluate_and_save(run, step, schedule) and out_of_patience(run):
+                if evaluate_and_save(run, step, schedule, reports) and out_of_patience(run):
                     break
+            reports.settle()
             run.accounts.pause()
     report_checkpoint(run, run.checkpoints.settle())
     seconds = time.monotonic() - started
@@ -125,6 +126,19 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
         speed["bubble"] = add_up(run.accounts.totals).bubble
     status = "finished" if tokens else "was already complete"
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
+
+
+def reports_of(run: Run) -> StepReports:
+    """What reports the steps of a run."""
+    return StepReports(
+        ranks=run.ranks,
+        check=run.train_step.check,
+        id_report=run.id_report,
+        expert_load=run.expert_load,
+        progress=run.progress,
+        accounts=run.accounts,
+        lag=lag_of(run.ranks, run.expert_load),
+    )
 
 
 def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
@@ -137,53 +151,6 @@ def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
         if ready is None:
             return
         yield ready
-
-
-def report_step(run: Run, ready: ReadyBatch, result: StepResult) -> None:
-    """Hand in the line of this step. Loss, traffic and counts are summed over the ranks: those of the global batch."""
-    plan = ready.plan
-    own = torch.tensor([result.loss, *ready.traffic.values()], dtype=torch.float64)
-    parts = [own, run.id_report.counts(plan.step), result.routed]
-    sums = run.ranks.sum_on_cpu(torch.cat(parts), what="sum the loss")
-    numbers, ids, routed = sums.split([len(part) for part in parts])
-    loss, *moved = numbers.tolist()
-    line: dict[str, object] = {
-        "loss": loss,
-        "tokens": plan.global_tokens,
-        "imbalance": plan.imbalance,
-        "imbalance_in_turn": plan.imbalance_in_turn,
-        "bound": plan.bound,
-        "epoch": plan.epoch,
-        "plan": plan.plan_hash,
-        **traffic_fields(Traffic(*moved), run.ranks),
-        **run.id_report.step_fields(ids),
-        **run.expert_load.rebalance(routed, global_tokens=plan.global_tokens),
-    }
-    if result.grad_norm is not None:
-        line["grad_norm"] = result.grad_norm
-    run.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
-    run.accounts.add(plan.step + 1, line)
-
-
-def write_step(progress: Progress, accounted: AccountedStep) -> None:
-    """The event of a step, once its time is accounted for."""
-    line: dict[str, Any] = dict(accounted.line)
-    times = time_fields(accounted.ranks, tokens=line.pop("tokens"), seconds=accounted.seconds)
-    progress.step(accounted.step, **{**line, **times})
-
-
-def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:
-    """What a step moved between the ranks; nothing where there is one rank only."""
-    if ranks.num_ranks == 1:
-        return {}
-    return {
-        "overlap": traffic.overlap,
-        "exposed_bytes": int(traffic.exposed_bytes),
-        "hidden_bytes": int(traffic.hidden_bytes),
-        "parked_rows": int(traffic.parked_rows),
-        "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
-        "split_ms": traffic.split_ms / ranks.num_ranks,
-    }
 
 
 def rebalance(run: Run, step: int) -> None:
@@ -208,12 +175,13 @@ def due_at(step: int, *, every: int, save_every: int | None, last: bool = False)
     return evaluates, last or (evaluates if save_every is None else step % save_every == 0)
 
 
-def evaluate_and_save(run: Run, step: int, schedule: Schedule) -> bool:
+def evaluate_and_save(run: Run, step: int, schedule: Schedule, reports: StepReports) -> bool:
     """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
     last = step == run.total_steps
     evaluates, saves = due_at(step, every=run.eval_every, save_every=run.checkpoint_every, last=last)
     improved = False
     if evaluates or saves:
+        reports.settle()  # a loss that is no number ends the run before anything is saved
         schedule.flush()
         run.accounts.pause()  # evaluations and checkpoints are no part of a step's time
         if run.accounts.totals:

@@ -57,10 +57,10 @@ class OwnedExperts:
         whole = self._num_experts.get(name, len(values) if values.dim() else 1)
         return whole * values.shape[1:].numel()
 
-    def clip(self, max_norm: float) -> float:
+    def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm over the whole model is at most this; returns the norm before."""
         if not self._parameters:
-            return float(nn.utils.clip_grad_norm_(self._others, max_norm))
+            return nn.utils.clip_grad_norm_(self._others, max_norm)
         shared = _gradients(self._others)
         square = float(nn.utils.get_total_norm(shared)) ** 2 if shared else 0.0
         # One place a rank: every rank adds the same numbers in the same order and scales by the same bits.
@@ -72,7 +72,7 @@ class OwnedExperts:
         norm = (square + sum(squares.tolist())) ** 0.5
         known = torch.tensor(norm, dtype=torch.float64, device=self._ranks.device)
         nn.utils.clip_grads_with_norm_([*self._others, *self._parameters], max_norm, known)
-        return norm
+        return known
 
 
 def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from freescale.balance.sampler import StepPlan
 from freescale.balance.work import WHOLE, SampleWork
 from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
@@ -20,22 +21,38 @@ from freescale.train.dense_gradients import reduced_in_backward, sum_gradients
 from freescale.train.expert_load import ExpertLoad
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.owned_experts import OwnedExperts
+from freescale.train.readback import Readback
 from freescale.train.timer import StepTimer
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did on this rank.
+    """What a step did on this rank; its numbers may still be on their way from the device, and asking waits for them.
 
     Args:
-        loss: this rank's share of the mean loss.
-        grad_norm: norm of the dense gradient over the whole model, if it was clipped.
-        routed: tokens of every expert, as `ExpertLoad` counts them.
+        losses: this rank's share of the mean loss.
+        norms: norm of the dense gradient over the whole model, if it was clipped.
+        counts: tokens of every expert, as `ExpertLoad` counts them.
     """
 
-    loss: float
-    grad_norm: float | None
-    routed: Tensor
+    losses: Readback
+    norms: Readback | None
+    counts: Readback
+
+    @property
+    def loss(self) -> float:
+        """This rank's share of the mean loss."""
+        return float(self.losses.read())
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of the dense gradient over the whole model, if it was clipped."""
+        return None if self.norms is None else float(self.norms.read())
+
+    @property
+    def routed(self) -> Tensor:
+        """Tokens of every expert."""
+        return self.counts.read()
 
 
 class TrainStep:
@@ -113,17 +130,11 @@ class TrainStep:
         with self._precision():
             items = self._encode_items(ready)
         self.timer.start(items.rows)
-        loss = self._forward_backward(ready, items)
+        loss = Readback(self._forward_backward(ready, items))
         self.timer.finish(ready.batch)
-        routed = self.load.take()  # the loss has just been waited for, so nothing is waited for here
-        if not math.isfinite(loss):
-            self.load.check(routed)
-            raise TrainingError(
-                f"the loss is {loss} at step {step + 1}",
-                got=f"epoch {ready.plan.epoch}, batch {ready.plan.plan_hash}: histories "
-                f"{_some(ready.batch.samples['row'])} on rank {self._ranks.rank}",
-                next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
-            )
+        counts = Readback(self.load.take())
+        if loss.here:  # on a CPU; on a GPU a loss that is not finite is found when the step is reported
+            self.check(ready.plan, ready.batch.samples["row"], StepResult(loss, None, counts))
         with _in_this_thread():
             items.send_back()
         sum_gradients(self._item_parameters, self._ranks)
@@ -134,19 +145,31 @@ class TrainStep:
                 group["lr"] = self._lr * factor
             self._optimizer.step()
         schedule.update(ready, lr=self._table_lr * factor)
-        return StepResult(loss=loss, grad_norm=norm, routed=routed)
+        return StepResult(loss, None if norm is None else Readback(norm), counts)
 
-    def _forward_backward(self, ready: ReadyBatch, items: BatchItems) -> float:
+    def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
+        """Raise where the loss of a step over these histories is no number."""
+        if math.isfinite(result.loss):
+            return
+        self.load.check(result.routed)
+        raise TrainingError(
+            f"the loss is {result.loss} at step {plan.step + 1}",
+            got=f"epoch {plan.epoch}, batch {plan.plan_hash}: histories {_some(histories)} "
+            f"on rank {self._ranks.rank}",
+            next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
+        )
+
+    def _forward_backward(self, ready: ReadyBatch, items: BatchItems) -> Tensor:
         parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         tokens = max(1, ready.plan.global_tokens)
         for n, part in enumerate(parts):
             with self._reduce_now(n == len(parts) - 1), self._precision():
                 loss = self._model(items.rows, part) / tokens
             with _in_this_thread():
                 loss.backward()
-            total += loss.detach().double().cpu()
-        return float(total)
+            total += loss.detach().double()
+        return total
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:
         """Gradients travel with the last micro-batch only."""
@@ -157,7 +180,7 @@ class TrainStep:
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._autocast)
 
-    def _clip(self) -> float | None:
+    def _clip(self) -> Tensor | None:
         if self._clip_norm is None:
             return None
         return self.owned.clip(self._clip_norm)

@@ -182,6 +182,29 @@ def test_the_clock_of_the_gpu_reads_work_without_waiting_for_it() -> None:
     assert clock.read(last) == end_s
 
 
+def test_the_clock_is_right_on_a_stream_that_is_never_idle() -> None:
+    import time
+
+    from freescale.train.cuda_clock import CudaClock
+
+    clock = CudaClock(torch.device("cuda"))
+    matrix = torch.randn(4096, 4096, device="cuda")
+    for _ in range(400):  # the host is ahead of the device from here on
+        torch.mm(matrix, matrix)
+    time.sleep(0.02)
+    marks = []
+    for _ in range(5):
+        marks.append(clock.mark())
+        for _ in range(100):
+            torch.mm(matrix, matrix)
+    last = clock.mark()
+    while clock.read(last) is None:
+        end = time.monotonic()
+    found = clock.read(last)
+    assert found is not None
+    assert abs(found - end) < 3e-3
+
+
 def test_every_step_on_a_gpu_has_parts_that_add_up(tmp_path: Path) -> None:
     config = load_config(None, [*SMALL, "run.device=cuda", "run.steps=12", f"run.out={tmp_path}"])
     recorder = Recorder()

@@ -38,7 +38,7 @@ def clip(rank: int, num_ranks: int) -> tuple[float, dict[str, torch.Tensor], lis
     assert owned.names == {"0.w_in", "0.w_out"}
     assert owned.num_values("0.w_in", model[0].w_in) == 5 * 6 * 4
     assert tuple(owned.whole("0.w_in", model[0].w_in).shape) == (5, 6, 4)
-    norm = owned.clip(0.5)
+    norm = float(owned.clip(0.5))
     return norm, {name: param.grad.clone() for name, param in model.named_parameters()}, [first, count]
 
 
@@ -48,7 +48,7 @@ def test_clipping_over_ranks_is_clipping_on_one(num_ranks: int) -> None:
     fill(alone, 0, 5)
     owned = OwnedExperts(alone, these_ranks())
     assert owned.names == set()
-    norm = owned.clip(0.5)
+    norm = float(owned.clip(0.5))
     results = run_on_ranks(clip, num_ranks, num_ranks)
     for got, grads, (first, count) in results:
         assert got == pytest.approx(norm, rel=1e-12)

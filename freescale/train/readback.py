@@ -1,0 +1,37 @@
+"""Numbers that a step leaves on its device: sent to the host as they are made, read when they have long arrived.
+
+Asking a GPU for a loss (`.item()`) waits until everything queued before it is done, and the GPU then stands idle until
+the host has queued something new. So the host copies it into pinned memory and looks at it one step later.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Readback:
+    """Values on their way to the host.
+
+    Args:
+        values: of any device.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._values = values.detach()
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.current_stream(values.device).record_event()
+
+    @property
+    def here(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._event is None or self._event.query()
+
+    def read(self) -> Tensor:
+        """The values, on the CPU; waits for them if need be."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values

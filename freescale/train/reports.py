@@ -1,0 +1,125 @@
+"""The line of every step: its numbers read back, summed over the ranks, handed to the accounts.
+
+On a GPU a step is reported when the next one has been queued: its loss has then long arrived, and the device never
+stands idle for a host that waits for it. Routers with experts are balanced by the counts of a step before the next one
+begins; such a model is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from freescale.balance.sampler import StepPlan
+from freescale.comm.ranks import Ranks
+from freescale.pipeline.flight import Traffic
+from freescale.pipeline.schedule import ReadyBatch
+from freescale.train.accounting import AccountedStep, Accounts
+from freescale.train.events import Progress, time_fields
+from freescale.train.expert_load import ExpertLoad
+from freescale.train.id_report import IdReport
+from freescale.train.step import StepResult
+
+
+class _Taken(NamedTuple):
+    """A step that has been queued: what its line will say."""
+
+    plan: StepPlan
+    traffic: Traffic
+    histories: Tensor
+    result: StepResult
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class StepReports:
+    """Reports steps in order, each when its numbers are there.
+
+    Args:
+        ranks: whose numbers are added up.
+        check: raises where the numbers of a step cannot be gone on with.
+        id_report: what happened to ids.
+        expert_load: balances experts by their counts.
+        progress: hears of the newest loss.
+        accounts: hold the lines until their time is accounted for.
+        lag: steps that may be queued before one is reported.
+    """
+
+    ranks: Ranks
+    check: Callable[[StepPlan, Tensor, StepResult], None]
+    id_report: IdReport
+    expert_load: ExpertLoad
+    progress: Progress
+    accounts: Accounts
+    lag: int = 0
+    _waiting: deque[_Taken] = field(default_factory=deque)
+
+    def add(self, ready: ReadyBatch, result: StepResult, *, seconds: float) -> None:
+        """A step has been queued, and took the host this long; report those before it, or all without a lag."""
+        # Not the batch itself: its rows and gradients take memory that the next step needs.
+        histories = ready.batch.samples["row"]
+        self._waiting.append(_Taken(ready.plan, ready.traffic, histories, result, seconds))
+        while len(self._waiting) > self.lag:
+            self._report(self._waiting.popleft())
+
+    def settle(self) -> None:
+        """Report everything: before an evaluation, a checkpoint, the end. Every rank must call it."""
+        while self._waiting:
+            self._report(self._waiting.popleft())
+
+    def _report(self, taken: _Taken) -> None:
+        """Loss, traffic and counts are summed over the ranks: those of the global batch."""
+        plan, result = taken.plan, taken.result
+        self.check(plan, taken.histories, result)
+        own = torch.tensor([result.loss, *taken.traffic.values()], dtype=torch.float64)
+        parts = [own, self.id_report.counts(plan.step), result.routed]
+        sums = self.ranks.sum_on_cpu(torch.cat(parts), what="sum the loss")
+        numbers, ids, routed = sums.split([len(part) for part in parts])
+        loss, *moved = numbers.tolist()
+        line: dict[str, object] = {
+            "loss": loss,
+            "tokens": plan.global_tokens,
+            "imbalance": plan.imbalance,
+            "imbalance_in_turn": plan.imbalance_in_turn,
+            "bound": plan.bound,
+            "epoch": plan.epoch,
+            "plan": plan.plan_hash,
+            **traffic_fields(Traffic(*moved), self.ranks),
+            **self.id_report.step_fields(ids),
+            **self.expert_load.rebalance(routed, global_tokens=plan.global_tokens),
+        }
+        if result.grad_norm is not None:
+            line["grad_norm"] = result.grad_norm
+        self.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
+        self.accounts.add(plan.step + 1, line, seconds=taken.seconds)
+
+
+def lag_of(ranks: Ranks, expert_load: ExpertLoad) -> int:
+    """How many steps may be queued before one is reported."""
+    return 1 if ranks.device.type == "cuda" and not expert_load.balances else 0
+
+
+def write_step(progress: Progress, accounted: AccountedStep) -> None:
+    """The event of a step, once its time is accounted for."""
+    line: dict[str, Any] = dict(accounted.line)
+    times = time_fields(accounted.ranks, tokens=line.pop("tokens"), seconds=accounted.seconds)
+    progress.step(accounted.step, **{**line, **times})
+
+
+def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:
+    """What a step moved between the ranks; nothing where there is one rank only."""
+    if ranks.num_ranks == 1:
+        return {}
+    return {
+        "overlap": traffic.overlap,
+        "exposed_bytes": int(traffic.exposed_bytes),
+        "hidden_bytes": int(traffic.hidden_bytes),
+        "parked_rows": int(traffic.parked_rows),
+        "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
+        "split_ms": traffic.split_ms / ranks.num_ranks,
+    }
