@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from freescale.comm.launch import launch
+from freescale.comm.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 from freescale.trace.metrics_log import Event, step_of
 from freescale.trace.time_account import Account, account_of
@@ -22,6 +25,25 @@ class Recipe:
 
     keys: tuple[str, ...]
     copy_kernel: int | None = None
+
+
+@contextmanager
+def ranks_on(device: str, num_ranks: int, *, time_sliced: bool = False) -> Iterator[Mapping[str, str]]:
+    """What ranks on CPU cores, or on shares of one GPU, need in their environment.
+
+    Args:
+        device: "cpu" or "cuda".
+        num_ranks: of a run.
+        time_sliced: go on where MPS is missing.
+    """
+    if device == "cpu":
+        yield {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        return
+    with virtual_gpus(num_ranks) as shared:
+        print(shared.message, file=sys.stderr)
+        if not shared.partitioned and not time_sliced:
+            raise SystemExit("FAILED: without MPS timings say nothing; --time-sliced runs all the same")
+        yield shared.environment
 
 
 def train_in_turn(

@@ -23,7 +23,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from one_training import check_one_curve, losses_of, warm_account
+from one_training import Recipe, check_one_curve, losses_of, ranks_on, train_in_turn, warm_account
 
 from freescale.assembly import build_examples, build_sampler, build_source
 from freescale.balance.cost_model import CostModel
@@ -90,29 +89,40 @@ class Case:
         )
 
 
-def train(case: Case, options: argparse.Namespace, cost_model: Path) -> None:
-    """One run as a user would start it; keeps its step lines and mean compute."""
-    ranks = ["--virtual-gpus" if options.virtual_gpus else "--nproc", str(case.ranks)]
-    keys = [
-        f"balance.enabled={str(case.balance).lower()}",
-        f"pipeline.prioritized={str(case.prioritized).lower()}",
-        f"balance.cost_model={cost_model}",
-        f"run.steps={options.steps}",
-    ]
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", **os.environ}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "freescale", "train", *ranks, "--resume", "never"]
-        done = subprocess.run(
-            [*command, *WORKLOAD, *options.keys, *keys, f"run.out={folder}"],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
+def recipe_of(case: Case, options: argparse.Namespace, cost_model: Path) -> Recipe:
+    """The workload with one combination."""
+    return Recipe(
+        (
+            *WORKLOAD,
+            *options.keys,
+            f"balance.enabled={str(case.balance).lower()}",
+            f"pipeline.prioritized={str(case.prioritized).lower()}",
+            f"balance.cost_model={cost_model}",
+            f"run.steps={options.steps}",
         )
-        if done.returncode:
-            raise SystemExit(f"FAILED with {case.name}:\n{done.stderr[-2000:]}")
-        steps = read_metrics(Path(folder) / "metrics.jsonl").steps
-        spans = read_spans(Path(folder))
+    )
+
+
+def train_all(cases: Sequence[Case], options: argparse.Namespace, cost_model: Path) -> None:
+    """All combinations of each number of ranks take turns, in an order that chance decides."""
+    chance = random.Random(0)
+    for num_ranks in sorted({case.ranks for case in cases}):
+        mine = [case for case in cases if case.ranks == num_ranks]
+        order = [case for _ in range(options.rounds) for case in chance.sample(mine, len(mine))]
+        recipes = [recipe_of(case, options, cost_model) for case in order]
+        device = "cuda" if options.virtual_gpus else "cpu"
+        with ranks_on(device, num_ranks) as environment, tempfile.TemporaryDirectory() as folder:
+            found = train_in_turn(recipes, num_ranks=num_ranks, environment=environment, folder=Path(folder))
+            for number, case in enumerate(order):
+                keep(case, found.get(number, "it was not run"), options)
+        print(f"{num_ranks} ranks: {len(order)} runs", file=sys.stderr)
+
+
+def keep(case: Case, folder: Path | str, options: argparse.Namespace) -> None:
+    """The step lines of a run and its mean compute."""
+    if isinstance(folder, str):
+        raise SystemExit(f"FAILED with {case.name}: {folder}")
+    steps, spans = read_metrics(folder / "metrics.jsonl").steps, read_spans(folder)
     if len(steps) != options.steps or any(event.get("bubble") is None for event in steps):
         raise SystemExit(f"FAILED with {case.name}: steps are missing or have no breakdown")
     case.runs.append(steps)
@@ -275,11 +285,7 @@ def main() -> None:
             for name in COEFFICIENTS
         }
         CostModel(**names).save(Path(folder) / "cost_model.json")
-        order = random.Random(0)
-        for turn in range(options.rounds):
-            for case in order.sample(cases, len(cases)):
-                train(case, options, Path(folder) / "cost_model.json")
-                print(f"round {turn + 1}: {case.name}", file=sys.stderr)
+        train_all(cases, options, Path(folder) / "cost_model.json")
     curves = [losses_of(steps) for case in cases for steps in case.runs]
     worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE)
     rows = rows_of(cases, config, profile, options)

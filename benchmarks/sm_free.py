@@ -304,9 +304,9 @@ def beside(
     comm: Callable[[], Any],
     num_bytes: int,
     *,
-    window_ms: float = 120.0,
+    window_ms: float = 80.0,
 ) -> dict[str, float]:
-    """Each alone, then both with the one lasting longer, then both with the other lasting longer; medians of five."""
+    """Each alone, then both with the one lasting longer, then both with the other lasting longer; medians of three."""
     alone = {"compute": run_pair(ranks, compute, comm, 5, 0), "comm": run_pair(ranks, compute, comm, 0, 5)}
     one_compute, one_comm = alone["compute"][0] / 5, alone["comm"][1] / 5
     many, most = max(5, int(window_ms / one_compute)), max(5, int(window_ms / one_comm))
@@ -317,9 +317,9 @@ def beside(
             run_pair(ranks, compute, comm, many, int(1.6 * most) + 1)[0],
             run_pair(ranks, compute, comm, int(1.6 * many) + 1, most)[1],
         )
-        for _ in range(5)
+        for _ in range(3)
     ]
-    compute_ms, comm_ms, loaded_compute_ms, loaded_comm_ms = (sorted(each)[2] for each in zip(*turns))
+    compute_ms, comm_ms, loaded_compute_ms, loaded_comm_ms = (sorted(each)[1] for each in zip(*turns))
     gb = num_bytes * most / 1e6
     return {
         "compute_ms": compute_ms / many,

@@ -14,22 +14,19 @@ Runs that do not fit into the time are named; with --save, the next call goes on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import shutil
 import statistics
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from one_training import Recipe, check_one_curve, losses_of, train_in_turn
+from one_training import Recipe, check_one_curve, losses_of, ranks_on, train_in_turn
 
-from freescale.comm.virtual_gpus import virtual_gpus
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import read_metrics, step_of
 from freescale.trace.time_account import account_of
@@ -113,19 +110,6 @@ def settings_of(transports: Sequence[str]) -> list[Setting]:
     return list(dict.fromkeys(order))
 
 
-@contextlib.contextmanager
-def shared_gpu(options: argparse.Namespace, num_ranks: int) -> Iterator[Mapping[str, str]]:
-    """What ranks need in their environment."""
-    if options.device == "cpu":
-        yield {"OMP_NUM_THREADS": "1"}
-        return
-    with virtual_gpus(num_ranks) as shared:
-        print(shared.message, file=sys.stderr)
-        if not shared.partitioned and not options.time_sliced:
-            raise SystemExit("FAILED: without MPS timings say nothing; --time-sliced runs all the same")
-        yield shared.environment
-
-
 def recipe_of(setting: Setting, num_ranks: int, options: argparse.Namespace) -> Recipe:
     """The workload with one setting."""
     large = (*LARGE, f"data.global_batch={SAMPLES_A_RANK * num_ranks}")
@@ -164,7 +148,8 @@ def measure(num_ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]
         (one, turn) for turn in range(options.rounds) for one in settings if (one.name, turn) not in known
     ]
     recipes = [recipe_of(setting, num_ranks, options) for setting, _ in wanted]
-    with shared_gpu(options, num_ranks) as environment, tempfile.TemporaryDirectory() as folder:
+    ranks = ranks_on(options.device, num_ranks, time_sliced=options.time_sliced)
+    with ranks as environment, tempfile.TemporaryDirectory() as folder:
         results = train_in_turn(
             recipes,
             num_ranks=num_ranks,
