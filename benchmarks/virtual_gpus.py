@@ -54,7 +54,7 @@ SMALL = (
 )
 LARGE = (
     "synthetic.users=4000",
-    "synthetic.items=200000",
+    "synthetic.items=2000000",
     "synthetic.mean_length=250",
     "synthetic.sigma=1.2",
     "synthetic.max_length=2048",
@@ -66,12 +66,12 @@ LARGE = (
     "model.dtype=bfloat16",
     "head.num_negatives=128",
     "embedding.id_map=hash",
-    "embedding.rows=500000",
+    "embedding.rows=2000000",
     "embedding.optimizer=rowwise_adagrad",
     "run.device=cuda",
 )
-"""A table of 1 GB spread over the ranks, of which a step reads and updates about a tenth; long-tailed lengths, so that
-ranks differ. The batch grows with the ranks."""
+"""A table of 4 GB spread over the ranks, of which a step of 4 ranks reads and updates about 110,000 rows, a seventh of
+them those of the step before; long-tailed lengths, so that ranks differ. The batch grows with the ranks."""
 SAMPLES_A_RANK = 128
 
 LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
