@@ -185,7 +185,11 @@ class AttentionWork:
         """
         key = (rows, columns, mask, *parts, programs)
         if key not in self._table_plans:
-            runs = self._pair_tiles(rows, columns, mask) if programs is None else self._runs(rows, mask, programs)
+            runs = (
+                self._pair_tiles(rows, columns, mask)
+                if programs is None
+                else self._runs(rows, mask, programs)
+            )
             part = np.zeros(len(runs), np.int64)
             for n, of in enumerate(parts):
                 own = _within(runs, of)

@@ -65,19 +65,17 @@ class TableGradients:
             programs=_KEPT_PROGRAMS if parts else None,
         )
         rows = self._tile.queries // self._tile.keys + 1 + bucket_rows(self._tile.keys)
-        self._sums = launch.q.new_empty(
-            len(self._plan.runs), rows * self._tile.keys, dtype=launch.sums_dtype
-        )
+        self._sums = launch.q.new_empty(len(self._plan.runs), rows * self._tile.keys, dtype=launch.sums_dtype)
 
     def add_kept(self, number: int, scores: Tensor) -> None:
         """Add a part, from its score gradients."""
-        from freescale.kernels.triton_bias_gradients import kept_gradient_kernel
+        from freescale.kernels.triton_kept_scores import kept_gradient_kernel
 
         begin, end = self._plan.part_runs[number : number + 2]
         self._start(kept_gradient_kernel, begin, end, {}, {"Scores": scores}, self._parts[number])
 
     def add_again(self, pairs: Tensor, grad: Tensor) -> None:
-        """Add the whole batch, working score gradients out again from the bias of all pairs and the output's gradient."""
+        """Add the whole batch; score gradients are worked out again from the bias of all pairs and the output's."""
         from freescale.kernels.triton_bias_gradients import table_gradient_kernel
 
         launch = self._launch

@@ -220,7 +220,7 @@ class _Backward(NamedTuple):
 
     def _kept_queries(self, scores: Tensor, part: Part) -> None:
         """Gradient of the queries of a part, from score gradients that were kept."""
-        from freescale.kernels.triton_attention import kept_queries_kernel
+        from freescale.kernels.triton_kept_scores import kept_queries_kernel
 
         launch = self.launch
         launch.tiles(

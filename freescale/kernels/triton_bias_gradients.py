@@ -1,7 +1,7 @@
 """Triton kernels that spread score gradients over the position and the time table, in sums of fixed order.
 
-Both tables are shared by all heads, so score gradients are summed over heads first. `kept_gradient_kernel` reads those
-that the backward of the keys kept; `table_gradient_kernel` works them out again where they would take too much room.
+Both tables are shared by all heads, so score gradients are summed over heads first. `table_gradient_kernel` works them
+out again, where they would take too much room to keep; where they were kept, see `triton_kept_scores`.
 Rows of sums are added up as `TablePlan` says; every program has rows of its own.
 """
 
@@ -13,12 +13,9 @@ import triton
 import triton.language as tl
 
 from freescale.kernels.triton_tiles import (
-    BIAS_ROWS,
     TILE_FIELDS,
-    bias_rows,
     read_bias,
     read_rows,
-    score_places,
     visible,
     weights_and_slope,
 )
@@ -60,51 +57,6 @@ def write_by_distance(Sums, run, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, B
     for group in tl.static_range(wide + 1):
         at = (run * (wide + 1 + BUCKET_ROWS) + group + 1) * COLUMNS - 1 - columns
         tl.store(Sums + at, tl.sum(tl.where(turned // COLUMNS == group, x, 0.0), 0))
-
-
-@triton.jit
-def kept_gradient_kernel(
-    Scores, Sums, Buckets, Codes, Runs, num_heads: tl.constexpr, window, prefix,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr, ACC: tl.constexpr,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
-):  # fmt: skip
-    """What a run of tiles gives to the tables, from score gradients that were kept.
-
-    All tiles of a run have the same distances, so they are added up as tiles and turned only once. Small tiles of one
-    warp: few buckets in each, and their sums need no barrier.
-    """
-    run = tl.program_id(0).to(tl.int64)
-    start = tl.load(Runs + run * TILE_FIELDS)
-    length = tl.load(Runs + run * TILE_FIELDS + 1).to(tl.int32)
-    row = tl.load(Runs + run * TILE_FIELDS + 2).to(tl.int32)
-    column = tl.load(Runs + run * TILE_FIELDS + 3).to(tl.int32)
-    count = tl.load(Runs + run * TILE_FIELDS + 4).to(tl.int32)
-    history = tl.load(Runs + run * TILE_FIELDS + 6).to(tl.int32)
-    store0 = tl.load(Runs + run * TILE_FIELDS + 7)
-    sums = tl.zeros([NUM_BUCKETS], ACC)
-    along = tl.zeros([BLOCK_M, BLOCK_N], ACC)
-    for n in range(count):
-        i0 = (row + n) * BLOCK_M
-        j0 = (column + n) * BLOCK_N
-        i = i0 + tl.arange(0, BLOCK_M)
-        j = j0 + tl.arange(0, BLOCK_N)
-        at = Scores + score_places(store0, length, i0, j0, i0 * 0, num_heads, BLOCK_M, BLOCK_N, SQUARE)
-        _, width = bias_rows(store0, length, i0, SQUARE)
-        total = tl.load(at).to(ACC)
-        for head in tl.static_range(1, num_heads):
-            total += tl.load(at + head * BIAS_ROWS * width).to(ACC)
-        seen = visible(i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
-        # What is not seen may never have been written.
-        total = tl.where(seen, total, 0.0)
-        along += total
-        if HAS_TIME:
-            bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)
-            sums = add_by_bucket(sums, total, bucket, seen)
-    if HAS_TIME:
-        write_by_bucket(Sums, run, sums, BLOCK_M, BLOCK_N, BUCKET_ROWS)
-    if HAS_POSITION:
-        write_by_distance(Sums, run, along, BLOCK_M, BLOCK_N, BUCKET_ROWS)
 
 
 @triton.jit
