@@ -21,8 +21,9 @@ def own_block(Rows, Blocks):
     # Inside a block 32 bits are enough, and twice as fast.
     length = tl.load(Rows + block * 3 + 1).to(tl.int32)
     first = tl.load(Rows + block * 3 + 2).to(tl.int32)
-    offset = tl.load(Blocks + block * 2)
-    width = tl.load(Blocks + block * 2 + 1).to(tl.int32)
+    # The compiler cannot see that rows start at whole blocks: without the hint it reads and writes number by number.
+    offset = tl.multiple_of(tl.load(Blocks + block * 2), 16)
+    width = tl.multiple_of(tl.load(Blocks + block * 2 + 1).to(tl.int32), 16)
     return start, length, first, offset, width
 
 

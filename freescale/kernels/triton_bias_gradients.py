@@ -24,11 +24,9 @@ NUM_BUCKETS = tl.constexpr(256)
 
 
 @triton.jit
-def add_by_bucket(sums, total, bucket, seen):
+def add_by_bucket(sums, total, bucket, low, high):
     """`sums`, one for each bucket, and a tile: buckets change slowly along a row, so few masked sums do it."""
     places = tl.arange(0, NUM_BUCKETS)
-    low = tl.min(tl.where(seen, bucket, NUM_BUCKETS))
-    high = tl.max(tl.where(seen, bucket, -1))
     for b in range(low, high + 1):
         sums = tl.where(places == b, sums + tl.sum(tl.where(bucket == b, total, 0.0)), sums)
     return sums
@@ -95,7 +93,9 @@ def table_gradient_kernel(
     total = tl.where(seen, total, 0.0)
     if HAS_TIME:
         bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)
-        sums = add_by_bucket(tl.zeros([NUM_BUCKETS], ACC), total, bucket, seen)
+        low = tl.min(tl.where(seen, bucket, NUM_BUCKETS))
+        high = tl.max(tl.where(seen, bucket, -1))
+        sums = add_by_bucket(tl.zeros([NUM_BUCKETS], ACC), total, bucket, low, high)
         write_by_bucket(Sums, run, sums, BLOCK_M, BLOCK_N, BUCKET_ROWS)
     if HAS_POSITION:
         write_by_distance(Sums, run, total, BLOCK_M, BLOCK_N, BUCKET_ROWS)

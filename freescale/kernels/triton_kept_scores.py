@@ -100,15 +100,22 @@ def kept_gradient_kernel(
         total = tl.load(at).to(ACC)
         for head in tl.static_range(1, num_heads):
             total += tl.load(at + head * BIAS_ROWS * width).to(ACC)
-        seen = visible(
-            i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
-        )
-        # What is not seen may never have been written.
-        total = tl.where(seen, total, 0.0)
-        along += total
+        bucket = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
         if HAS_TIME:
             bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)
-            sums = add_by_bucket(sums, total, bucket, seen)
+        low = tl.min(bucket)
+        high = tl.max(bucket)
+        if LISTED or j0 + BLOCK_N > i0 + 1 or i0 + BLOCK_M > length:
+            seen = visible(
+                i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+            )
+            # What is not seen may never have been written.
+            total = tl.where(seen, total, 0.0)
+            low = tl.min(tl.where(seen, bucket, NUM_BUCKETS))
+            high = tl.max(tl.where(seen, bucket, -1))
+        along += total
+        if HAS_TIME:
+            sums = add_by_bucket(sums, total, bucket, low, high)
     if HAS_TIME:
         write_by_bucket(Sums, run, sums, BLOCK_M, BLOCK_N, BUCKET_ROWS)
     if HAS_POSITION:

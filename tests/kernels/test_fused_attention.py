@@ -173,6 +173,13 @@ def test_the_widest_heads_with_a_bias(way):
     compare(make_inputs([33, 5], heads=1, width=200, v_width=200), mode="position")
 
 
+@pytest.mark.parametrize("mask", [None, AttentionMask(window=20, prefix=2)])
+def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
+    """Heads over 64 wide have query tiles twice as high as those of the keys."""
+    case = make_inputs([150], heads=1, width=72, v_width=72, dtype=torch.float16)
+    compare(case, mode="position", mask=mask, atol=5e-2)
+
+
 def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
     monkeypatch.setattr("freescale.kernels.bias_plan.CHUNK", 2)
     # Room for the first sequence, so that the second is a part of its own behind three blocks.
