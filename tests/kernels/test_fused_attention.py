@@ -187,6 +187,7 @@ def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
     compare(make_inputs([140, 33], heads=1), mode="bias")
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
     room=st.integers(0, 400),
@@ -216,6 +217,7 @@ def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
     assert sorted(start for tiles in seen for start in tiles) == sorted(whole)
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=5),
     programs=st.integers(1, 50),
