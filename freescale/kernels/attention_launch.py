@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention_mask import NO_WINDOW, AttentionMask
-from freescale.kernels.attention_work import AttentionWork, Side, is_square
+from freescale.kernels.attention_work import AttentionWork, Part, Side, is_square
 
 
 class Tile(NamedTuple):
@@ -84,13 +84,14 @@ class Launch:
         side: Side,
         tile: Tile,
         *,
+        part: Part | None = None,
         more: dict[str, Tensor],
         options: dict[str, Any],
         **shared: Any,
     ) -> None:
-        """Start one program for each tile of `side` and head; the other arguments are those of `start`."""
+        """Start one program for each tile of `side` and head, of all sequences or of a part; the rest as in `start`."""
         block, other = (tile.queries, tile.keys) if side == "queries" else (tile.keys, tile.queries)
-        plan = self.work.tiles(side, block=block, other=other, mask=self.mask)
+        plan = self.work.tiles(side, block=block, other=other, mask=self.mask, part=part)
         self.start(
             kernel,
             len(plan.tiles) * self.q.shape[1],
@@ -115,7 +116,7 @@ class Launch:
         """Start a kernel.
 
         Args:
-            kernel: one of `triton_attention` or `triton_bias`.
+            kernel: one of `triton_attention` or `triton_bias_gradients`; it is given what it has arguments for.
             num_programs: how many.
             tile: its tile size.
             read: tensors [T, heads, width] fetched tile by tile.
@@ -130,23 +131,25 @@ class Launch:
         if descriptors:
             tall = {"Q": tile.queries, "DO": tile.queries, "K": tile.keys, "V": tile.keys}
             tensors |= {name: _described(x, tall[name]) for name, x in read.items()}
+        constants = {
+            **self._constants,
+            **options,
+            **{f"{_short(name)}_row": x.stride(0) for name, x in strided.items()},
+            **{f"{_short(name)}_head": x.stride(1) for name, x in strided.items()},
+            "BLOCK_M": tile.queries,
+            "BLOCK_N": tile.keys,
+            "STAGES": tile.stages,
+            "TMA": descriptors,
+        }
+        # Floats always: Triton would build a whole number 1 into the kernel, which then serves other factors, too.
+        factors = {**{name: float(x) for name, x in numbers.items()}, "half_alpha": self.alpha / 2}
+        known = set(kernel.arg_names)
         start_kernel(
             kernel,
             (num_programs,),
             tensors,
-            # Floats always: Triton would build a whole number 1 into the kernel, which then serves other factors, too.
-            {**{name: float(x) for name, x in numbers.items()}, "half_alpha": self.alpha / 2},
-            {
-                **self._constants,
-                **options,
-                **{f"{_short(name)}_row": x.stride(0) for name, x in strided.items()},
-                **{f"{_short(name)}_head": x.stride(1) for name, x in strided.items()},
-                "BLOCK_M": tile.queries,
-                "BLOCK_N": tile.keys,
-                "STAGES": tile.stages,
-                "TMA": descriptors,
-                "num_warps": tile.warps,
-            },
+            {name: x for name, x in factors.items() if name in known},
+            {**{name: x for name, x in constants.items() if name in known}, "num_warps": tile.warps},
         )
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention_mask import AttentionMask, Ints, tile_pairs
+from freescale.kernels.attention_mask import AttentionMask, Bools, Ints, tile_pairs
+from freescale.kernels.bias_plan import TablePlan, joined, plan_tables
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128
@@ -30,23 +31,22 @@ class WorkList(NamedTuple):
     pairs: Tensor
 
 
-class PairTiles(NamedTuple):
-    """Pairs of tiles, and how their sums by distance go together.
-
-    A tile has rows / columns + 1 rows of such sums, `columns` numbers each. Those of one group belong to the same
-    distances: number n of group g to distance g * columns - n.
+class Part(NamedTuple):
+    """Neighbouring sequences of a batch, worked on together where all of it would take too much room.
 
     Args:
-        tiles: a work list whose fourth field is the column tile.
-        order: the rows of sums, group by group.
-        starts: where each group begins in `order`, and the end.
-        first_group: number of the first group; negative where keys ahead of their query are seen.
+        tokens: first token and end of the last sequence.
+        block: blocks of the bias store before its own; the tiles of a part count blocks from here.
+        blocks: how many are its own.
     """
 
-    tiles: Tensor
-    order: Tensor
-    starts: Tensor
-    first_group: int
+    tokens: tuple[int, int]
+    block: int
+    blocks: int
+
+    def of_store(self, x: Tensor) -> Tensor:
+        """Its own places of something that is laid out like the bias store."""
+        return x[self.block * BIAS_ROWS**2 : (self.block + self.blocks) * BIAS_ROWS**2]
 
 
 class BiasStore(NamedTuple):
@@ -85,19 +85,53 @@ class AttentionWork:
         # As a token sees it: long sequences count once for each of their tokens.
         self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
         self._order = np.argsort(-self._lengths, kind="stable")
+        self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
-        self._pair_tiles: dict[tuple[object, ...], PairTiles] = {}
+        self._parts: dict[tuple[bool, int], list[Part]] = {}
+        self._table_plans: dict[tuple[object, ...], TablePlan] = {}
         self._stores: dict[bool, BiasStore] = {}
         self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
 
-    def tiles(self, side: Side, *, block: int, other: int, mask: AttentionMask | None) -> WorkList:
-        """Tiles of `block` tokens on one side; `other` is the tile size of the other side."""
-        key = (side, block, other if mask is not None else None, mask)
+    def tiles(
+        self, side: Side, *, block: int, other: int, mask: AttentionMask | None, part: Part | None = None
+    ) -> WorkList:
+        """Tiles of `block` tokens on one side, of all sequences or of a part; `other` is the other side's tile size."""
+        whole = (side, block, other if mask is not None else None, mask)
+        key = (*whole, part)
         if key not in self._lists:
-            made = self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
-            self._lists[key] = WorkList(*map(self._on_device, made))
+            if whole not in self._planned:
+                self._planned[whole] = (
+                    self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
+                )
+            tiles, pairs = self._planned[whole]
+            if part is not None:
+                tiles = tiles[_within(tiles, part)] - np.array([0, 0, 0, 0, 0, 0, 0, part.block])
+            self._lists[key] = WorkList(self._on_device(tiles), self._on_device(pairs))
         return self._lists[key]
+
+    def parts(self, mask: AttentionMask | None, *, room: int) -> list[Part]:
+        """The batch in parts of about equal size, of which none takes more than `room` places of the bias store.
+
+        No part at all where one sequence alone would take more.
+        """
+        key = (is_square(mask), room)
+        if key not in self._parts:
+            self._parts[key] = self._cut(self._store_blocks(mask), room // BIAS_ROWS**2)
+        return self._parts[key]
+
+    def _cut(self, blocks: Ints, room: int) -> list[Part]:
+        if not 0 < blocks.max(initial=0) <= room:
+            return []
+        total = int(blocks.sum())
+        goal = total / -(-total // room)
+        out, first, before, own = [], 0, 0, 0
+        for n, more in enumerate([*blocks.tolist(), room + 1]):
+            if own and (own + more > room or own >= goal):
+                out.append(Part((int(self._starts[first]), int(self._starts[n])), before, own))
+                first, before, own = n, before + own, 0
+            own += more
+        return out
 
     def codes(self, mask: AttentionMask) -> Tensor | None:
         """The mask's segment codes as the kernels read them."""
@@ -142,12 +176,27 @@ class AttentionWork:
             )
         return self._stores[square]
 
-    def pair_tiles(self, *, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
-        """Every pair of tiles of which something is seen; `columns` divides `rows`."""
-        key = (rows, columns, mask)
-        if key not in self._pair_tiles:
-            self._pair_tiles[key] = self._paired(rows, columns, mask)
-        return self._pair_tiles[key]
+    def table_plan(
+        self, *, rows: int, columns: int, mask: AttentionMask | None, parts: list[Part], programs: int | None
+    ) -> TablePlan:
+        """How the bias tables' gradients are summed from every pair of tiles of which something is seen.
+
+        `columns` divides `rows`. About so many `programs` share the tiles, which must be square, or each has its own.
+        """
+        key = (rows, columns, mask, *parts, programs)
+        if key not in self._table_plans:
+            runs = (
+                self._pair_tiles(rows, columns, mask)
+                if programs is None
+                else self._runs(rows, mask, programs)
+            )
+            part = np.zeros(len(runs), np.int64)
+            for n, of in enumerate(parts):
+                own = _within(runs, of)
+                part[own], runs[own, 7] = n, runs[own, 7] - of.block
+            made = plan_tables(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
+            self._table_plans[key] = made.to(self._device)
+        return self._table_plans[key]
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
         """All tiles in the order of work: queries at the end and keys at the start have most to do."""
@@ -184,10 +233,14 @@ class AttentionWork:
         out[:, 0] = self._starts[:-1][sequence]
         out[:, 1] = out[:, 6] = self._lengths[sequence]
         out[:, 2] = number
-        blocks = self._bias_blocks()
-        squares = blocks * blocks if is_square(mask) else blocks * (blocks + 1) // 2
-        out[:, 7] = (np.cumsum(squares) - squares)[sequence]
+        blocks = self._store_blocks(mask)
+        out[:, 7] = (np.cumsum(blocks) - blocks)[sequence]
         return out
+
+    def _store_blocks(self, mask: AttentionMask | None) -> Ints:
+        """Square blocks that each sequence has in the bias store."""
+        blocks = self._bias_blocks()
+        return blocks * blocks if is_square(mask) else blocks * (blocks + 1) // 2
 
     def _on_device(self, x: Ints) -> Tensor:
         return torch.from_numpy(x).to(self._device, non_blocking=True)
@@ -195,27 +248,39 @@ class AttentionWork:
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)
 
-    def _paired(self, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
+    def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
+        """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""
         if mask is None:
             of, number = _numbered(-(-self._lengths // rows))
             met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
             tile, column = _numbered(met)
-            sequence, row = of[tile], number[tile]
-        else:
-            targets = mask.target_counts(len(self._lengths))
-            pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
-            sequence, row, column = pairs.sequence, pairs.row, pairs.column
-        out = self._rows(sequence, row, mask)
-        out[:, 3] = column
+            return self._pairs(of[tile], number[tile], column, 1, None)
+        targets = mask.target_counts(len(self._lengths))
+        pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+        return self._pairs(pairs.sequence, pairs.row, pairs.column, 1, mask)
+
+    def _runs(self, size: int, mask: AttentionMask | None, programs: int) -> Ints:
+        """The same for square tiles, those that follow each other on a diagonal of a sequence together."""
         if mask is not None:
-            out[:, 6] -= targets[sequence]
-        wide = rows // columns
-        group = ((row * wide - column)[:, None] + np.arange(wide + 1)).ravel()
-        first = min(0, int(group.min(initial=0)))
-        counts = np.bincount(group - first, minlength=1)
-        order = np.argsort(group, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        return PairTiles(self._on_device(out), self._on_device(order), self._on_device(starts), first)
+            tiles = self._pair_tiles(size, size, mask)
+            return joined(tiles, limit=-(-len(tiles) // programs))
+        tiles = -(-self._lengths // size)
+        limit = max(1, -(-int((tiles * (tiles + 1) // 2).sum()) // programs))
+        of, diagonal = _numbered(tiles)
+        long = tiles[of] - diagonal
+        which, number = _numbered(-(-long // limit))
+        first = number * limit
+        counts = np.minimum(limit, long[which] - first)
+        return self._pairs(of[which], diagonal[which] + first, first, counts, None)
+
+    def _pairs(
+        self, sequence: Ints, row: Ints, column: Ints, count: Ints | int, mask: AttentionMask | None
+    ) -> Ints:
+        out = self._rows(sequence, row, mask)
+        out[:, 3], out[:, 4] = column, count
+        if mask is not None:
+            out[:, 6] -= mask.target_counts(len(self._lengths))[sequence]
+        return out
 
 
 def is_square(mask: AttentionMask | None) -> bool:
@@ -227,3 +292,9 @@ def _numbered(counts: Ints) -> tuple[Ints, Ints]:
     """For groups of these sizes: the group of every member, and its number inside."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _within(tiles: Ints, part: Part) -> Bools:
+    """Which tiles belong to the sequences of a part."""
+    found: Bools = (tiles[:, 0] >= part.tokens[0]) & (tiles[:, 0] < part.tokens[1])
+    return found

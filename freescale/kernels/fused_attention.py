@@ -1,7 +1,8 @@
 """Jagged attention by the Triton kernels: one autograd function, and the tile sizes it runs them with.
 
 Saved for the backward: q, k, v, and for softmax the output and one number a row. Scores are worked out again, and so
-is the bias of all pairs where it would take more room than q, k and v.
+is the bias of all pairs where it would take more room than q, k and v. With a bias, the backward of the keys keeps its
+score gradients for the queries and the tables, as many sequences at a time as fit (see `bias_gradients`).
 Tile sizes are picked by width and length from a short table, never by trying: the first call compiles what it needs
 (seconds, kept in Triton's cache on disk), and no call after it is ever slower than it should be.
 """
@@ -16,8 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention_launch import Launch, Tile, last_dense
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.attention_work import AttentionWork, Side
-from freescale.kernels.pair_bias import BiasTables, bias_gradients, pair_bias
+from freescale.kernels.attention_work import AttentionWork, Part, Side
+from freescale.kernels.bias_gradients import TableGradients, score_parts, score_room
+from freescale.kernels.pair_bias import BiasTables, pair_bias
 
 MAX_WIDTH = 256
 # From this mean length on, as a token sees it, larger tiles pay.
@@ -62,11 +64,21 @@ _BIASED = {
         Tile(128, 32, 8, 2, True),
     ),
 }
+# 64 of the widest keys or queries, 32 of the other side and their bias take 232 KiB of shared memory; 227 are there.
 _SINGLE = {
     64: Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 4, 2), None, Tile(64, 64, 4, 2)),
     128: Tiles(Tile(64, 32, 4, 2), Tile(32, 64, 8, 2), None, Tile(64, 32, 8, 2)),
-    256: Tiles(Tile(64, 32, 8, 1), Tile(32, 64, 8, 1), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1)),
+    256: Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 64, 8, 1), Tile(32, 32, 8, 1)),
 }
+
+
+# Queries from score gradients that were kept: one product, bound by memory.
+_KEPT_QUERIES = {
+    64: Tile(64, 64, 4, 3),
+    128: Tile(128, 64, 8, 3, True),
+    256: Tile(128, 64, 8, 3, True),
+}
+_KEPT_SINGLE = {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(64, 32, 8, 1)}
 
 
 def tiles_for(width: int, dtype: torch.dtype, mean_length: float, *, biased: bool) -> Tiles:
@@ -151,58 +163,105 @@ class _FusedAttention(torch.autograd.Function):
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
         bias = BiasTables(*tables)
         pairs = rest[0] if rest and scale is not None else pair_bias(launch, bias)
-        call = _Backward(launch, tiles, grad, {"Bias": pairs, **_row_sums(launch, grad, rest)})
         inner = alpha if scale is None else alpha * scale / 2
-        dk, dv = call.keys_and_values(dk_scale=inner, dv_scale=1.0 if scale is None else scale)
-        dq = call.queries(dq_scale=inner)
-        d_tables = bias_gradients(launch, bias, pairs, grad, factor=(scale or 0.0) / 2)
-        return dq, dk, dv, *d_tables, *(None,) * 6
+        factors = {"dk_scale": inner, "dv_scale": 1.0 if scale is None else scale, "dq_scale": inner}
+        call = _Backward(launch, tiles, grad, _row_sums(launch, grad, rest), factors, *_outputs(launch))
+        d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2)
+        dk, dv = (_over_group(x, like, launch.group) for x, like in ((call.dk, k), (call.dv, v)))
+        return call.dq, dk, dv, *d_tables, *(None,) * 6
 
 
 class _Backward(NamedTuple):
-    """The inputs that the backward kernels share."""
+    """What the backward kernels read, and what they fill."""
 
     launch: Launch
     tiles: Tiles
     grad: Tensor
-    more: dict[str, Tensor]
+    row_sums: dict[str, Tensor]
+    factors: dict[str, float]
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
 
-    def keys_and_values(self, *, dk_scale: float, dv_scale: float) -> tuple[Tensor, Tensor]:
-        """Gradients of keys and values, by one kernel or by one each."""
+    def run(self, bias: BiasTables, pairs: Tensor, *, factor: float) -> tuple[Tensor | None, Tensor | None]:
+        """Fill the gradients of queries, keys and values; those of the bias tables are returned."""
+        parts = score_parts(self.launch, bias)
+        tables = TableGradients(self.launch, bias, parts) if bias else None
+        scores = score_room(self.launch, parts)
+        for number, part in enumerate(parts):
+            self._keys_and_values(part.of_store(pairs), scores, part)
+            self._kept_queries(scores, part)
+            if tables is not None:
+                tables.add_kept(number, scores)
+        if not parts:
+            self._keys_and_values(pairs, scores, None)
+            self._queries(pairs)
+            if tables is not None:
+                tables.add_again(pairs, self.grad)
+        return (None, None) if tables is None else tables.result(factor=factor)
+
+    def _keys_and_values(self, pairs: Tensor, scores: Tensor, part: Part | None) -> None:
+        """Gradients of keys and values, by one kernel or by one each; score gradients are kept for a part."""
         from freescale.kernels.triton_attention import keys_backward_kernel
 
-        launch = self.launch
-        dk, dv = (_by_query_head(x, launch) for x in (launch.k, launch.v))
-        numbers = {"dk_scale": dk_scale, "dv_scale": dv_scale}
         together = [(self.tiles.keys, True, True)]
         apart = [(self.tiles.keys, True, False), (self.tiles.values, False, True)]
         for tile, want_k, want_v in together if self.tiles.values is None else apart:
-            wanted = {"WANT_K": want_k, "WANT_V": want_v}
-            self._run(keys_backward_kernel, "keys", tile, {"DK": dk, "DV": dv}, numbers, wanted)
-        return _over_group(dk, launch.k, launch.group), _over_group(dv, launch.v, launch.group)
+            wanted = {"WANT_K": want_k, "WANT_V": want_v, "KEEP": part is not None and want_k}
+            more = {"Bias": pairs, "Scores": scores, **self.row_sums}
+            self._start(
+                keys_backward_kernel, "keys", tile, {"DK": self.dk, "DV": self.dv}, more, wanted, part
+            )
 
-    def queries(self, *, dq_scale: float) -> Tensor:
-        """Gradient of the queries."""
+    def _queries(self, pairs: Tensor) -> None:
         from freescale.kernels.triton_attention import queries_backward_kernel
 
-        dq = self.launch.q.new_empty(self.launch.q.shape)
-        self._run(
-            queries_backward_kernel, "queries", self.tiles.queries, {"DQ": dq}, {"dq_scale": dq_scale}, {}
-        )
-        return dq
+        more = {"Bias": pairs, **self.row_sums}
+        self._start(queries_backward_kernel, "queries", self.tiles.queries, {"DQ": self.dq}, more, {}, None)
 
-    def _run(self, kernel: Any, side: Side, tile: Any, write: Any, numbers: Any, options: Any) -> None:
+    def _kept_queries(self, scores: Tensor, part: Part) -> None:
+        """Gradient of the queries of a part, from score gradients that were kept."""
+        from freescale.kernels.triton_kept_scores import kept_queries_kernel
+
         launch = self.launch
-        self.launch.tiles(
+        launch.tiles(
+            kept_queries_kernel,
+            "queries",
+            _kept_tile(launch.q),
+            part=part,
+            read={"K": launch.k},
+            write={"DQ": self.dq},
+            more={"Scores": scores},
+            numbers={"dq_scale": self.factors["dq_scale"]},
+            options={},
+        )
+
+    def _start(
+        self, kernel: Any, side: Side, tile: Any, write: Any, more: Any, options: Any, part: Part | None
+    ) -> None:
+        launch = self.launch
+        launch.tiles(
             kernel,
             side,
             tile,
+            part=part,
             read={"Q": launch.q, "K": launch.k, "V": launch.v, "DO": self.grad},
             write=write,
-            more=self.more,
-            numbers=numbers,
-            options={**options, "BIAS": _how(self.more["Bias"], launch)},
+            more=more,
+            numbers=self.factors,
+            options={**options, "BIAS": _how(more["Bias"], launch)},
         )
+
+
+def _outputs(launch: Launch) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the gradients of queries, keys and values."""
+    dq = launch.q.new_empty(launch.q.shape)
+    return dq, _by_query_head(launch.k, launch), _by_query_head(launch.v, launch)
+
+
+def _kept_tile(q: Tensor) -> Tile:
+    limit = next(limit for limit in _KEPT_QUERIES if q.shape[-1] <= limit)
+    return (_KEPT_QUERIES if q.dtype.itemsize == 2 else _KEPT_SINGLE)[limit]
 
 
 def _by_query_head(x: Tensor, launch: Launch) -> Tensor:

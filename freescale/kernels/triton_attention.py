@@ -22,6 +22,7 @@ from freescale.kernels.triton_tiles import (
     pair_number,
     read_row_sums,
     read_rows,
+    score_places,
     tanh,
     visible,
     weights_and_slope,
@@ -138,14 +139,14 @@ def forward_kernel(
 
 @triton.jit
 def keys_pair(
-    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias,
+    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias, Scores,
     q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
     start, length, history, store0, first, m0, head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-    WANT_K: tl.constexpr, WANT_V: tl.constexpr, MASKED: tl.constexpr,
+    WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one query tile gives to the gradients of a key tile."""
     q = read_rows(Q, start, m0, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, not MASKED, TMA)
@@ -170,6 +171,9 @@ def keys_pair(
     p, ds = weights_and_slope(h, dp, log_sum[None, :], delta[None, :], seen, SOFTMAX, FAST, MASKED)
     if WANT_V:
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION, out_dtype=ACC)
+    if KEEP:
+        at = score_places(store0, length, m0, first, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
+        tl.store(Scores + at, tl.trans(ds.to(Scores.dtype.element_ty)))
     if WANT_K:
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION, out_dtype=ACC)
     return dk, dv
@@ -177,18 +181,19 @@ def keys_pair(
 
 @triton.jit
 def keys_backward_kernel(
-    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Codes, Bias,
+    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Codes, Bias, Scores,
     q_row, k_row, v_row, do_row, dk_row, dv_row, q_head, k_head, v_head, do_head, dk_head, dv_head,
     num_heads, half_alpha, dv_scale, dk_scale, window, prefix,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr,
+    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one key tile: of the keys, the values, or both; of shared heads one part for each query head.
 
-    Both at once saves a product, but at width 256 their sums do not fit into the registers together.
+    Both at once saves a product, but at width 256 their sums do not fit into the registers together. The score
+    gradients that KEEP asks for are those of every pair of tiles met here; beside them, memory stays as it is.
     """
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_N)
     key_head = head // GROUP
@@ -215,20 +220,20 @@ def keys_backward_kernel(
     for n in tl.range(0, num_masked, num_stages=1):
         m0 = pair_number(Pairs, tl.where(n < num_diagonal, diagonal + n, full_end), LISTED) * BLOCK_M
         dk, dv = keys_pair(
-            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias,
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias, Scores,
             q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
             start, length, history, store0, first, m0, head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, True,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, True,
         )  # fmt: skip
     for n in tl.range(full_begin, full_end, num_stages=STAGES):
         m0 = pair_number(Pairs, n, LISTED) * BLOCK_M
         dk, dv = keys_pair(
-            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias,
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias, Scores,
             q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
             start, length, history, store0, first, m0, head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, False,
+            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, False,
         )  # fmt: skip
     if WANT_K:
         write_rows(DK, dk * dk_scale, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)

@@ -100,6 +100,19 @@ def read_bias(Bias, store0, length, i0, j0, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
+def score_places(
+    store0, length, i0, j0, head, num_heads, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SQUARE: tl.constexpr
+):
+    """Where the score gradients of queries i0 on and keys j0 on are kept: like the bias, head after head in a block."""
+    offset, width = bias_rows(store0, length, i0, SQUARE)
+    # Inside a block 32 bits are enough.
+    width = width.to(tl.int32)
+    rows = i0 % BIAS_ROWS + tl.arange(0, ROWS)
+    inside = rows[:, None] * width + (j0 + tl.arange(0, COLUMNS))[None, :]
+    return offset * num_heads + head.to(tl.int64) * (BIAS_ROWS * width) + inside
+
+
+@triton.jit
 def identity(SIZE: tl.constexpr):
     """The unit matrix, to add a bias by a product (see `half_scores`)."""
     place = tl.arange(0, SIZE)

@@ -12,7 +12,7 @@ import random
 import pytest
 import torch
 
-from freescale.kernels import AttentionMask, hstu_attention, reference, softmax_attention
+from freescale.kernels import AttentionMask, bias_gradients, hstu_attention, reference, softmax_attention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +20,8 @@ pytestmark = [
 ]
 
 SHAPES = int(os.environ.get("FREESCALE_SHAPES", "42"))
+# Bytes for kept score gradients: the whole batch at once, in parts, and worked out again.
+ROOM = [bias_gradients.SCORE_BYTES, 2**24, 0]
 LIMITS = {torch.bfloat16: 8e-3, torch.float16: 2e-3, torch.float32: 2e-5}
 # (width, value width) and dtype go round in steps that meet all pairs; odd widths, and the widest of each kernel.
 WIDTHS = [
@@ -74,10 +76,11 @@ def relative_error(ours: torch.Tensor, truth: torch.Tensor) -> float:
     "combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c)).replace("torch.", "")
 )
 @pytest.mark.timeout(600)
-def test_random_shapes_equal_the_reference(combination):
+def test_random_shapes_equal_the_reference(combination, monkeypatch):
     width, v_width, dtype, mode, mask_kind = combination
     draw = random.Random(str(combination))
-    for _ in range(SHAPES):
+    for n in range(SHAPES):
+        monkeypatch.setattr(bias_gradients, "SCORE_BYTES", ROOM[n % 3])
         lengths = [
             draw.choice([0, 1, 17, 64, draw.randint(0, 300), draw.randint(0, 900)])
             for _ in range(draw.randint(1, 6))
@@ -91,6 +94,47 @@ def test_random_shapes_equal_the_reference(combination):
         mask = make_mask(mask_kind, lengths, draw)
         seed = draw.randint(0, 2**31)
         check(lengths, heads, width, v_width, dtype, mode, mask, seed)
+
+
+def test_the_widest_heads_in_tf32_with_a_bias_fit_into_shared_memory(monkeypatch):
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setitem(LIMITS, torch.float32, 2e-3)
+    try:
+        torch.set_float32_matmul_precision("high")
+        for room in (ROOM[0], 0):
+            monkeypatch.setattr(bias_gradients, "SCORE_BYTES", room)
+            check([300, 17], 2, 256, 256, torch.float32, "bias", None, 0)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_gradients_are_the_same_in_every_run(room, monkeypatch):
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", room)
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([700, 3, 511, 900, 64])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    tokens = int(offsets[-1])
+    inputs = [
+        torch.randn(tokens, 4, 64, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3)
+    ]
+    tables = [torch.randn(n, generator=generator).cuda().requires_grad_() for n in (900, 129)]
+    gaps = (torch.rand(tokens, generator=generator) ** 8 * 1e6).long().cuda()
+    times = {"key_time": gaps.cumsum(0), "query_time": gaps.cumsum(0) + gaps.roll(-1)}
+
+    def gradients():
+        options = {
+            "scale": 1 / 64,
+            "alpha": 0.125,
+            "position_bias": tables[0],
+            "time_bias": tables[1],
+            **times,
+        }
+        out = hstu_attention(*inputs, offsets, **options)
+        return torch.autograd.grad(out.float().square().sum(), [*inputs, *tables])
+
+    first = gradients()
+    assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(first, gradients()))
 
 
 def check(lengths, heads, width, v_width, dtype, mode, mask, seed):
@@ -126,6 +170,6 @@ def check(lengths, heads, width, v_width, dtype, mode, mask, seed):
     got = torch.autograd.grad(out, [*inputs, *tables], weight)
     expected = torch.autograd.grad(wanted, wide, weight.double())
     errors = [relative_error(a, b) for a, b in zip((out, *got), (wanted, *expected))]
-    # Gradients of the tables are summed from score gradients kept in bfloat16.
+    # Gradients of the tables are summed from score gradients kept in half precision, of a bias rounded to it.
     limits = [LIMITS[dtype]] * 4 + [8e-3 if dtype.itemsize == 2 else LIMITS[dtype]] * 2
     assert all(e < limit for e, limit in zip(errors, limits)), (lengths, heads, mask, seed, errors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +12,15 @@ from hypothesis import strategies as st
 from freescale.kernels import (
     AttentionMask,
     SequenceLayout,
+    bias_gradients,
     gate,
     hstu_attention,
     project_uvqk,
     reference,
     softmax_attention,
 )
+from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork
+from freescale.kernels.bias_plan import joined
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -99,13 +104,28 @@ def test_bias_that_no_tile_reads_is_not_made():
         torch.use_deterministic_algorithms(False)
 
 
+# How gradients of the tables come about: score gradients kept for the whole batch, kept for one or two sequences at a
+# time with several tiles a program, or worked out again.
+WAYS = {"kept": {}, "parts": {"SCORE_BYTES": 2**19, "_KEPT_PROGRAMS": 3}, "again": {"SCORE_BYTES": 0}}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """One of the ways, in memory that is full of NaN before: nothing may be read that nobody wrote."""
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setattr(bias_gradients, name, value)
+    torch.use_deterministic_algorithms(True)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("mask", MASKS)
-def test_silu_with_both_biases_under_every_mask(mask):
+def test_silu_with_both_biases_under_every_mask(mask, way):
     compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 
 @pytest.mark.parametrize("lengths", [[20], [64, 3]])
-def test_keys_that_a_prefix_sees_ahead_count_as_distance_0_inside_one_tile(lengths):
+def test_keys_that_a_prefix_sees_ahead_count_as_distance_0_inside_one_tile(lengths, way):
     compare(make_inputs(lengths), mode="bias", mask=MASKS["prefix"])
 
 
@@ -141,12 +161,81 @@ def test_the_widest_heads_take_a_kernel_for_keys_and_one_for_values():
     compare(make_inputs([33, 5], heads=1, width=200, v_width=200))
 
 
-def test_half_precision_adds_the_bias_by_a_product():
+def test_half_precision_adds_the_bias_by_a_product(way):
     compare(make_inputs([70, 17], dtype=torch.float16), mode="bias", atol=5e-2)
 
 
-def test_single_precision():
+def test_single_precision(way):
     compare(make_inputs([70, 17], dtype=torch.float32), mode="bias", atol=1e-3)
+
+
+def test_the_widest_heads_with_a_bias(way):
+    compare(make_inputs([33, 5], heads=1, width=200, v_width=200), mode="position")
+
+
+@pytest.mark.parametrize("mask", [None, AttentionMask(window=20, prefix=2)])
+def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
+    """Heads over 64 wide have query tiles twice as high as those of the keys."""
+    case = make_inputs([150], heads=1, width=72, v_width=72, dtype=torch.float16)
+    compare(case, mode="position", mask=mask, atol=5e-2)
+
+
+def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
+    monkeypatch.setattr("freescale.kernels.bias_plan.CHUNK", 2)
+    # Room for the first sequence, so that the second is a part of its own behind three blocks.
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", 3 * BIAS_ROWS**2 * 8)
+    compare(make_inputs([140, 33], heads=1), mode="bias")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
+    room=st.integers(0, 400),
+    prefix=st.integers(0, 1),
+)
+def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    work = AttentionWork(offsets, device=torch.device("cpu"))
+    mask = AttentionMask(prefix=1) if prefix else None
+    parts = work.parts(mask, room=room * BIAS_ROWS**2)
+    longest = -(-max(lengths) // BIAS_ROWS)
+    largest = longest**2 if prefix else longest * (longest + 1) // 2
+    if not parts:
+        assert largest == 0 or largest > room
+        return
+    assert all(0 < part.blocks <= room for part in parts)
+    assert sum(part.blocks for part in parts) * BIAS_ROWS**2 == work.bias_store(mask).size
+    for before, after in pairwise(parts):
+        assert before.tokens[1] == after.tokens[0]
+        assert before.block + before.blocks == after.block
+    assert (parts[0].tokens[0], parts[0].block) == (0, 0)
+    assert parts[-1].tokens[1] == offsets[-1]
+    seen = [
+        work.tiles("keys", block=64, other=32, mask=mask, part=part).tiles[:, 0].tolist() for part in parts
+    ]
+    whole = work.tiles("keys", block=64, other=32, mask=mask).tiles[:, 0].tolist()
+    assert sorted(start for tiles in seen for start in tiles) == sorted(whole)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    programs=st.integers(1, 50),
+    window=st.none() | st.integers(0, 100),
+)
+def test_runs_hold_every_tile_once(lengths, programs, window):
+    work = AttentionWork(torch.tensor([0, *lengths]).cumsum(0), device=torch.device("cpu"))
+    mask = None if window is None else AttentionMask(window=window, prefix=window % 2)
+    tiles = {tuple(x) for x in work._pair_tiles(32, 32, mask)[:, [0, 2, 3]].tolist()}
+    runs = work._runs(32, mask, programs)
+    found = [(x[0], x[2] + n, x[3] + n) for x in runs.tolist() for n in range(x[4])]
+    assert len(found) == len(tiles)
+    assert set(found) == tiles
+    if tiles:
+        limit = -(-len(tiles) // programs)
+        assert runs[:, 4].max() <= limit
+        again = joined(work._pair_tiles(32, 32, mask), limit=limit)
+        assert sorted(again.tolist()) == sorted(runs.tolist())
 
 
 @settings(max_examples=6, deadline=None)
@@ -160,7 +249,7 @@ def test_any_jagged_batch(lengths, heads, seed):
         compare(make_inputs(lengths, heads=heads, seed=seed))
 
 
-def test_numerical_gradients_agree():
+def test_numerical_gradients_agree(way):
     case = make_inputs([3, 9], heads=1, width=2, v_width=2)
     layout = SequenceLayout(case["offsets"])
 
@@ -171,7 +260,7 @@ def test_numerical_gradients_agree():
     assert torch.autograd.gradcheck(attend, (*case["inputs"], *case["tables"]), fast_mode=True)
 
 
-def test_gradients_are_the_same_in_every_run():
+def test_gradients_are_the_same_in_every_run(way):
     case = make_inputs([70, 17], dtype=torch.float32)
     options = {"position_bias": case["tables"][0], "time_bias": case["tables"][1], **case["times"]}
     runs = []
