@@ -12,6 +12,7 @@ A token always sees itself. Otherwise token i of a sequence sees token j when
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +25,32 @@ Bools = npt.NDArray[np.bool_]
 NO_WINDOW = 2**31 - 1
 
 
+class Pieces(NamedTuple):
+    """Runs of neighbouring tokens of one segment and one kind: all that planning must know of them.
+
+    Args:
+        starts: first token of each, rising from 0.
+        segment: number of its segment.
+        summary: whether its tokens are summaries.
+    """
+
+    starts: Ints
+    segment: Ints
+    summary: Bools
+
+    def within(self, starts: Ints) -> Pieces:
+        """The same, none of them in two sequences; sequences begin at `starts`, the last of which is the end."""
+        cut = np.union1d(self.starts, starts[:-1])
+        cut = cut[cut < starts[-1]]
+        of = np.searchsorted(self.starts, cut, side="right") - 1
+        return Pieces(cut, self.segment[of], self.summary[of])
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """Which earlier tokens a token sees; make one a batch, on the CPU, and share it between layers.
+    """Which earlier tokens a token sees; make one a batch, and share it between layers.
+
+    Counts are wanted on the CPU. So are segments and summaries, unless `pieces` says the same in short.
 
     Args:
         window: see at most this many tokens back.
@@ -34,6 +58,7 @@ class AttentionMask:
         targets: [B] how many tokens at the end of each sequence are candidates that do not see each other.
         segments: [T] number of the segment a token belongs to.
         summaries: [T] true for tokens that later segments may see too; needs `segments`.
+        pieces: the runs of equal tokens in `segments` and `summaries`; found there unless given.
     """
 
     window: int | None = None
@@ -41,6 +66,7 @@ class AttentionMask:
     targets: Tensor | None = None
     segments: Tensor | None = None
     summaries: Tensor | None = None
+    pieces: Pieces | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 0:
@@ -70,12 +96,25 @@ class AttentionMask:
             return np.zeros(num_sequences, np.int64)
         return self.targets.cpu().numpy().astype(np.int64)
 
-    def codes(self) -> Ints | None:
-        """Segment * 2 + is a summary, for every token."""
+    @cached_property
+    def runs(self) -> Pieces | None:
+        """The pieces, given or found; None without segments."""
+        if self.pieces is not None or self.segments is None:
+            return self.pieces
+        segments = self.segments.cpu().numpy().astype(np.int64)
+        summaries = np.zeros(len(segments), bool)
+        if self.summaries is not None:
+            summaries = self.summaries.cpu().numpy().astype(bool)
+        changes = np.flatnonzero((np.diff(segments) != 0) | (np.diff(summaries) != 0)) + 1
+        starts = np.concatenate([[0], changes])[: len(segments)]
+        return Pieces(starts, segments[starts], summaries[starts])
+
+    def codes(self, device: torch.device) -> Tensor | None:
+        """Segment * 2 + is a summary, for every token, as the kernels read them."""
         if self.segments is None:
             return None
-        codes = self.segments.cpu().numpy().astype(np.int64) * 2
-        return codes if self.summaries is None else codes + self.summaries.cpu().numpy().astype(bool)
+        codes = self.segments.to(device, non_blocking=True).to(torch.int32) * 2
+        return codes if self.summaries is None else codes + self.summaries.to(device, non_blocking=True).bool()
 
     def allowed(self, start: int, stop: int, num_targets: int) -> Tensor:
         """The plain truth for one sequence: [length, length], true where row sees column."""
@@ -108,7 +147,11 @@ def tile_pairs(
 ) -> TilePairs:
     """Every pair of tiles with something to compute; a pair is full when no score in it is hidden."""
     lengths = np.diff(starts)
-    sequence, row, column = _all_pairs(-(-lengths // block_rows), -(-lengths // block_columns))
+    pieces = None if mask.runs is None else mask.runs.within(starts)
+    rows = _Tiles(starts, block_rows, pieces)
+    columns = _Tiles(starts, block_columns, pieces)
+    r, c = _ahead(rows, columns) if mask.prefix else _candidates(rows, columns, pieces)
+    sequence, row, column = rows.sequence[r], rows.number[r], columns.number[c]
     length, history = lengths[sequence], (lengths - targets)[sequence]
     i0, j0 = row * block_rows, column * block_columns
     i1, j1 = np.minimum(i0 + block_rows, length) - 1, np.minimum(j0 + block_columns, length) - 1
@@ -118,11 +161,7 @@ def tile_pairs(
         near, far = np.minimum(i0, history) - j1, np.minimum(i1, history) - j0
         some &= (near <= mask.window) | (j0 < mask.prefix)
         every &= (far <= mask.window) | (j1 < mask.prefix)
-    codes = mask.codes()
-    if codes is not None:
-        rows = _tile_segments(codes, starts, block_rows)
-        columns = _tile_segments(codes, starts, block_columns)
-        r, c = rows.first[sequence] + row, columns.first[sequence] + column
+    if pieces is not None:
         meet = (rows.low[r] <= columns.high[c]) & (columns.low[c] <= rows.high[r])
         one = (rows.low[r] == rows.high[r]) & (columns.low[c] == columns.high[c]) & meet
         some &= meet | columns.any_summary[c]
@@ -134,39 +173,82 @@ def tile_pairs(
     return TilePairs(sequence[kept], row[kept], column[kept], (every & some)[kept])
 
 
-def _all_pairs(row_tiles: Ints, column_tiles: Ints) -> tuple[Ints, Ints, Ints]:
-    """(sequence, row tile, column tile) of every pair, also those above the diagonal."""
-    counts = row_tiles * column_tiles
-    sequence = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    width = column_tiles[sequence]
-    return sequence, place // width, place % width
+class _Tiles:
+    """Tiles of one size: where they stand, and the segments in them.
+
+    Args:
+        starts: of the sequences.
+        block: tokens a tile.
+        pieces: runs of equal tokens, none of them in two sequences.
+    """
+
+    def __init__(self, starts: Ints, block: int, pieces: Pieces | None) -> None:
+        lengths = np.diff(starts)
+        self.block = block
+        self.counts: Ints = -(-lengths // block)
+        self.first: Ints = np.cumsum(self.counts) - self.counts
+        self.sequence, self.number = numbered(self.counts)
+        self.start: Ints = starts[:-1][self.sequence]
+        self.begin: Ints = self.start + self.number * block
+        self.end: Ints = np.minimum(self.begin + block, starts[1:][self.sequence])
+        if pieces is None or not len(self.begin):
+            self.low = self.high = self.piece = self.begin
+            self.any_summary = self.all_summary = np.zeros(len(self.begin), bool)
+            return
+        self.piece = np.searchsorted(pieces.starts, self.begin, side="right") - 1
+        last = np.searchsorted(pieces.starts, self.end - 1, side="right")
+        # Pairs of bounds: every second result is that of a tile, the others of what lies between.
+        bounds = np.stack([self.piece, last], axis=1).ravel()
+
+        def over(reduce: np.ufunc, values: Ints | Bools) -> Ints:
+            found: Ints = reduce.reduceat(np.append(values, values[-1:]), bounds)[::2]
+            return found
+
+        self.low, self.high = over(np.minimum, pieces.segment), over(np.maximum, pieces.segment)
+        self.any_summary: Bools = over(np.logical_or, pieces.summary).astype(bool)
+        self.all_summary: Bools = over(np.logical_and, pieces.summary).astype(bool)
 
 
-class _TileSegments(NamedTuple):
-    """Lowest and highest segment of each tile, and whether its tokens are summaries."""
-
-    first: Ints
-    low: Ints
-    high: Ints
-    any_summary: Bools
-    all_summary: Bools
+def _ahead(rows: _Tiles, columns: _Tiles) -> tuple[Ints, Ints]:
+    """Every pair of a row and a column tile of one sequence, also those above the diagonal."""
+    r, place = numbered(columns.counts[rows.sequence])
+    return r, columns.first[rows.sequence[r]] + place
 
 
-def _tile_segments(codes: Ints, starts: Ints, block: int) -> _TileSegments:
-    lengths = np.diff(starts)
-    tiles = -(-lengths // block)
-    first = np.cumsum(tiles) - tiles
-    sequence = np.repeat(np.arange(len(tiles)), tiles)
-    begin = starts[:-1][sequence] + (np.arange(len(sequence)) - first[sequence]) * block
-    if not len(begin):
-        empty = np.zeros(0, np.int64)
-        return _TileSegments(first, empty, empty, empty.astype(bool), empty.astype(bool))
-    segments, summaries = codes >> 1, codes & 1
-    return _TileSegments(
-        first,
-        np.minimum.reduceat(segments, begin),
-        np.maximum.reduceat(segments, begin),
-        np.maximum.reduceat(summaries, begin).astype(bool),
-        np.minimum.reduceat(summaries, begin).astype(bool),
-    )
+def _candidates(rows: _Tiles, columns: _Tiles, pieces: Pieces | None) -> tuple[Ints, Ints]:
+    """Pairs up to the diagonal in which something may be seen, by row and column; never fewer than are needed.
+
+    Where segments follow each other these are the tiles of a row's own segments, and earlier ones with summaries: of
+    five segments a tenth of all pairs, and planning takes as long as there are pairs.
+    """
+    own = columns.first[rows.sequence]
+    last = own + (rows.end - 1 - rows.start) // columns.block
+    begin = own
+    passed = np.zeros(len(own), np.int64)
+    summaries = np.zeros(0, np.int64)
+    if pieces is not None and len(own) and _follow(pieces, rows):
+        fresh = np.diff(pieces.segment, prepend=-1) != 0
+        fresh[rows.piece[rows.number == 0]] = True
+        segment_start = pieces.starts[fresh][np.cumsum(fresh) - 1]
+        begin = own + (segment_start[rows.piece] - rows.start) // columns.block
+        summaries = np.flatnonzero(columns.any_summary)
+        passed = np.searchsorted(summaries, own)
+    many = np.searchsorted(summaries, begin) - passed if len(summaries) else passed
+    r, place = numbered(many + last + 1 - begin)
+    early = place < many[r]
+    c = begin[r] + place - many[r]
+    c[early] = summaries[(passed[r] + place)[early]]
+    return r, c
+
+
+def _follow(pieces: Pieces, rows: _Tiles) -> bool:
+    """Whether segment numbers never fall inside a sequence."""
+    falls = np.diff(pieces.segment, prepend=0) < 0
+    falls[rows.piece[rows.number == 0]] = False
+    return not falls.any()
+
+
+def numbered(counts: Ints) -> tuple[Ints, Ints]:
+    """For groups of these sizes: the group of every member, and its number inside."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)

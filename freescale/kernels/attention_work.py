@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention_mask import AttentionMask, Ints, tile_pairs
+from freescale.kernels.attention_mask import AttentionMask, Ints, numbered, tile_pairs
+from freescale.kernels.device_copy import to_device
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128
@@ -96,15 +97,13 @@ class AttentionWork:
         key = (side, block, other if mask is not None else None, mask)
         if key not in self._lists:
             made = self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
-            self._lists[key] = WorkList(*map(self._on_device, made))
+            self._lists[key] = WorkList(*to_device(*made, device=self._device))
         return self._lists[key]
 
     def codes(self, mask: AttentionMask) -> Tensor | None:
         """The mask's segment codes as the kernels read them."""
         if self._mask_codes is None or self._mask_codes[0] is not mask:
-            codes = mask.codes()
-            on_device = None if codes is None else torch.from_numpy(codes.astype(np.int32)).to(self._device)
-            self._mask_codes = (mask, on_device)
+            self._mask_codes = (mask, mask.codes(self._device))
         return self._mask_codes[1]
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
@@ -117,9 +116,9 @@ class AttentionWork:
             targets = mask.target_counts(len(self._lengths))
             sides = {"block_rows": BIAS_ROWS, "block_columns": BIAS_ROWS}
             pairs = tile_pairs(mask, self._starts, **sides, targets=targets)
-            seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), np.int64)
+            seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, self._on_device(seen).to(torch.uint8))
+            self._seen = (mask, to_device(seen, device=self._device)[0].to(torch.uint8))
         return self._seen[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
@@ -127,16 +126,17 @@ class AttentionWork:
         square = is_square(mask)
         if square not in self._stores:
             blocks = self._bias_blocks()
-            sequence, number = _numbered(blocks)
+            sequence, number = numbered(blocks)
             widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
             sizes = widths * BIAS_ROWS
             table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
             rows = np.stack(
                 [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
             )
+            on_device = to_device(table, rows, device=self._device)
             self._stores[square] = BiasStore(
-                blocks=self._on_device(table),
-                rows=self._on_device(rows),
+                blocks=on_device[0],
+                rows=on_device[1],
                 size=int(sizes.sum()),
                 widest=int(widths.max(initial=BIAS_ROWS)),
             )
@@ -152,7 +152,7 @@ class AttentionWork:
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
         """All tiles in the order of work: queries at the end and keys at the start have most to do."""
         tiles = -(-self._lengths[self._order] // block)
-        rank, number = _numbered(tiles)
+        rank, number = numbered(tiles)
         if side == "queries":
             number = tiles[rank] - 1 - number
         return self._rows(self._order[rank], number, None), np.zeros(1, np.int32)
@@ -165,12 +165,12 @@ class AttentionWork:
         own, met = (pairs.row, pairs.column) if side == "queries" else (pairs.column, pairs.row)
         tiles = -(-self._lengths // block)
         tile = (np.cumsum(tiles) - tiles)[pairs.sequence] + own
-        # By tile, full pairs first.
-        order = np.lexsort((met, ~pairs.full, tile))
+        # By tile, full pairs first; the pairs come in order already.
+        order = np.argsort(2 * tile + ~pairs.full, kind="stable")
         counts = np.bincount(tile, minlength=int(tiles.sum()))
         full = np.bincount(tile, weights=pairs.full, minlength=int(tiles.sum())).astype(np.int64)
         begin = np.cumsum(counts) - counts
-        sequence, number = _numbered(tiles)
+        sequence, number = numbered(tiles)
         out = self._rows(sequence, number, mask)
         out[:, 3], out[:, 4], out[:, 5] = begin, begin + full, begin + counts
         out[:, 6] -= targets[sequence]
@@ -189,17 +189,14 @@ class AttentionWork:
         out[:, 7] = (np.cumsum(squares) - squares)[sequence]
         return out
 
-    def _on_device(self, x: Ints) -> Tensor:
-        return torch.from_numpy(x).to(self._device, non_blocking=True)
-
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)
 
     def _paired(self, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
         if mask is None:
-            of, number = _numbered(-(-self._lengths // rows))
+            of, number = numbered(-(-self._lengths // rows))
             met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
-            tile, column = _numbered(met)
+            tile, column = numbered(met)
             sequence, row = of[tile], number[tile]
         else:
             targets = mask.target_counts(len(self._lengths))
@@ -215,15 +212,10 @@ class AttentionWork:
         counts = np.bincount(group - first, minlength=1)
         order = np.argsort(group, kind="stable")
         starts = np.concatenate([[0], np.cumsum(counts)])
-        return PairTiles(self._on_device(out), self._on_device(order), self._on_device(starts), first)
+        return PairTiles(*to_device(out, order, starts, device=self._device), first)
 
 
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
     return mask is not None and mask.prefix > 0
 
-
-def _numbered(counts: Ints) -> tuple[Ints, Ints]:
-    """For groups of these sizes: the group of every member, and its number inside."""
-    group = np.repeat(np.arange(len(counts)), counts)
-    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -22,11 +22,13 @@ def can_unroll(mask: AttentionMask, offsets: Tensor) -> bool:
     """Whether a mask is of segments only, each of them in one piece."""
     if mask.segments is None or mask.window is not None or mask.prefix or mask.targets is not None:
         return False
-    steps = np.diff(mask.segments.cpu().numpy())
-    inside = np.ones(len(steps), bool)
-    edges = offsets.numpy()[1:-1]
-    inside[edges[(edges > 0) & (edges <= len(steps))] - 1] = False
-    return bool((steps[inside] >= 0).all())
+    assert mask.runs is not None
+    starts = offsets.numpy()
+    if mask.runs.starts.max(initial=0) >= max(1, starts[-1]):
+        return False
+    pieces = mask.runs.within(starts)
+    falls = np.diff(pieces.segment, prepend=0) < 0
+    return not (falls & ~np.isin(pieces.starts, starts)).any()
 
 
 class SegmentRuns:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from freescale.data.segment_rule import SegmentRule
 from freescale.data.segments import SegmentedBatch, insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import AttentionMask, SequenceLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.views import BatchView, Encoder, KeepKeys
 
 
@@ -56,8 +56,7 @@ class SegmentedEncoder(nn.Module):
     def masked_pass(self, vectors_TD: Tensor, cut: SegmentedBatch, *, keep: KeepKeys | None = None) -> Tensor:
         """State of every event and summary; `keep` is handed the keys and values of every layer."""
         layout = SequenceLayout(cut.batch.offsets, device=vectors_TD.device)
-        mask = AttentionMask(segments=cut.segment, summaries=cut.is_summary) if len(cut.summaries) else None
-        view = BatchView(cut.batch, layout, mask=mask, keep=keep)
+        view = BatchView(cut.batch, layout, mask=cut.mask, keep=keep)
         return self.inner.encode(self.with_summaries(vectors_TD, cut), view)
 
     def with_summaries(self, vectors_TD: Tensor, cut: SegmentedBatch) -> Tensor:
