@@ -114,7 +114,9 @@ class AttentionMask:
         if self.segments is None:
             return None
         codes = self.segments.to(device, non_blocking=True).to(torch.int32) * 2
-        return codes if self.summaries is None else codes + self.summaries.to(device, non_blocking=True).bool()
+        return (
+            codes if self.summaries is None else codes + self.summaries.to(device, non_blocking=True).bool()
+        )
 
     def allowed(self, start: int, stop: int, num_targets: int) -> Tensor:
         """The plain truth for one sequence: [length, length], true where row sees column."""
@@ -146,31 +148,24 @@ def tile_pairs(
     mask: AttentionMask, starts: Ints, *, block_rows: int, block_columns: int, targets: Ints
 ) -> TilePairs:
     """Every pair of tiles with something to compute; a pair is full when no score in it is hidden."""
+    from freescale.kernels import tile_pair_loops
+
     lengths = np.diff(starts)
     pieces = None if mask.runs is None else mask.runs.within(starts)
     rows = _Tiles(starts, block_rows, pieces)
     columns = _Tiles(starts, block_columns, pieces)
-    r, c = _ahead(rows, columns) if mask.prefix else _candidates(rows, columns, pieces)
-    sequence, row, column = rows.sequence[r], rows.number[r], columns.number[c]
-    length, history = lengths[sequence], (lengths - targets)[sequence]
-    i0, j0 = row * block_rows, column * block_columns
-    i1, j1 = np.minimum(i0 + block_rows, length) - 1, np.minimum(j0 + block_columns, length) - 1
-    some = (j0 <= i1) & (j0 < history)
-    every = (j1 <= i0) & (j1 < history) & (i0 + block_rows <= length) & (j0 + block_columns <= length)
-    if mask.window is not None:
-        near, far = np.minimum(i0, history) - j1, np.minimum(i1, history) - j0
-        some &= (near <= mask.window) | (j0 < mask.prefix)
-        every &= (far <= mask.window) | (j1 < mask.prefix)
-    if pieces is not None:
-        meet = (rows.low[r] <= columns.high[c]) & (columns.low[c] <= rows.high[r])
-        one = (rows.low[r] == rows.high[r]) & (columns.low[c] == columns.high[c]) & meet
-        some &= meet | columns.any_summary[c]
-        every &= one | columns.all_summary[c]
-    some |= (i0 < mask.prefix) & (j0 < history)
-    # Targets, and whatever a mask hides around it: a token sees itself.
-    some |= (i0 <= j1) & (j0 <= i1)
-    kept = np.flatnonzero(some)
-    return TilePairs(sequence[kept], row[kept], column[kept], (every & some)[kept])
+    found = _candidates(rows, columns, pieces, ahead=mask.prefix > 0)
+    row, column = np.empty(found.most, np.int64), np.empty(found.most, np.int64)
+    full = np.empty(found.most, bool)
+    kept = tile_pair_loops.keep_pairs(
+        *(rows.number, lengths[rows.sequence], (lengths - targets)[rows.sequence], rows.low, rows.high),
+        *(columns.first[rows.sequence], found.begin, found.last, found.passed),
+        *(columns.low, columns.high, columns.any_summary, columns.all_summary, found.summaries),
+        *(block_rows, block_columns, NO_WINDOW if mask.window is None else mask.window, mask.prefix),
+        *(int(pieces is not None), row, column, full),
+    )
+    row, column, full = row[:kept], column[:kept], full[:kept]
+    return TilePairs(rows.sequence[row], rows.number[row], columns.number[column], full)
 
 
 class _Tiles:
@@ -199,46 +194,46 @@ class _Tiles:
         last = np.searchsorted(pieces.starts, self.end - 1, side="right")
         # Pairs of bounds: every second result is that of a tile, the others of what lies between.
         bounds = np.stack([self.piece, last], axis=1).ravel()
-
-        def over(reduce: np.ufunc, values: Ints | Bools) -> Ints:
-            found: Ints = reduce.reduceat(np.append(values, values[-1:]), bounds)[::2]
-            return found
-
-        self.low, self.high = over(np.minimum, pieces.segment), over(np.maximum, pieces.segment)
-        self.any_summary: Bools = over(np.logical_or, pieces.summary).astype(bool)
-        self.all_summary: Bools = over(np.logical_and, pieces.summary).astype(bool)
-
-
-def _ahead(rows: _Tiles, columns: _Tiles) -> tuple[Ints, Ints]:
-    """Every pair of a row and a column tile of one sequence, also those above the diagonal."""
-    r, place = numbered(columns.counts[rows.sequence])
-    return r, columns.first[rows.sequence[r]] + place
+        segment = np.append(pieces.segment, pieces.segment[-1:])
+        self.low = np.minimum.reduceat(segment, bounds)[::2].copy()
+        self.high = np.maximum.reduceat(segment, bounds)[::2].copy()
+        before = np.concatenate([[0], np.cumsum(pieces.summary)])
+        of_summaries = before[last] - before[self.piece]
+        self.any_summary = of_summaries > 0
+        self.all_summary = of_summaries == last - self.piece
 
 
-def _candidates(rows: _Tiles, columns: _Tiles, pieces: Pieces | None) -> tuple[Ints, Ints]:
-    """Pairs up to the diagonal in which something may be seen, by row and column; never fewer than are needed.
+class _Candidates(NamedTuple):
+    """Column tiles that a row tile may meet: from `begin` to `last`, and `summaries` before them from `passed` on."""
+
+    begin: Ints
+    last: Ints
+    passed: Ints
+    summaries: Ints
+    most: int
+
+
+def _candidates(rows: _Tiles, columns: _Tiles, pieces: Pieces | None, *, ahead: bool) -> _Candidates:
+    """Pairs in which something may be seen; never fewer than are needed, and none above the diagonal unless `ahead`.
 
     Where segments follow each other these are the tiles of a row's own segments, and earlier ones with summaries: of
     five segments a tenth of all pairs, and planning takes as long as there are pairs.
     """
     own = columns.first[rows.sequence]
-    last = own + (rows.end - 1 - rows.start) // columns.block
-    begin = own
-    passed = np.zeros(len(own), np.int64)
-    summaries = np.zeros(0, np.int64)
-    if pieces is not None and len(own) and _follow(pieces, rows):
+    if ahead:
+        last = own + columns.counts[rows.sequence] - 1
+    else:
+        last = own + (rows.end - 1 - rows.start) // columns.block
+    begin, summaries = own, np.zeros(0, np.int64)
+    if not ahead and pieces is not None and len(own) and _follow(pieces, rows):
         fresh = np.diff(pieces.segment, prepend=-1) != 0
         fresh[rows.piece[rows.number == 0]] = True
         segment_start = pieces.starts[fresh][np.cumsum(fresh) - 1]
         begin = own + (segment_start[rows.piece] - rows.start) // columns.block
         summaries = np.flatnonzero(columns.any_summary)
-        passed = np.searchsorted(summaries, own)
-    many = np.searchsorted(summaries, begin) - passed if len(summaries) else passed
-    r, place = numbered(many + last + 1 - begin)
-    early = place < many[r]
-    c = begin[r] + place - many[r]
-    c[early] = summaries[(passed[r] + place)[early]]
-    return r, c
+    passed = np.searchsorted(summaries, own)
+    early = np.searchsorted(summaries, begin) - passed
+    return _Candidates(begin, last, passed, summaries, int((early + last + 1 - begin).sum()))
 
 
 def _follow(pieces: Pieces, rows: _Tiles) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention_mask import AttentionMask, Ints, numbered, tile_pairs
+from freescale.kernels.attention_mask import AttentionMask, Ints, TilePairs, numbered, tile_pairs
 from freescale.kernels.device_copy import to_device
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
@@ -91,6 +91,7 @@ class AttentionWork:
         self._stores: dict[bool, BiasStore] = {}
         self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
+        self._pairs_seen: tuple[AttentionMask, dict[tuple[int, int], TilePairs]] | None = None
 
     def tiles(self, side: Side, *, block: int, other: int, mask: AttentionMask | None) -> WorkList:
         """Tiles of `block` tokens on one side; `other` is the tile size of the other side."""
@@ -113,9 +114,7 @@ class AttentionWork:
         """
         if self._seen is None or self._seen[0] is not mask:
             blocks = self._bias_blocks()
-            targets = mask.target_counts(len(self._lengths))
-            sides = {"block_rows": BIAS_ROWS, "block_columns": BIAS_ROWS}
-            pairs = tile_pairs(mask, self._starts, **sides, targets=targets)
+            pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
             seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
             self._seen = (mask, to_device(seen, device=self._device)[0].to(torch.uint8))
@@ -158,25 +157,25 @@ class AttentionWork:
         return self._rows(self._order[rank], number, None), np.zeros(1, np.int32)
 
     def _masked(self, side: Side, block: int, other: int, mask: AttentionMask) -> tuple[Ints, Ints]:
+        from freescale.kernels.tile_pair_loops import ordered
+
         mask.check(self._lengths)
         targets = mask.target_counts(len(self._lengths))
         rows, columns = (block, other) if side == "queries" else (other, block)
-        pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+        pairs = self._met(rows, columns, mask)
         own, met = (pairs.row, pairs.column) if side == "queries" else (pairs.column, pairs.row)
         tiles = -(-self._lengths // block)
         tile = (np.cumsum(tiles) - tiles)[pairs.sequence] + own
-        # By tile, full pairs first; the pairs come in order already.
-        order = np.argsort(2 * tile + ~pairs.full, kind="stable")
-        counts = np.bincount(tile, minlength=int(tiles.sum()))
-        full = np.bincount(tile, weights=pairs.full, minlength=int(tiles.sum())).astype(np.int64)
-        begin = np.cumsum(counts) - counts
+        # By tile, full pairs first; otherwise in the order they come in.
+        order, edges = ordered(2 * tile + ~pairs.full, 2 * int(tiles.sum()))
+        begin, end = edges[:-1:2], edges[2::2]
         sequence, number = numbered(tiles)
         out = self._rows(sequence, number, mask)
-        out[:, 3], out[:, 4], out[:, 5] = begin, begin + full, begin + counts
+        out[:, 3], out[:, 4], out[:, 5] = begin, edges[1::2], end
         out[:, 6] -= targets[sequence]
         rank = np.empty(len(self._lengths), np.int64)
         rank[self._order] = np.arange(len(rank))
-        by_work = np.lexsort((-counts, rank[sequence]))
+        by_work = np.lexsort((begin - end, rank[sequence]))
         return out[by_work], met[order].astype(np.int32)
 
     def _rows(self, sequence: Ints, number: Ints, mask: AttentionMask | None) -> Ints:
@@ -192,7 +191,21 @@ class AttentionWork:
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)
 
+    def _met(self, rows: int, columns: int, mask: AttentionMask) -> TilePairs:
+        """The pairs of tiles in which a mask shows something; the lists of forward and backward share them."""
+        if self._pairs_seen is None or self._pairs_seen[0] is not mask:
+            self._pairs_seen = (mask, {})
+        found = self._pairs_seen[1]
+        if (rows, columns) not in found:
+            targets = mask.target_counts(len(self._lengths))
+            found[rows, columns] = tile_pairs(
+                mask, self._starts, block_rows=rows, block_columns=columns, targets=targets
+            )
+        return found[rows, columns]
+
     def _paired(self, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
+        from freescale.kernels.tile_pair_loops import ordered
+
         if mask is None:
             of, number = numbered(-(-self._lengths // rows))
             met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
@@ -200,7 +213,7 @@ class AttentionWork:
             sequence, row = of[tile], number[tile]
         else:
             targets = mask.target_counts(len(self._lengths))
-            pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+            pairs = self._met(rows, columns, mask)
             sequence, row, column = pairs.sequence, pairs.row, pairs.column
         out = self._rows(sequence, row, mask)
         out[:, 3] = column
@@ -209,13 +222,10 @@ class AttentionWork:
         wide = rows // columns
         group = ((row * wide - column)[:, None] + np.arange(wide + 1)).ravel()
         first = min(0, int(group.min(initial=0)))
-        counts = np.bincount(group - first, minlength=1)
-        order = np.argsort(group, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(counts)])
+        order, starts = ordered(group - first, int(group.max(initial=0)) - first + 1)
         return PairTiles(*to_device(out, order, starts, device=self._device), first)
 
 
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
     return mask is not None and mask.prefix > 0
-
