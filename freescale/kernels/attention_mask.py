@@ -220,10 +220,8 @@ def _candidates(rows: _Tiles, columns: _Tiles, pieces: Pieces | None, *, ahead: 
     five segments a tenth of all pairs, and planning takes as long as there are pairs.
     """
     own = columns.first[rows.sequence]
-    if ahead:
-        last = own + columns.counts[rows.sequence] - 1
-    else:
-        last = own + (rows.end - 1 - rows.start) // columns.block
+    seen = columns.counts[rows.sequence] if ahead else (rows.end - 1 - rows.start) // columns.block + 1
+    last = own + seen - 1
     begin, summaries = own, np.zeros(0, np.int64)
     if not ahead and pieces is not None and len(own) and _follow(pieces, rows):
         fresh = np.diff(pieces.segment, prepend=-1) != 0

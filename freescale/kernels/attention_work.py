@@ -223,7 +223,8 @@ class AttentionWork:
         group = ((row * wide - column)[:, None] + np.arange(wide + 1)).ravel()
         first = min(0, int(group.min(initial=0)))
         order, starts = ordered(group - first, int(group.max(initial=0)) - first + 1)
-        return PairTiles(*to_device(out, order, starts, device=self._device), first)
+        tiles, order_, starts_ = to_device(out, order, starts, device=self._device)
+        return PairTiles(tiles, order_, starts_, first)
 
 
 def is_square(mask: AttentionMask | None) -> bool:
