@@ -13,9 +13,19 @@ from freescale.kernels.attention_launch import last_dense, start_kernel
 from freescale.kernels.attention_mask import Ints, numbered
 from freescale.kernels.fused_attention import MAX_WIDTH
 
-# New tokens a program: small tiles for the few events of a request.
-_MOST_QUERIES = 64
-_KEYS = 32
+# Most new tokens a program, keys a step, warps and tiles in flight: half precision, then float32 by width. Larger tiles
+# of float32 spill, from width 256 on they do not fit into shared memory.
+_HALF = {128: (64, 32, 4, 2), 256: (64, 32, 8, 2)}
+_SINGLE = {128: (32, 32, 8, 1), 256: (32, 16, 8, 1)}
+FIELDS = 9
+
+
+class Room(NamedTuple):
+    """Bounds of the requests that one plan must have room for: users, new tokens a user, cached tokens a user."""
+
+    users: int
+    new: int
+    cached: int
 
 
 class CachedPlan(NamedTuple):
@@ -34,25 +44,35 @@ class CachedPlan(NamedTuple):
     block: int
 
 
-def tile_table(*, offsets: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[Ints, int]:
-    """The tiles of a `CachedPlan` and their size.
+def block_for(dtype: torch.dtype, longest: int) -> int:
+    """New tokens a tile, for users with at most `longest`."""
+    most = _HALF[128][0] if dtype.itemsize == 2 else _SINGLE[128][0]
+    return min(most, max(16, 1 << (longest - 1).bit_length()))
+
+
+def tile_table(
+    *, offsets: Ints, starts: Ints, counts: Ints, ends: Ints, block: int, room: Room, fill: bool
+) -> Ints:
+    """The tiles of a `CachedPlan`.
 
     Args:
         offsets: [users + 1] of the new tokens.
         starts: [users] first cached token in the store.
         counts: [users] cached tokens.
         ends: [users] place of the first new token.
+        block: new tokens a tile.
+        room: bounds of all of these.
+        fill: as many tiles as there is room for; those that are not needed have no tokens.
     """
     lengths = np.diff(offsets)
-    longest, most = int(lengths.max(initial=0)), int(counts.max(initial=0))
-    block = min(_MOST_QUERIES, max(16, 1 << (longest - 1).bit_length()))
     user, number = numbered(-(-lengths // block))
-    table = np.empty((len(user), 9), np.int64)
-    width = most + longest
+    most = room.users * -(-room.new // block) if fill else len(user)
+    table = np.zeros((most, FIELDS), np.int64)
+    own, width = table[: len(user)], room.cached + room.new
     for column, values in enumerate((offsets[:-1], lengths, None, starts, counts, ends)):
-        table[:, column] = number * block if values is None else values[user]
-    table[:, 6], table[:, 7], table[:, 8] = user * longest * width, width, most
-    return table, block
+        own[:, column] = number * block if values is None else values[user]
+    own[:, 6], own[:, 7], own[:, 8] = user * room.new * width, width, room.cached
+    return table
 
 
 def can_fuse(q: Tensor, v: Tensor) -> bool:
@@ -96,6 +116,8 @@ def cached_attention(
 
     q, k, v, cached_k, cached_v = (last_dense(x) for x in (q_THD, k_THD, v_THV, cached_k, cached_v))
     out = v.new_empty(*q.shape[:2], v.shape[2])
+    sizes = _HALF if q.dtype.itemsize == 2 else _SINGLE
+    _, keys, warps, stages = sizes[128 if max(q.shape[2], v.shape[2]) <= 128 else 256]
     strided = {"q": q, "k": k, "v": v, "ck": cached_k, "cv": cached_v, "o": out}
     options: dict[str, Any] = {
         **{f"{name}_row": x.stride(0) for name, x in strided.items()},
@@ -106,7 +128,7 @@ def cached_attention(
         "BLOCK_D": _padded(q.shape[2]),
         "BLOCK_V": _padded(v.shape[2]),
         "BLOCK_M": plan.block,
-        "BLOCK_N": _KEYS,
+        "BLOCK_N": keys,
         "SOFTMAX": scale is None,
         "HAS_POSITION": position_bias is not None,
         "HAS_TIME": time_bias is not None,
@@ -114,7 +136,8 @@ def cached_attention(
         "PRECISION": _precision(q.dtype),
         "ACC": torch.float64 if q.dtype == torch.float64 else torch.float32,
         "GROUP": q.shape[1] // k.shape[1],
-        "num_warps": 4 if max(q.shape[2], v.shape[2]) <= 128 else 8,
+        "num_warps": warps,
+        "num_stages": stages,
     }
     tensors = {
         **{"Q": q, "K": k, "V": v, "CachedK": cached_k, "CachedV": cached_v, "Out": out},

@@ -17,7 +17,14 @@ from torch import Tensor
 from freescale.data.segment_rule import Ints
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels.attention_mask import numbered
-from freescale.kernels.cached_attention import CachedPlan, cached_attention, can_fuse, tile_table
+from freescale.kernels.cached_attention import (
+    CachedPlan,
+    Room,
+    block_for,
+    cached_attention,
+    can_fuse,
+    tile_table,
+)
 from freescale.kernels.device_copy import to_device
 from freescale.kernels.reference import for_every_head, time_bucket
 from freescale.model.packed_caches import PackedCaches
@@ -33,6 +40,7 @@ class CachedView:
         device: where the vectors of the new tokens live.
         keep: given the keys and values of the new tokens, layer by layer.
         fused: take the kernel; by default where it can run.
+        room: lay the kernel's tables out for more users and tokens than there are.
     """
 
     def __init__(
@@ -43,13 +51,44 @@ class CachedView:
         device: torch.device,
         keep: KeepKeys | None = None,
         fused: bool | None = None,
+        room: Room | None = None,
     ) -> None:
         self._batch, self._caches, self._keep, self._device, self._fused = batch, caches, keep, device, fused
-        offsets, ends = batch.offsets.numpy(), caches.ends
-        user, number = numbered(np.diff(offsets))
-        tiles, block = tile_table(offsets=offsets, starts=caches.starts, counts=caches.counts, ends=ends)
-        self.places, on_device = to_device(number + ends[user], tiles, device=device)
-        self._plan = CachedPlan(on_device, caches.places, block)
+        lengths = batch.lengths.numpy()
+        self._fill = room is not None
+        self._room = room or Room(
+            len(lengths), int(lengths.max(initial=0)), int(caches.counts.max(initial=0))
+        )
+        user, number = numbered(lengths)
+        places = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
+        places[: batch.num_tokens] = number + caches.ends[user]
+        self.places = to_device(places, device=device)[0]
+        self._plans: dict[torch.dtype, CachedPlan] = {}
+
+    def plan(self, dtype: torch.dtype) -> CachedPlan:
+        """Where the kernel finds everything, for queries of this type."""
+        if dtype not in self._plans:
+            block = block_for(dtype, self._room.new)
+            table = tile_table(
+                offsets=self._batch.offsets.numpy(),
+                starts=self._caches.starts,
+                counts=self._caches.counts,
+                ends=self._caches.ends,
+                block=block,
+                room=self._room,
+                fill=self._fill,
+            )
+            tiles = to_device(table, device=self._device)[0]
+            self._plans[dtype] = CachedPlan(tiles, self._caches.places, block)
+        return self._plans[dtype]
+
+    def fill_from(self, other: CachedView) -> None:
+        """Take over the tables of another request with the same room, in the memory that recorded kernels read."""
+        self.places.copy_(other.places)
+        for dtype, plan in self._plans.items():
+            plan.tiles.copy_(other.plan(dtype).tiles)
+        if "byte_buckets" in self.__dict__:
+            self.byte_buckets[: len(other.byte_buckets)].copy_(other.byte_buckets)
 
     def silu(
         self,
@@ -64,9 +103,9 @@ class CachedView:
     ) -> Tensor:
         """Scale * SiLU(q k^T + bias) v."""
         if self._by_kernel(layer, q_THD, k_THD, v_THV):
-            buckets = None if time_bias is None else self._byte_buckets
+            buckets = None if time_bias is None else self.byte_buckets
             return cached_attention(
-                *(q_THD, k_THD, v_THV, *self._kept(layer, k_THD, v_THV), self._plan),
+                *(q_THD, k_THD, v_THV, *self._kept(layer, k_THD, v_THV), self.plan(q_THD.dtype)),
                 alpha=1.0,
                 scale=scale,
                 position_bias=position_bias,
@@ -87,7 +126,9 @@ class CachedView:
         """Values weighted by the softmax of scale * q k^T."""
         if self._by_kernel(layer, q_THD, k_THD, v_THV):
             kept = self._kept(layer, k_THD, v_THV)
-            return cached_attention(q_THD, k_THD, v_THV, *kept, self._plan, alpha=scale, scale=None)
+            return cached_attention(
+                q_THD, k_THD, v_THV, *kept, self.plan(q_THD.dtype), alpha=scale, scale=None
+            )
         with torch.autocast(q_THD.device.type, enabled=False):
             q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
             scores = (q @ k.transpose(2, 3) * scale).masked_fill(self._hidden, float("-inf"))
@@ -121,11 +162,13 @@ class CachedView:
 
     @cached_property
     def _new(self) -> _Padding:
-        return _Padding.of(self._batch.offsets.numpy()[:-1], self._batch.lengths.numpy(), self._device)
+        return _Padding.of(
+            self._batch.offsets.numpy()[:-1], self._batch.lengths.numpy(), self._room.new, self._device
+        )
 
     @cached_property
     def _old(self) -> _Padding:
-        return _Padding.of(self._caches.starts, self._caches.counts, self._device)
+        return _Padding.of(self._caches.starts, self._caches.counts, self._room.cached, self._device)
 
     @cached_property
     def _hidden(self) -> Tensor:
@@ -146,12 +189,14 @@ class CachedView:
     def _buckets(self) -> Tensor:
         """[users, queries, keys] bucket of the time between them."""
         asked, time = (self._new.pad(self._batch.tokens[name]) for name in ("target_time", "time"))
-        old = self._caches.places if self._caches.times is None else self._caches.times
+        places, times = self._caches.places, self._caches.times
+        old = torch.zeros_like(places) if times is None else times
         keys = torch.cat([self._old.pad(old), time], dim=1)
         return time_bucket(asked[:, :, None] - keys[:, None, :])
 
     @cached_property
-    def _byte_buckets(self) -> Tensor:
+    def byte_buckets(self) -> Tensor:
+        """The same as the kernel reads them."""
         return self._buckets.to(torch.uint8)
 
 
@@ -162,7 +207,7 @@ class _Padding(NamedTuple):
         source: [users * longest] the token of each slot; any where there is none.
         slots: [tokens of all users] the slot of each token.
         empty: [users, longest] slots without a token.
-        longest: tokens of the user with most of them.
+        longest: slots of a user.
     """
 
     source: Tensor
@@ -171,9 +216,8 @@ class _Padding(NamedTuple):
     longest: int
 
     @staticmethod
-    def of(starts: Ints, lengths: Ints, device: torch.device) -> _Padding:
+    def of(starts: Ints, lengths: Ints, longest: int, device: torch.device) -> _Padding:
         """For users whose tokens begin at `starts`."""
-        longest = int(lengths.max(initial=0))
         empty = np.arange(longest) >= lengths[:, None]
         source = np.where(empty, 0, starts[:, None] + np.arange(longest)).ravel()
         tables = to_device(source, np.flatnonzero(~empty.ravel()), empty, device=device)

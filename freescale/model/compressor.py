@@ -58,7 +58,7 @@ class Compressor:
         """
         segments = cut_history(batch.lengths.numpy(), length=self.stamp.length)
         packed = self.packed([None] * len(batch) if caches is None else caches, device=vectors_TD.device)
-        self._check(batch, packed, np.bincount(segments.sequence, minlength=len(batch)))
+        self.check(batch, packed, np.bincount(segments.sequence, minlength=len(batch)))
         if not packed.counts.any():
             return self._run(vectors_TD, batch, segments, None)
         grown = list(packed)
@@ -88,7 +88,7 @@ class Compressor:
         Caches that are asked for again and again are best kept as `packed` ones: then nothing is copied.
         """
         packed = self.packed(caches, device=vectors_TD.device)
-        self._check(batch, packed, np.zeros(len(batch), np.int64))
+        self.check(batch, packed)
         return self.encoder.inner.encode(vectors_TD, CachedView(batch, packed, device=vectors_TD.device))
 
     def packed(self, caches: Caches, *, device: torch.device | str) -> PackedCaches:
@@ -143,8 +143,8 @@ class Compressor:
             stamp=self.stamp,
         )
 
-    def _check(self, batch: SequenceBatch, caches: PackedCaches, segments: Ints) -> None:
-        """Refuse sequences that grow beyond the places the model has learnt."""
+    def check(self, batch: SequenceBatch, caches: PackedCaches, segments: Ints | int = 0) -> None:
+        """Refuse sequences that grow beyond the places the model has learnt, `segments` being cut of each."""
         if len(caches) != len(batch):
             raise DataError(
                 "every user needs a cache, or None", got=f"{len(batch)} users, {len(caches)} caches"

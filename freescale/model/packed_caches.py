@@ -124,6 +124,12 @@ class PackedCaches(Sequence[TokenCache | None]):
             segment_times=times[own] if len(times) else times,
         )
 
+    def without_histories(self, users: int) -> PackedCaches:
+        """The same store, read by users of whom it holds nothing."""
+        none = np.zeros(0, np.int64)
+        begin = np.zeros(users + 1, np.int64)
+        return replace(self, starts=begin[1:], sizes=none, segments=begin, segment_times=none)
+
     def to(self, device: torch.device | str) -> PackedCaches:
         """The store on another device."""
         if self.keys.device == torch.device(device):
