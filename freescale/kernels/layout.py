@@ -41,6 +41,7 @@ class SequenceLayout:
         self.longest = int(self.lengths.max(initial=0))
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
+        self._checked: AttentionMask | None = None
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
 
@@ -82,6 +83,12 @@ class SequenceLayout:
             table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
             self._token_tiles[block] = to_device(table, device=self.device)[0]
         return self._token_tiles[block]
+
+    def check(self, mask: AttentionMask | None) -> None:
+        """Refuse a mask that does not fit the batch; looked at once, not in every layer."""
+        if mask is not None and mask is not self._checked:
+            mask.check(self.lengths)
+            self._checked = mask
 
     def runs(self, mask: AttentionMask) -> SegmentRuns:
         """The batch under a mask of segments, for ways to compute that know no masks; made once for all layers."""
