@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -96,13 +97,13 @@ class PackedCaches(Sequence[TokenCache | None]):
             stamp=stamp,
         )
 
-    @property
+    @cached_property
     def counts(self) -> Ints:
         """[users] summaries of each."""
         found: Ints = np.diff(self.segments) * self.stamp.summaries
         return found
 
-    @property
+    @cached_property
     def ends(self) -> Ints:
         """[users] place of the event that follows."""
         total = np.concatenate([[0], np.cumsum(self.sizes)])
