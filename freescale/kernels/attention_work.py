@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention_mask import AttentionMask, Ints, TilePairs, numbered, tile_pairs
+from freescale.kernels.attention_mask import AttentionMask, Ints
 from freescale.kernels.device_copy import to_device
+from freescale.kernels.tile_pairs import TilePairs, TilePlanner, numbered
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128
@@ -91,7 +92,7 @@ class AttentionWork:
         self._stores: dict[bool, BiasStore] = {}
         self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
-        self._pairs_seen: tuple[AttentionMask, dict[tuple[int, int], TilePairs]] | None = None
+        self._planner: TilePlanner | None = None
 
     def tiles(self, side: Side, *, block: int, other: int, mask: AttentionMask | None) -> WorkList:
         """Tiles of `block` tokens on one side; `other` is the tile size of the other side."""
@@ -193,15 +194,9 @@ class AttentionWork:
 
     def _met(self, rows: int, columns: int, mask: AttentionMask) -> TilePairs:
         """The pairs of tiles in which a mask shows something; the lists of forward and backward share them."""
-        if self._pairs_seen is None or self._pairs_seen[0] is not mask:
-            self._pairs_seen = (mask, {})
-        found = self._pairs_seen[1]
-        if (rows, columns) not in found:
-            targets = mask.target_counts(len(self._lengths))
-            found[rows, columns] = tile_pairs(
-                mask, self._starts, block_rows=rows, block_columns=columns, targets=targets
-            )
-        return found[rows, columns]
+        if self._planner is None or self._planner.mask is not mask:
+            self._planner = TilePlanner(mask, self._starts)
+        return self._planner.pairs(rows=rows, columns=columns)
 
     def _paired(self, rows: int, columns: int, mask: AttentionMask | None) -> PairTiles:
         from freescale.kernels.tile_pair_loops import ordered

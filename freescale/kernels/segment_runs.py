@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention_mask import AttentionMask, numbered
+from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.tile_layout import TileLayout
+from freescale.kernels.tile_pairs import numbered
 
 
 def can_unroll(mask: AttentionMask, offsets: Tensor) -> bool:

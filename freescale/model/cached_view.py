@@ -16,7 +16,6 @@ from torch import Tensor
 
 from freescale.data.segment_rule import Ints
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels.attention_mask import numbered
 from freescale.kernels.cached_attention import (
     CachedPlan,
     Room,
@@ -27,6 +26,7 @@ from freescale.kernels.cached_attention import (
 )
 from freescale.kernels.device_copy import to_device
 from freescale.kernels.reference import for_every_head, time_bucket
+from freescale.kernels.tile_pairs import numbered
 from freescale.model.packed_caches import PackedCaches
 from freescale.model.views import KeepKeys
 

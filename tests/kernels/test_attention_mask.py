@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, hstu_attention, reference, softmax_attention
-from freescale.kernels.attention_mask import tile_pairs
 from freescale.kernels.attention_work import AttentionWork
+from freescale.kernels.tile_pairs import TilePlanner
 
 
 def segments_in_a_row(draw, lengths):
@@ -51,7 +51,7 @@ def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, b
     lengths, mask = batch
     starts = np.concatenate([[0], np.cumsum(lengths)])
     targets = mask.target_counts(len(lengths))
-    pairs = tile_pairs(mask, starts, block_rows=blocks[0], block_columns=blocks[1], targets=targets)
+    pairs = TilePlanner(mask, starts).pairs(rows=blocks[0], columns=blocks[1])
     listed = set(zip(pairs.sequence.tolist(), pairs.row.tolist(), pairs.column.tolist()))
     full = {
         pair for pair, is_full in zip(zip(pairs.sequence, pairs.row, pairs.column), pairs.full) if is_full
@@ -73,8 +73,7 @@ def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, b
 def test_pairs_are_listed_once_in_order_and_the_work_lists_hold_the_same(batch, blocks):
     lengths, mask = batch
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    targets = mask.target_counts(len(lengths))
-    pairs = tile_pairs(mask, starts, block_rows=blocks[0], block_columns=blocks[1], targets=targets)
+    pairs = TilePlanner(mask, starts).pairs(rows=blocks[0], columns=blocks[1])
     listed = list(zip(pairs.sequence.tolist(), pairs.row.tolist(), pairs.column.tolist()))
     assert listed == sorted(set(listed))
     wanted = {pair: bool(full) for pair, full in zip(listed, pairs.full)}
@@ -96,7 +95,7 @@ def test_pairs_are_listed_once_in_order_and_the_work_lists_hold_the_same(batch, 
 def test_far_tiles_are_not_computed():
     mask = AttentionMask(segments=torch.arange(1024) // 128, summaries=torch.arange(1024) % 128 >= 124)
     starts = np.array([0, 1024])
-    pairs = tile_pairs(mask, starts, block_rows=64, block_columns=64, targets=np.zeros(1, np.int64))
+    pairs = TilePlanner(mask, starts).pairs(rows=64, columns=64)
     # Of 136 causal tiles remain 3 in each segment, and for each row tile the earlier tiles with summaries.
     assert len(pairs.row) == 8 * 3 + sum(2 * s for s in range(8))
 
