@@ -132,7 +132,7 @@ class Compressor:
         times = np.zeros(0, np.int64)
         if "time" in cut.batch.tokens:
             last = cut.summaries[:: self.stamp.summaries]
-            times = cut.batch.tokens["time"].index_select(0, last).cpu().numpy()
+            times = cut.batch.tokens["time"].index_select(0, last).cpu().numpy().astype(np.int64)
         counts = np.bincount(segments.sequence, minlength=len(batch))
         return PackedCaches.made(
             keys,
