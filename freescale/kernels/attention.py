@@ -69,8 +69,7 @@ def hstu_attention(
         )
     if time_bias is not None and (query_time is None or key_time is None):
         raise ValueError("time_bias needs query_time and key_time")
-    if mask is not None:
-        mask.check(layout.lengths)
+    layout.check(mask)
     backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=False)
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
@@ -121,8 +120,7 @@ def softmax_attention(
         heads = [x.shape[1] for x in (q_THD, k_THD, v_THV)]
         raise ValueError(f"heads of q must be a multiple of those of k and v, got {heads}")
     layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
-    if mask is not None:
-        mask.check(layout.lengths)
+    layout.check(mask)
     backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=True)
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "triton":

@@ -1,4 +1,4 @@
-"""AttentionMask: what a token may see beyond "everything before it", and which tiles that leaves to compute.
+"""AttentionMask: what a token may see beyond "everything before it".
 
 A token always sees itself. Otherwise token i of a sequence sees token j when
 
@@ -12,6 +12,7 @@ A token always sees itself. Otherwise token i of a sequence sees token j when
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +25,32 @@ Bools = npt.NDArray[np.bool_]
 NO_WINDOW = 2**31 - 1
 
 
+class Pieces(NamedTuple):
+    """Runs of neighbouring tokens of one segment and one kind: all that planning must know of them.
+
+    Args:
+        starts: first token of each, rising from 0.
+        segment: number of its segment.
+        summary: whether its tokens are summaries.
+    """
+
+    starts: Ints
+    segment: Ints
+    summary: Bools
+
+    def within(self, starts: Ints) -> Pieces:
+        """The same, none of them in two sequences; sequences begin at `starts`, the last of which is the end."""
+        cut = np.union1d(self.starts, starts[:-1])
+        cut = cut[cut < starts[-1]]
+        of = np.searchsorted(self.starts, cut, side="right") - 1
+        return Pieces(cut, self.segment[of], self.summary[of])
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """Which earlier tokens a token sees; make one a batch, on the CPU, and share it between layers.
+    """Which earlier tokens a token sees; make one a batch, and share it between layers.
+
+    Counts are wanted on the CPU. So are segments and summaries, unless `pieces` says the same in short.
 
     Args:
         window: see at most this many tokens back.
@@ -34,6 +58,7 @@ class AttentionMask:
         targets: [B] how many tokens at the end of each sequence are candidates that do not see each other.
         segments: [T] number of the segment a token belongs to.
         summaries: [T] true for tokens that later segments may see too; needs `segments`.
+        pieces: the runs of equal tokens in `segments` and `summaries`; found there unless given.
     """
 
     window: int | None = None
@@ -41,6 +66,7 @@ class AttentionMask:
     targets: Tensor | None = None
     segments: Tensor | None = None
     summaries: Tensor | None = None
+    pieces: Pieces | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 0:
@@ -70,12 +96,27 @@ class AttentionMask:
             return np.zeros(num_sequences, np.int64)
         return self.targets.cpu().numpy().astype(np.int64)
 
-    def codes(self) -> Ints | None:
-        """Segment * 2 + is a summary, for every token."""
+    @cached_property
+    def runs(self) -> Pieces | None:
+        """The pieces, given or found; None without segments."""
+        if self.pieces is not None or self.segments is None:
+            return self.pieces
+        segments = self.segments.cpu().numpy().astype(np.int64)
+        summaries = np.zeros(len(segments), bool)
+        if self.summaries is not None:
+            summaries = self.summaries.cpu().numpy().astype(bool)
+        changes = np.flatnonzero((np.diff(segments) != 0) | (np.diff(summaries) != 0)) + 1
+        starts = np.concatenate([[0], changes])[: len(segments)]
+        return Pieces(starts, segments[starts], summaries[starts])
+
+    def codes(self, device: torch.device) -> Tensor | None:
+        """Segment * 2 + is a summary, for every token, as the kernels read them."""
         if self.segments is None:
             return None
-        codes = self.segments.cpu().numpy().astype(np.int64) * 2
-        return codes if self.summaries is None else codes + self.summaries.cpu().numpy().astype(bool)
+        codes = self.segments.to(device, non_blocking=True).to(torch.int32) * 2
+        return (
+            codes if self.summaries is None else codes + self.summaries.to(device, non_blocking=True).bool()
+        )
 
     def allowed(self, start: int, stop: int, num_targets: int) -> Tensor:
         """The plain truth for one sequence: [length, length], true where row sees column."""
@@ -92,81 +133,3 @@ class AttentionMask:
                 same = same | self.summaries[start:stop].cpu().bool()[None, :]
             seen = seen & same
         return ((seen | (i < self.prefix)) & (j < history)) | (i == j)
-
-
-class TilePairs(NamedTuple):
-    """Pairs of tiles in which something is seen: their sequence, tile numbers, and whether everything is."""
-
-    sequence: Ints
-    row: Ints
-    column: Ints
-    full: Bools
-
-
-def tile_pairs(
-    mask: AttentionMask, starts: Ints, *, block_rows: int, block_columns: int, targets: Ints
-) -> TilePairs:
-    """Every pair of tiles with something to compute; a pair is full when no score in it is hidden."""
-    lengths = np.diff(starts)
-    sequence, row, column = _all_pairs(-(-lengths // block_rows), -(-lengths // block_columns))
-    length, history = lengths[sequence], (lengths - targets)[sequence]
-    i0, j0 = row * block_rows, column * block_columns
-    i1, j1 = np.minimum(i0 + block_rows, length) - 1, np.minimum(j0 + block_columns, length) - 1
-    some = (j0 <= i1) & (j0 < history)
-    every = (j1 <= i0) & (j1 < history) & (i0 + block_rows <= length) & (j0 + block_columns <= length)
-    if mask.window is not None:
-        near, far = np.minimum(i0, history) - j1, np.minimum(i1, history) - j0
-        some &= (near <= mask.window) | (j0 < mask.prefix)
-        every &= (far <= mask.window) | (j1 < mask.prefix)
-    codes = mask.codes()
-    if codes is not None:
-        rows = _tile_segments(codes, starts, block_rows)
-        columns = _tile_segments(codes, starts, block_columns)
-        r, c = rows.first[sequence] + row, columns.first[sequence] + column
-        meet = (rows.low[r] <= columns.high[c]) & (columns.low[c] <= rows.high[r])
-        one = (rows.low[r] == rows.high[r]) & (columns.low[c] == columns.high[c]) & meet
-        some &= meet | columns.any_summary[c]
-        every &= one | columns.all_summary[c]
-    some |= (i0 < mask.prefix) & (j0 < history)
-    # Targets, and whatever a mask hides around it: a token sees itself.
-    some |= (i0 <= j1) & (j0 <= i1)
-    kept = np.flatnonzero(some)
-    return TilePairs(sequence[kept], row[kept], column[kept], (every & some)[kept])
-
-
-def _all_pairs(row_tiles: Ints, column_tiles: Ints) -> tuple[Ints, Ints, Ints]:
-    """(sequence, row tile, column tile) of every pair, also those above the diagonal."""
-    counts = row_tiles * column_tiles
-    sequence = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    width = column_tiles[sequence]
-    return sequence, place // width, place % width
-
-
-class _TileSegments(NamedTuple):
-    """Lowest and highest segment of each tile, and whether its tokens are summaries."""
-
-    first: Ints
-    low: Ints
-    high: Ints
-    any_summary: Bools
-    all_summary: Bools
-
-
-def _tile_segments(codes: Ints, starts: Ints, block: int) -> _TileSegments:
-    lengths = np.diff(starts)
-    tiles = -(-lengths // block)
-    first = np.cumsum(tiles) - tiles
-    sequence = np.repeat(np.arange(len(tiles)), tiles)
-    begin = starts[:-1][sequence] + (np.arange(len(sequence)) - first[sequence]) * block
-    if not len(begin):
-        empty = np.zeros(0, np.int64)
-        return _TileSegments(first, empty, empty, empty.astype(bool), empty.astype(bool))
-    segments, summaries = codes >> 1, codes & 1
-    return _TileSegments(
-        first,
-        np.minimum.reduceat(segments, begin),
-        np.maximum.reduceat(segments, begin),
-        np.maximum.reduceat(summaries, begin).astype(bool),
-        np.minimum.reduceat(summaries, begin).astype(bool),
-    )

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention_mask import AttentionMask, Bools, Ints, tile_pairs
+from freescale.kernels.attention_mask import AttentionMask, Bools, Ints
 from freescale.kernels.bias_plan import TablePlan, joined, plan_tables
+from freescale.kernels.device_copy import to_device
+from freescale.kernels.tile_pairs import TilePairs, TilePlanner, numbered
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128
@@ -92,6 +94,7 @@ class AttentionWork:
         self._stores: dict[bool, BiasStore] = {}
         self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
+        self._planner: TilePlanner | None = None
 
     def tiles(
         self, side: Side, *, block: int, other: int, mask: AttentionMask | None, part: Part | None = None
@@ -107,7 +110,7 @@ class AttentionWork:
             tiles, pairs = self._planned[whole]
             if part is not None:
                 tiles = tiles[_within(tiles, part)] - np.array([0, 0, 0, 0, 0, 0, 0, part.block])
-            self._lists[key] = WorkList(self._on_device(tiles), self._on_device(pairs))
+            self._lists[key] = WorkList(*to_device(tiles, pairs, device=self._device))
         return self._lists[key]
 
     def parts(self, mask: AttentionMask | None, *, room: int) -> list[Part]:
@@ -136,9 +139,7 @@ class AttentionWork:
     def codes(self, mask: AttentionMask) -> Tensor | None:
         """The mask's segment codes as the kernels read them."""
         if self._mask_codes is None or self._mask_codes[0] is not mask:
-            codes = mask.codes()
-            on_device = None if codes is None else torch.from_numpy(codes.astype(np.int32)).to(self._device)
-            self._mask_codes = (mask, on_device)
+            self._mask_codes = (mask, mask.codes(self._device))
         return self._mask_codes[1]
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
@@ -148,12 +149,10 @@ class AttentionWork:
         """
         if self._seen is None or self._seen[0] is not mask:
             blocks = self._bias_blocks()
-            targets = mask.target_counts(len(self._lengths))
-            sides = {"block_rows": BIAS_ROWS, "block_columns": BIAS_ROWS}
-            pairs = tile_pairs(mask, self._starts, **sides, targets=targets)
-            seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), np.int64)
+            pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
+            seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, self._on_device(seen).to(torch.uint8))
+            self._seen = (mask, to_device(seen, device=self._device)[0].to(torch.uint8))
         return self._seen[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
@@ -161,16 +160,17 @@ class AttentionWork:
         square = is_square(mask)
         if square not in self._stores:
             blocks = self._bias_blocks()
-            sequence, number = _numbered(blocks)
+            sequence, number = numbered(blocks)
             widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
             sizes = widths * BIAS_ROWS
             table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
             rows = np.stack(
                 [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
             )
+            on_device = to_device(table, rows, device=self._device)
             self._stores[square] = BiasStore(
-                blocks=self._on_device(table),
-                rows=self._on_device(rows),
+                blocks=on_device[0],
+                rows=on_device[1],
                 size=int(sizes.sum()),
                 widest=int(widths.max(initial=BIAS_ROWS)),
             )
@@ -201,31 +201,31 @@ class AttentionWork:
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
         """All tiles in the order of work: queries at the end and keys at the start have most to do."""
         tiles = -(-self._lengths[self._order] // block)
-        rank, number = _numbered(tiles)
+        rank, number = numbered(tiles)
         if side == "queries":
             number = tiles[rank] - 1 - number
         return self._rows(self._order[rank], number, None), np.zeros(1, np.int32)
 
     def _masked(self, side: Side, block: int, other: int, mask: AttentionMask) -> tuple[Ints, Ints]:
+        from freescale.kernels.tile_pair_loops import ordered
+
         mask.check(self._lengths)
         targets = mask.target_counts(len(self._lengths))
         rows, columns = (block, other) if side == "queries" else (other, block)
-        pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+        pairs = self._met(rows, columns, mask)
         own, met = (pairs.row, pairs.column) if side == "queries" else (pairs.column, pairs.row)
         tiles = -(-self._lengths // block)
         tile = (np.cumsum(tiles) - tiles)[pairs.sequence] + own
-        # By tile, full pairs first.
-        order = np.lexsort((met, ~pairs.full, tile))
-        counts = np.bincount(tile, minlength=int(tiles.sum()))
-        full = np.bincount(tile, weights=pairs.full, minlength=int(tiles.sum())).astype(np.int64)
-        begin = np.cumsum(counts) - counts
-        sequence, number = _numbered(tiles)
+        # By tile, full pairs first; otherwise in the order they come in.
+        order, edges = ordered(2 * tile + ~pairs.full, 2 * int(tiles.sum()))
+        begin, end = edges[:-1:2], edges[2::2]
+        sequence, number = numbered(tiles)
         out = self._rows(sequence, number, mask)
-        out[:, 3], out[:, 4], out[:, 5] = begin, begin + full, begin + counts
+        out[:, 3], out[:, 4], out[:, 5] = begin, edges[1::2], end
         out[:, 6] -= targets[sequence]
         rank = np.empty(len(self._lengths), np.int64)
         rank[self._order] = np.arange(len(rank))
-        by_work = np.lexsort((-counts, rank[sequence]))
+        by_work = np.lexsort((begin - end, rank[sequence]))
         return out[by_work], met[order].astype(np.int32)
 
     def _rows(self, sequence: Ints, number: Ints, mask: AttentionMask | None) -> Ints:
@@ -242,21 +242,23 @@ class AttentionWork:
         blocks = self._bias_blocks()
         return blocks * blocks if is_square(mask) else blocks * (blocks + 1) // 2
 
-    def _on_device(self, x: Ints) -> Tensor:
-        return torch.from_numpy(x).to(self._device, non_blocking=True)
-
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)
+
+    def _met(self, rows: int, columns: int, mask: AttentionMask) -> TilePairs:
+        """The pairs of tiles in which a mask shows something; the lists of forward and backward share them."""
+        if self._planner is None or self._planner.mask is not mask:
+            self._planner = TilePlanner(mask, self._starts)
+        return self._planner.pairs(rows=rows, columns=columns)
 
     def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
         """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""
         if mask is None:
-            of, number = _numbered(-(-self._lengths // rows))
+            of, number = numbered(-(-self._lengths // rows))
             met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
-            tile, column = _numbered(met)
+            tile, column = numbered(met)
             return self._pairs(of[tile], number[tile], column, 1, None)
-        targets = mask.target_counts(len(self._lengths))
-        pairs = tile_pairs(mask, self._starts, block_rows=rows, block_columns=columns, targets=targets)
+        pairs = self._met(rows, columns, mask)
         return self._pairs(pairs.sequence, pairs.row, pairs.column, 1, mask)
 
     def _runs(self, size: int, mask: AttentionMask | None, programs: int) -> Ints:
@@ -266,9 +268,9 @@ class AttentionWork:
             return joined(tiles, limit=-(-len(tiles) // programs))
         tiles = -(-self._lengths // size)
         limit = max(1, -(-int((tiles * (tiles + 1) // 2).sum()) // programs))
-        of, diagonal = _numbered(tiles)
+        of, diagonal = numbered(tiles)
         long = tiles[of] - diagonal
-        which, number = _numbered(-(-long // limit))
+        which, number = numbered(-(-long // limit))
         first = number * limit
         counts = np.minimum(limit, long[which] - first)
         return self._pairs(of[which], diagonal[which] + first, first, counts, None)
@@ -286,12 +288,6 @@ class AttentionWork:
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
     return mask is not None and mask.prefix > 0
-
-
-def _numbered(counts: Ints) -> tuple[Ints, Ints]:
-    """For groups of these sizes: the group of every member, and its number inside."""
-    group = np.repeat(np.arange(len(counts)), counts)
-    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _within(tiles: Ints, part: Part) -> Bools:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention_mask import Ints
+from freescale.kernels.device_copy import to_device
 from freescale.kernels.reference import NUM_TIME_BUCKETS
 
 # Rows that a program adds up in the first step.
@@ -52,12 +53,9 @@ class TablePlan(NamedTuple):
 
     def to(self, device: torch.device) -> TablePlan:
         """The same on another device."""
-
-        def move(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
-        chunks, groups = (SumStep(*map(move, step)) for step in (self.chunks, self.groups))
-        return self._replace(runs=move(self.runs), chunks=chunks, groups=groups)
+        arrays = [x.numpy() for x in (self.runs, *self.chunks, *self.groups)]
+        runs, *steps = to_device(*arrays, device=device)
+        return self._replace(runs=runs, chunks=SumStep(*steps[:2]), groups=SumStep(*steps[2:]))
 
 
 def bucket_rows(columns: int) -> int:

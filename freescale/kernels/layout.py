@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import AttentionWork
+from freescale.kernels.device_copy import to_device
 from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.pair_bias import time_buckets
 from freescale.kernels.segment_runs import SegmentRuns
@@ -38,10 +39,9 @@ class SequenceLayout:
         self.device = torch.device(device)
         self.lengths: npt.NDArray[np.int64] = np.diff(starts)
         self.longest = int(self.lengths.max(initial=0))
-        places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], self.lengths)
-        self.places = torch.from_numpy(places).to(self.device, non_blocking=True)
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
+        self._checked: AttentionMask | None = None
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
 
@@ -63,7 +63,15 @@ class SequenceLayout:
     @cached_property
     def device_offsets(self) -> Tensor:
         """The offsets where the tensors of the batch live."""
-        return self.offsets.to(self.device, non_blocking=True)
+        return to_device(self.offsets.numpy(), device=self.device)[0]
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[T] place of each token in its own sequence, worked out on the device: there may be a million of them."""
+        total = int(self.offsets[-1])
+        starts = self.device_offsets
+        own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=total)
+        return torch.arange(total, device=self.device) - own
 
     def token_tiles(self, block: int) -> Tensor:
         """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""
@@ -73,8 +81,14 @@ class SequenceLayout:
             place = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
             count = np.minimum(self.lengths[sequence] - place, block)
             table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
-            self._token_tiles[block] = torch.from_numpy(table).to(self.device, non_blocking=True)
+            self._token_tiles[block] = to_device(table, device=self.device)[0]
         return self._token_tiles[block]
+
+    def check(self, mask: AttentionMask | None) -> None:
+        """Refuse a mask that does not fit the batch; looked at once, not in every layer."""
+        if mask is not None and mask is not self._checked:
+            mask.check(self.lengths)
+            self._checked = mask
 
     def runs(self, mask: AttentionMask) -> SegmentRuns:
         """The batch under a mask of segments, for ways to compute that know no masks; made once for all layers."""

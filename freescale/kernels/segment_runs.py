@@ -16,17 +16,20 @@ from torch import Tensor
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.tile_layout import TileLayout
+from freescale.kernels.tile_pairs import numbered
 
 
 def can_unroll(mask: AttentionMask, offsets: Tensor) -> bool:
     """Whether a mask is of segments only, each of them in one piece."""
     if mask.segments is None or mask.window is not None or mask.prefix or mask.targets is not None:
         return False
-    steps = np.diff(mask.segments.cpu().numpy())
-    inside = np.ones(len(steps), bool)
-    edges = offsets.numpy()[1:-1]
-    inside[edges[(edges > 0) & (edges <= len(steps))] - 1] = False
-    return bool((steps[inside] >= 0).all())
+    assert mask.runs is not None
+    starts = offsets.numpy()
+    if mask.runs.starts.max(initial=0) >= max(1, starts[-1]):
+        return False
+    pieces = mask.runs.within(starts)
+    falls = np.diff(pieces.segment, prepend=0) < 0
+    return not (falls & ~np.isin(pieces.starts, starts)).any()
 
 
 class SegmentRuns:
@@ -38,27 +41,27 @@ class SegmentRuns:
     """
 
     def __init__(self, mask: AttentionMask, offsets: Tensor) -> None:
-        assert mask.segments is not None
+        assert mask.runs is not None
         starts = offsets.numpy()
-        segments = mask.segments.cpu().numpy()
-        summaries = np.zeros(len(segments), bool)
-        if mask.summaries is not None:
-            summaries = mask.summaries.cpu().numpy().astype(bool)
-        place = np.arange(len(segments)) - np.repeat(starts[:-1], np.diff(starts))
-        begins = np.flatnonzero((place == 0) | (np.diff(segments, prepend=-1) != 0))
-        of_summaries = np.flatnonzero(summaries)
-        pieces, own, sizes, done = [], [], [], 0
-        for begin, end in zip(begins, np.append(begins[1:], len(segments))):
-            first, last = np.searchsorted(of_summaries, [begin - place[begin], begin])
-            piece = np.concatenate([of_summaries[first:last], np.arange(begin, end)])
-            pieces.append(piece)
-            own.append(np.arange(done + last - first, done + len(piece)))
-            sizes.append(len(piece))
-            done += len(piece)
-        flat = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        pieces = mask.runs.within(starts)
+        ends = np.append(pieces.starts[1:], starts[-1])
+        first = starts[np.searchsorted(starts, pieces.starts, side="right") - 1]
+        # Runs begin where a sequence or a segment does.
+        fresh = (pieces.starts == first) | (np.diff(pieces.segment, prepend=-1) != 0)
+        begins, first = pieces.starts[fresh], first[fresh]
+        lengths = np.append(begins[1:], starts[-1]) - begins if len(begins) else begins
+        piece, inside = numbered((ends - pieces.starts)[pieces.summary])
+        of_summaries = pieces.starts[pieces.summary][piece] + inside
+        early = np.searchsorted(of_summaries, first)
+        before = np.searchsorted(of_summaries, begins) - early
+        run, number = numbered(before + lengths)
+        flat = begins[run] + number - before[run]
+        is_early = number < before[run]
+        flat[is_early] = of_summaries[(early[run] + number)[is_early]]
+        place = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
         self.index = torch.from_numpy(flat)
-        self.own = torch.from_numpy(np.concatenate(own) if own else flat)
-        runs = torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
+        self.own = torch.from_numpy(np.flatnonzero(~is_early))
+        runs = torch.from_numpy(np.concatenate([[0], np.cumsum(before + lengths)]))
         self.loops = LoopLayout(runs, places=place[flat])
         self._offsets = runs
 

@@ -1,23 +1,33 @@
 """CachedView: new tokens of several users behind the summaries kept of their histories.
 
-New tokens see all summaries of their own user and each other as far as they came before. Few queries meet few keys, so
-this is plain batched products over padded users; distances and times come from what each cache says of its tokens.
+New tokens see all summaries of their own user and each other as far as they came before. On a GPU one kernel a layer
+reads the summaries where they lie. Elsewhere few queries meet few keys in plain batched products over padded users.
+Distances and times come from what each cache says of its tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from freescale.data.segment_rule import Ints
 from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels.cached_attention import (
+    CachedPlan,
+    Room,
+    block_for,
+    cached_attention,
+    can_fuse,
+    tile_table,
+)
+from freescale.kernels.device_copy import to_device
 from freescale.kernels.reference import for_every_head, time_bucket
-from freescale.model.token_cache import TokenCache
+from freescale.kernels.tile_pairs import numbered
+from freescale.model.packed_caches import PackedCaches
 from freescale.model.views import KeepKeys
 
 
@@ -26,33 +36,59 @@ class CachedView:
 
     Args:
         batch: the new tokens, one sequence a user; "time" and "target_time" where encoders use time.
-        caches: what is kept of each user's history; None where there is none.
+        caches: what is kept of each user's history.
         device: where the vectors of the new tokens live.
         keep: given the keys and values of the new tokens, layer by layer.
+        fused: take the kernel; by default where it can run.
+        room: lay the kernel's tables out for more users and tokens than there are.
     """
 
     def __init__(
         self,
         batch: SequenceBatch,
-        caches: Sequence[TokenCache | None],
+        caches: PackedCaches,
         *,
         device: torch.device,
         keep: KeepKeys | None = None,
+        fused: bool | None = None,
+        room: Room | None = None,
     ) -> None:
-        self._batch, self._keep, self._device = batch, keep, device
+        self._batch, self._caches, self._keep, self._device, self._fused = batch, caches, keep, device, fused
         lengths = batch.lengths.numpy()
-        self._users, self._longest = len(lengths), int(lengths.max(initial=0))
-        user = np.repeat(np.arange(len(lengths)), lengths)
-        number = np.arange(batch.num_tokens) - np.repeat(batch.offsets.numpy()[:-1], lengths)
-        start = np.array([0 if cache is None else cache.end for cache in caches], np.int64)
-        self.places = self._on_device(number + start[user])
-        # Users with equally many new tokens, the usual case, need no padding.
-        even = bool((lengths == self._longest).all())
-        self._slots = None if even else self._on_device(user * self._longest + number)
-        self._cached = _Padded(caches, self._device)
-        self._hidden = self._make_hidden(lengths, [0 if c is None else c.keys.shape[1] for c in caches])
-        self._distance: Tensor | None = None
-        self._bucket: Tensor | None = None
+        self._fill = room is not None
+        self._room = room or Room(
+            len(lengths), int(lengths.max(initial=0)), int(caches.counts.max(initial=0))
+        )
+        user, number = numbered(lengths)
+        places = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
+        places[: batch.num_tokens] = number + caches.ends[user]
+        self.places = to_device(places, device=device)[0]
+        self._plans: dict[torch.dtype, CachedPlan] = {}
+
+    def plan(self, dtype: torch.dtype) -> CachedPlan:
+        """Where the kernel finds everything, for queries of this type."""
+        if dtype not in self._plans:
+            block = block_for(dtype, self._room.new)
+            table = tile_table(
+                offsets=self._batch.offsets.numpy(),
+                starts=self._caches.starts,
+                counts=self._caches.counts,
+                ends=self._caches.ends,
+                block=block,
+                room=self._room,
+                fill=self._fill,
+            )
+            tiles = to_device(table, device=self._device)[0]
+            self._plans[dtype] = CachedPlan(tiles, self._caches.places, block)
+        return self._plans[dtype]
+
+    def fill_from(self, other: CachedView) -> None:
+        """Take over the tables of another request with the same room, in the memory that recorded kernels read."""
+        self.places.copy_(other.places)
+        for dtype, plan in self._plans.items():
+            plan.tiles.copy_(other.plan(dtype).tiles)
+        if "byte_buckets" in self.__dict__:
+            self.byte_buckets[: len(other.byte_buckets)].copy_(other.byte_buckets)
 
     def silu(
         self,
@@ -66,112 +102,127 @@ class CachedView:
         time_bias: Tensor | None = None,
     ) -> Tensor:
         """Scale * SiLU(q k^T + bias) v."""
+        if self._by_kernel(layer, q_THD, k_THD, v_THV):
+            buckets = None if time_bias is None else self.byte_buckets
+            return cached_attention(
+                *(q_THD, k_THD, v_THV, *self._kept(layer, k_THD, v_THV), self.plan(q_THD.dtype)),
+                alpha=1.0,
+                scale=scale,
+                position_bias=position_bias,
+                time_bias=time_bias,
+                buckets=buckets,
+            )
         with torch.autocast(q_THD.device.type, enabled=False):
             q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
             scores = q @ k.transpose(2, 3)
             if position_bias is not None:
-                scores = scores + position_bias.to(q.dtype)[self._distances()][:, None]
+                scores = scores + position_bias.to(q.dtype)[self._distances][:, None]
             if time_bias is not None:
-                scores = scores + time_bias.to(q.dtype)[self._buckets()][:, None]
+                scores = scores + time_bias.to(q.dtype)[self._buckets][:, None]
             weights = torch.nn.functional.silu(scores).masked_fill(self._hidden, 0.0) * scale
             return self._jagged(weights @ v).to(v_THV.dtype)
 
     def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
         """Values weighted by the softmax of scale * q k^T."""
+        if self._by_kernel(layer, q_THD, k_THD, v_THV):
+            kept = self._kept(layer, k_THD, v_THV)
+            return cached_attention(
+                q_THD, k_THD, v_THV, *kept, self.plan(q_THD.dtype), alpha=scale, scale=None
+            )
         with torch.autocast(q_THD.device.type, enabled=False):
             q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
             scores = (q @ k.transpose(2, 3) * scale).masked_fill(self._hidden, float("-inf"))
             return self._jagged(scores.softmax(-1) @ v).to(v_THV.dtype)
 
-    def _padded(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """[users, heads, tokens, width] of queries, and of cached and new keys and values, in float32 or better."""
+    def _by_kernel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> bool:
         if self._keep is not None:
             self._keep(layer, k, v)
+        return can_fuse(q, v) if self._fused is None else self._fused
+
+    def _kept(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Cached keys and values of a layer; where nobody has any, something of the right kind that is not read."""
+        caches = self._caches
+        return (caches.keys[layer], caches.values[layer]) if len(caches.keys) else (k, v)
+
+    def _padded(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """[users, heads, tokens, width] of queries, and of cached and new keys and values, in float32 or better."""
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        queries, keys, values = (self._pad(x.to(wide)) for x in (q, k, v))
-        if self._cached.num_tokens:
-            keys = torch.cat([self._cached.keys[layer].to(wide), keys], dim=1)
-            values = torch.cat([self._cached.values[layer].to(wide), values], dim=1)
+        queries, keys, values = (self._new.pad(x.to(wide)) for x in (q, k, v))
+        if self._old.longest:
+            old = (self._old.pad(x).to(wide) for x in self._kept(layer, k, v))
+            keys, values = (torch.cat(both, dim=1) for both in zip(old, (keys, values)))
         return [
             x.transpose(1, 2)
             for x in (queries, *(for_every_head(x, queries.shape[-2]) for x in (keys, values)))
         ]
 
-    def _pad(self, x: Tensor) -> Tensor:
-        """[T, ...] -> [users, longest, ...]."""
-        shape = (self._users, self._longest, *x.shape[1:])
-        if self._slots is None:
-            return x.reshape(shape)
-        room = x.new_zeros(self._users * self._longest, *x.shape[1:])
-        return room.index_copy(0, self._slots, x).view(shape)
-
     def _jagged(self, x: Tensor) -> Tensor:
         """[users, heads, longest, width] -> [T, heads, width]."""
-        flat = x.transpose(1, 2).flatten(0, 1)
-        return flat if self._slots is None else flat.index_select(0, self._slots)
+        return x.transpose(1, 2).flatten(0, 1).index_select(0, self._new.slots)
 
-    def _make_hidden(self, lengths: Ints, counts: list[int]) -> Tensor:
+    @cached_property
+    def _new(self) -> _Padding:
+        return _Padding.of(
+            self._batch.offsets.numpy()[:-1], self._batch.lengths.numpy(), self._room.new, self._device
+        )
+
+    @cached_property
+    def _old(self) -> _Padding:
+        return _Padding.of(self._caches.starts, self._caches.counts, self._room.cached, self._device)
+
+    @cached_property
+    def _hidden(self) -> Tensor:
         """[users, 1, queries, keys], true for padding and for what comes later."""
-        cached = np.arange(self._cached.num_tokens) >= np.array(counts, np.int64)[:, None]
-        new = np.arange(self._longest)
-        later = (new > new[:, None]) | (new >= lengths[:, None, None])
-        before = np.broadcast_to(cached[:, None, :], (len(lengths), self._longest, cached.shape[1]))
-        return self._on_device(np.concatenate([before, later], axis=2))[:, None]
+        order = torch.arange(self._new.longest, device=self._device)
+        later = (order > order[:, None]) | self._new.empty[:, None, :]
+        before = self._old.empty[:, None, :].expand(-1, self._new.longest, -1)
+        return torch.cat([before, later], dim=2)[:, None]
 
+    @cached_property
     def _distances(self) -> Tensor:
         """[users, queries, keys] how far back a key stands."""
-        if self._distance is None:
-            places = self._pad(self.places)
-            keys = torch.cat([self._cached.places, places], dim=1)
-            self._distance = (places[:, :, None] - keys[:, None, :]).clamp(min=0)
-        return self._distance
+        places = self._new.pad(self.places)
+        keys = torch.cat([self._old.pad(self._caches.places), places], dim=1)
+        return (places[:, :, None] - keys[:, None, :]).clamp(min=0)
 
+    @cached_property
     def _buckets(self) -> Tensor:
         """[users, queries, keys] bucket of the time between them."""
-        if self._bucket is None:
-            asked, time = (self._pad(self._batch.tokens[name]) for name in ("target_time", "time"))
-            keys = torch.cat([self._cached.times, time], dim=1)
-            self._bucket = time_bucket(asked[:, :, None] - keys[:, None, :])
-        return self._bucket
+        asked, time = (self._new.pad(self._batch.tokens[name]) for name in ("target_time", "time"))
+        places, times = self._caches.places, self._caches.times
+        old = torch.zeros_like(places) if times is None else times
+        keys = torch.cat([self._old.pad(old), time], dim=1)
+        return time_bucket(asked[:, :, None] - keys[:, None, :])
 
-    def _on_device(self, x: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(x).to(self._device, non_blocking=True)
+    @cached_property
+    def byte_buckets(self) -> Tensor:
+        """The same as the kernel reads them."""
+        return self._buckets.to(torch.uint8)
 
 
-class _Padded:
-    """Caches of several users side by side: [layers, users, tokens, heads, width]."""
+class _Padding(NamedTuple):
+    """Tokens of several users as equally long rows.
 
-    def __init__(self, caches: Sequence[TokenCache | None], device: torch.device) -> None:
-        some = [cache for cache in caches if cache is not None]
-        counts = [0 if cache is None else cache.keys.shape[1] for cache in caches]
-        self.num_tokens = max(counts, default=0)
-        places = np.zeros((len(caches), self.num_tokens), np.int64)
-        times = np.zeros_like(places)
-        for row, cache in enumerate(caches):
-            if cache is not None:
-                places[row, : counts[row]] = cache.places()
-                if cache.times:
-                    times[row, : counts[row]] = np.repeat(cache.times, cache.stamp.summaries)
-        self.places, self.times = (torch.from_numpy(x).to(device, non_blocking=True) for x in (places, times))
-        if not some or self.num_tokens == 0:
-            return
-        if len(set(counts)) == 1:
-            self.keys, self.values = (
-                torch.stack([getattr(cache, name) for cache in some], dim=1).to(device)
-                for name in ("keys", "values")
-            )
-            return
-        self.keys, self.values = (self._fill(caches, name, some[0], device) for name in ("keys", "values"))
+    Args:
+        source: [users * longest] the token of each slot; any where there is none.
+        slots: [tokens of all users] the slot of each token.
+        empty: [users, longest] slots without a token.
+        longest: slots of a user.
+    """
 
-    def _fill(
-        self, caches: Sequence[TokenCache | None], name: str, like: TokenCache, device: torch.device
-    ) -> Tensor:
-        one: Tensor = getattr(like, name)
-        room = torch.zeros(
-            one.shape[0], len(caches), self.num_tokens, *one.shape[2:], dtype=one.dtype, device=device
-        )
-        for row, cache in enumerate(caches):
-            if cache is not None:
-                kept: Tensor = getattr(cache, name)
-                room[:, row, : kept.shape[1]] = kept.to(device)
-        return room
+    source: Tensor
+    slots: Tensor
+    empty: Tensor
+    longest: int
+
+    @staticmethod
+    def of(starts: Ints, lengths: Ints, longest: int, device: torch.device) -> _Padding:
+        """For users whose tokens begin at `starts`."""
+        empty = np.arange(longest) >= lengths[:, None]
+        source = np.where(empty, 0, starts[:, None] + np.arange(longest)).ravel()
+        tables = to_device(source, np.flatnonzero(~empty.ravel()), empty, device=device)
+        return _Padding(tables[0], tables[1], tables[2], longest)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[T, ...] -> [users, longest, ...]."""
+        return x.index_select(0, self.source).view(*self.empty.shape, *x.shape[1:])

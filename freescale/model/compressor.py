@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from freescale.data.segment_rule import Ints, Segments, cut_history
-from freescale.data.segments import SegmentedBatch, insert_summaries
+from freescale.data.segments import insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import DataError
 from freescale.model.cached_view import CachedView
+from freescale.model.packed_caches import PackedCaches
 from freescale.model.segmented import SegmentedEncoder
 from freescale.model.token_cache import CacheStamp, TokenCache
 
@@ -43,9 +44,7 @@ class Compressor:
         )
 
     @torch.no_grad()
-    def compress(
-        self, vectors_TD: Tensor, batch: SequenceBatch, caches: Caches | None = None
-    ) -> list[TokenCache | None]:
+    def compress(self, vectors_TD: Tensor, batch: SequenceBatch, caches: Caches | None = None) -> Caches:
         """Caches of users with these events added, in segments of the model's length; the last may be shorter.
 
         Without caches everything is worked out in one masked pass. With them only the new events are: what a cache
@@ -57,11 +56,12 @@ class Compressor:
                 them, where "target_time" of the last is the time of the first event that is not compressed.
             caches: what is compressed of each user already; None for nothing.
         """
-        caches = list(caches) if caches is not None else [None] * len(batch)
         segments = cut_history(batch.lengths.numpy(), length=self.stamp.length)
-        self._check(batch, caches, np.bincount(segments.sequence, minlength=len(batch)))
-        if all(cache is None for cache in caches):
-            return self._run(vectors_TD, batch, segments, caches)
+        packed = self.packed([None] * len(batch) if caches is None else caches, device=vectors_TD.device)
+        self.check(batch, packed, np.bincount(segments.sequence, minlength=len(batch)))
+        if not packed.counts.any():
+            return self._run(vectors_TD, batch, segments, None)
+        grown = list(packed)
         # A segment sees the summaries of those before it, so the segments of a user follow each other in rounds.
         rest, done = batch, torch.zeros(len(batch), dtype=torch.int64)
         while rest.num_tokens:
@@ -70,23 +70,36 @@ class Compressor:
             part, index = _slice(batch, done, now)
             taken = part.select(users)
             one_each = Segments(np.arange(len(users)), taken.lengths.numpy())
+            now_kept = self.packed([grown[user] for user in users], device=vectors_TD.device)
             made = self._run(
-                vectors_TD.index_select(0, index.to(vectors_TD.device)),
-                taken,
-                one_each,
-                [caches[user] for user in users],
+                vectors_TD.index_select(0, index.to(vectors_TD.device)), taken, one_each, now_kept
             )
-            for user, cache in zip(users, made):
-                caches[user] = cache
+            for user, more in zip(users, made):
+                old = grown[user]
+                grown[user] = more if old is None or more is None else old.extended(more)
             done = done + now
             rest, _ = _slice(batch, done, batch.lengths - done)
-        return caches
+        return grown
 
     @torch.no_grad()
     def states(self, vectors_TD: Tensor, batch: SequenceBatch, caches: Caches) -> Tensor:
-        """State of every recent event, [T, D], its user's history seen through the cache."""
-        self._check(batch, caches, np.zeros(len(batch), np.int64))
-        return self.encoder.inner.encode(vectors_TD, CachedView(batch, caches, device=vectors_TD.device))
+        """State of every recent event, [T, D], its user's history seen through the cache.
+
+        Caches that are asked for again and again are best kept as `packed` ones: then nothing is copied.
+        """
+        packed = self.packed(caches, device=vectors_TD.device)
+        self.check(batch, packed)
+        return self.encoder.inner.encode(vectors_TD, CachedView(batch, packed, device=vectors_TD.device))
+
+    def packed(self, caches: Caches, *, device: torch.device | str) -> PackedCaches:
+        """The caches of several users as one store on a device; those of another model are refused."""
+        if isinstance(caches, PackedCaches):
+            self.stamp.refuse_other(caches.stamp)
+            return caches.to(device)
+        for cache in caches:
+            if cache is not None and cache.stamp != self.stamp:
+                self.stamp.refuse_other(cache.stamp)
+        return PackedCaches.pack(caches, device=device, stamp=self.stamp)
 
     @torch.no_grad()
     def last_states(self, vectors_TD: Tensor, batch: SequenceBatch) -> Tensor:
@@ -99,61 +112,44 @@ class Compressor:
         return states.index_select(0, (recent.offsets[1:] - 1).to(states.device))
 
     def _run(
-        self, vectors: Tensor, batch: SequenceBatch, segments: Segments, caches: Caches
-    ) -> list[TokenCache | None]:
-        """The caches with these segments added; one pass."""
+        self, vectors: Tensor, batch: SequenceBatch, segments: Segments, caches: PackedCaches | None
+    ) -> PackedCaches:
+        """Caches of these segments alone; one pass, which sees what is cached already."""
         cut = insert_summaries(batch, segments, summaries=self.stamp.summaries, device=vectors.device)
         kept: dict[int, tuple[Tensor, Tensor]] = {}
 
         def keep(layer: int, k: Tensor, v: Tensor) -> None:
-            kept[layer] = (
-                k.index_select(0, cut.summaries).to(self.dtype),
-                v.index_select(0, cut.summaries).to(self.dtype),
-            )
+            kept[layer] = (k.index_select(0, cut.summaries), v.index_select(0, cut.summaries))
 
-        if any(cache is not None for cache in caches):
+        if caches is not None:
             view = CachedView(cut.batch, caches, device=vectors.device, keep=keep)
             self.encoder.inner.encode(self.encoder.with_summaries(vectors, cut), view)
         else:
             self.encoder.masked_pass(vectors, cut, keep=keep)
-        keys, values = (torch.stack([kept[layer][part] for layer in sorted(kept)]) for part in (0, 1))
-        return self._by_user(keys, values, cut, segments, caches)
-
-    def _by_user(
-        self, keys: Tensor, values: Tensor, cut: SegmentedBatch, segments: Segments, caches: Caches
-    ) -> list[TokenCache | None]:
-        counts = np.bincount(segments.sequence, minlength=len(caches))
-        tokens = (counts * self.stamp.summaries).tolist()
-        times: list[int] = []
+        keys, values = (
+            torch.stack([kept[layer][part] for layer in sorted(kept)]).to(self.dtype) for part in (0, 1)
+        )
+        times = np.zeros(0, np.int64)
         if "time" in cut.batch.tokens:
             last = cut.summaries[:: self.stamp.summaries]
-            times = cut.batch.tokens["time"].index_select(0, last).tolist()
-        ends = np.cumsum(counts)
-        made: list[TokenCache | None] = []
-        for user, (k, v) in enumerate(zip(keys.split(tokens, dim=1), values.split(tokens, dim=1))):
-            own = slice(ends[user] - counts[user], ends[user])
-            more = TokenCache(
-                keys=k.contiguous(),
-                values=v.contiguous(),
-                sizes=tuple(segments.sizes[own].tolist()),
-                times=tuple(times[own]),
-                stamp=self.stamp,
-            )
-            old = caches[user]
-            made.append(old.extended(more) if old is not None else more if counts[user] else None)
-        return made
+            times = cut.batch.tokens["time"].index_select(0, last).cpu().numpy().astype(np.int64)
+        counts = np.bincount(segments.sequence, minlength=len(batch))
+        return PackedCaches.made(
+            keys,
+            values,
+            sizes=segments.sizes,
+            segments=np.concatenate([[0], np.cumsum(counts)]),
+            segment_times=times,
+            stamp=self.stamp,
+        )
 
-    def _check(self, batch: SequenceBatch, caches: Caches, segments: Ints) -> None:
-        """Refuse caches of another model, and sequences that grow beyond the places the model has learnt."""
+    def check(self, batch: SequenceBatch, caches: PackedCaches, segments: Ints | int = 0) -> None:
+        """Refuse sequences that grow beyond the places the model has learnt, `segments` being cut of each."""
         if len(caches) != len(batch):
             raise DataError(
                 "every user needs a cache, or None", got=f"{len(batch)} users, {len(caches)} caches"
             )
-        for cache in caches:
-            if cache is not None:
-                self.stamp.refuse_other(cache.stamp)
-        ends = np.array([0 if cache is None else cache.end for cache in caches], np.int64)
-        needed = ends + batch.lengths.numpy() + segments * self.stamp.summaries
+        needed = caches.ends + batch.lengths.numpy() + segments * self.stamp.summaries
         if len(needed) and needed.max() > self.encoder.max_places:
             raise DataError(
                 "a history is longer than the model has learnt",

@@ -8,15 +8,16 @@ layers make of them.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from freescale.data.segment_rule import SegmentRule
 from freescale.data.segments import SegmentedBatch, insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import AttentionMask, SequenceLayout
+from freescale.kernels import SequenceLayout
 from freescale.model.views import BatchView, Encoder, KeepKeys
 
 
@@ -56,21 +57,33 @@ class SegmentedEncoder(nn.Module):
     def masked_pass(self, vectors_TD: Tensor, cut: SegmentedBatch, *, keep: KeepKeys | None = None) -> Tensor:
         """State of every event and summary; `keep` is handed the keys and values of every layer."""
         layout = SequenceLayout(cut.batch.offsets, device=vectors_TD.device)
-        mask = AttentionMask(segments=cut.segment, summaries=cut.is_summary) if len(cut.summaries) else None
-        view = BatchView(cut.batch, layout, mask=mask, keep=keep)
+        view = BatchView(cut.batch, layout, mask=cut.mask, keep=keep)
         return self.inner.encode(self.with_summaries(vectors_TD, cut), view)
 
     def with_summaries(self, vectors_TD: Tensor, cut: SegmentedBatch) -> Tensor:
         """Vectors of events and summaries in their places."""
         num_segments = len(cut.summaries) // self.rule.summaries
         # Copied and summed in a fixed order, also backwards: a gather of shared rows would add by atomics on a GPU.
-        shared = self.summaries.expand(num_segments, -1, -1).flatten(0, 1)
-        room = vectors_TD.new_zeros(cut.batch.num_tokens, vectors_TD.shape[1])
-        return room.index_copy(0, cut.events, vectors_TD).index_copy(
-            0, cut.summaries, shared.to(vectors_TD.dtype)
-        )
+        shared = self.summaries.expand(num_segments, -1, -1).flatten(0, 1).to(vectors_TD.dtype)
+        return cast(Tensor, _Insert.apply(vectors_TD, shared, cut.events, cut.summaries))  # type: ignore[no-untyped-call]
 
     @property
     def inner(self) -> Encoder:
         """The encoder inside, as passes see it."""
         return cast(Encoder, self.encoder)
+
+
+class _Insert(torch.autograd.Function):
+    """Rows of two tensors, each in its own places of one: each is written once, and read once in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, shared: Tensor, events: Tensor, summaries: Tensor) -> Tensor:
+        ctx.save_for_backward(events, summaries)
+        room = vectors.new_empty(len(events) + len(summaries), vectors.shape[1])
+        return room.index_copy_(0, events, vectors).index_copy_(0, summaries, shared)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        events, summaries = ctx.saved_tensors
+        return grads[0].index_select(0, events), grads[0].index_select(0, summaries), None, None

@@ -13,8 +13,12 @@ import torch
 from freescale.data.segment_rule import SegmentRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
+from freescale.model.cached_view import CachedView
 from freescale.model.compressor import Compressor
+from freescale.model.packed_caches import PackedCaches
 from freescale.model.recommender import make_encoder
+from freescale.model.request_graph import RequestGraph
+from freescale.model.token_cache import CacheStamp, TokenCache
 from tests.gpu.test_on_gpu import train_on
 
 pytestmark = [
@@ -77,6 +81,83 @@ def test_the_masked_pass_and_its_gradients_are_those_of_the_cpu(kind: str) -> No
     for wanted, got in zip(*grads):
         error = (got.cpu().double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-3 * usual)
         assert error < 2e-4, error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_the_kernel_of_requests_gives_what_padded_products_give(
+    dtype: torch.dtype, width: int, softmax: bool
+) -> None:
+    """All tile sizes, both biases, shared heads, caches in another precision than the queries."""
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    lengths, sizes = [50, 0, 130, 3], [(90, 90, 7), (5,), (), (90,) * 12]
+    stamp = CacheStamp(model="m", length=90, summaries=4, dtype="bfloat16")
+    caches = [
+        TokenCache(
+            keys=torch.randn(2, 4 * len(own), 2, width).bfloat16(),
+            values=torch.randn(2, 4 * len(own), 2, width).bfloat16(),
+            sizes=own,
+            times=tuple(range(len(own))),
+            stamp=stamp,
+        )
+        for own in sizes
+    ]
+    store = PackedCaches.pack(caches, device="cuda", stamp=stamp)
+    total = sum(lengths)
+    time = torch.randint(0, 5000, (total,), device="cuda").cumsum(0)
+    batch = SequenceBatch(
+        offsets=torch.tensor([0, *lengths]).cumsum(0), tokens={"time": time, "target_time": time + 77}
+    )
+    q, k, v = (torch.randn(total, heads, width, device="cuda").to(dtype) for heads in (4, 2, 2))
+    bias = {"position_bias": torch.randn(1300, device="cuda"), "time_bias": torch.randn(129, device="cuda")}
+    found = []
+    for fused in (True, False):
+        view = CachedView(batch, store, device=q.device, fused=fused)
+        if softmax:
+            found.append(view.softmax(q, k, v, layer=1, scale=width**-0.5))
+        else:
+            found.append(view.silu(q, k, v, layer=1, scale=0.02, **bias))
+    got, wanted = (x.float() for x in found)
+    assert (got - wanted).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2) * wanted.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["hstu", "sasrec", "llama"])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_recorded_request_answers_as_a_new_one(kind: str, half: bool) -> None:
+    """Recorded once, asked for other users, fewer of them and fewer events; also after new weights."""
+    encoder, vectors, batch = make(kind, torch.float32)
+    encoder, vectors, batch = encoder.cuda(), vectors.cuda(), batch.to("cuda")
+    server = Compressor(encoder, model="m")  # type: ignore[arg-type]
+    lengths = batch.lengths
+    history = torch.from_numpy(RULE.history(lengths.numpy()))
+
+    def events(
+        first: torch.Tensor, last: torch.Tensor, users: list[int]
+    ) -> tuple[torch.Tensor, SequenceBatch]:
+        start = batch.offsets[:-1]
+        rows = torch.cat(
+            [torch.arange(int(start[u] + first[u]), int(start[u] + last[u])) for u in users]
+        ).cuda()
+        counts = torch.tensor([0, *(int(last[u] - first[u]) for u in users)])
+        tokens = {name: values[rows] for name, values in batch.tokens.items()}
+        return vectors[rows], SequenceBatch(offsets=counts.cumsum(0), tokens=tokens)
+
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        store = server.compress(*events(torch.zeros_like(history), history, list(range(6))))
+        assert isinstance(store, PackedCaches)
+        graph = RequestGraph(server, store, users=6, recent=50, dim=64)
+    for changed in (False, True):
+        if changed:
+            for param in encoder.parameters():
+                param.data.mul_(1.1)
+        for users in ([0, 1, 2, 3, 4, 5], [4], [5, 0, 5]):
+            asked = events(history, lengths, users)
+            got = graph.states(*asked, users)
+            with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                wanted = server.states(*asked, store.select(users))
+            assert (got - wanted).abs().max() < (2e-2 if half else 1e-5) * wanted.abs().max()
 
 
 def test_caches_move_between_devices() -> None:

@@ -9,8 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, hstu_attention, reference, softmax_attention
-from freescale.kernels.attention_mask import tile_pairs
 from freescale.kernels.attention_work import AttentionWork
+from freescale.kernels.tile_pairs import TilePlanner
+
+
+def segments_in_a_row(draw, lengths):
+    """Segments one after the other with summaries at their ends, planned without looking at all pairs."""
+    size, summaries = draw(st.integers(1, 25)), draw(st.integers(0, 4))
+    places = torch.cat([torch.arange(length) for length in lengths])
+    return AttentionMask(
+        window=draw(st.none() | st.integers(0, 40)),
+        segments=places // size,
+        summaries=places % size >= size - summaries,
+    )
 
 
 @st.composite
@@ -18,6 +29,8 @@ def masked_batches(draw):
     lengths = draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))
     tokens = sum(lengths)
     segments = draw(st.booleans())
+    if draw(st.booleans()):
+        return lengths, segments_in_a_row(draw, lengths)
     mask = AttentionMask(
         window=draw(st.none() | st.integers(0, 40)),
         prefix=draw(st.integers(0, 20)),
@@ -38,7 +51,7 @@ def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, b
     lengths, mask = batch
     starts = np.concatenate([[0], np.cumsum(lengths)])
     targets = mask.target_counts(len(lengths))
-    pairs = tile_pairs(mask, starts, block_rows=blocks[0], block_columns=blocks[1], targets=targets)
+    pairs = TilePlanner(mask, starts).pairs(rows=blocks[0], columns=blocks[1])
     listed = set(zip(pairs.sequence.tolist(), pairs.row.tolist(), pairs.column.tolist()))
     full = {
         pair for pair, is_full in zip(zip(pairs.sequence, pairs.row, pairs.column), pairs.full) if is_full
@@ -55,10 +68,34 @@ def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, b
         assert length == 0 or allowed.diagonal().all()
 
 
+@settings(max_examples=100, deadline=None)
+@given(masked_batches(), st.sampled_from([(4, 4), (8, 4), (4, 16)]))
+def test_pairs_are_listed_once_in_order_and_the_work_lists_hold_the_same(batch, blocks):
+    lengths, mask = batch
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    pairs = TilePlanner(mask, starts).pairs(rows=blocks[0], columns=blocks[1])
+    listed = list(zip(pairs.sequence.tolist(), pairs.row.tolist(), pairs.column.tolist()))
+    assert listed == sorted(set(listed))
+    wanted = {pair: bool(full) for pair, full in zip(listed, pairs.full)}
+    work = AttentionWork(torch.from_numpy(starts), device=torch.device("cpu"))
+    for side in ("queries", "keys"):
+        block, other = blocks if side == "queries" else blocks[::-1]
+        plan = work.tiles(side, block=block, other=other, mask=mask)
+        found = {}
+        for start, _, own, begin, middle, end, *_ in plan.tiles.tolist():
+            # Sequences without tokens start where the next one does, and have no tiles.
+            sequence = int(np.flatnonzero((starts[:-1] == start) & (np.diff(starts) > 0))[0])
+            for place in range(begin, end):
+                met = int(plan.pairs[place])
+                pair = (own, met) if side == "queries" else (met, own)
+                found[(sequence, *pair)] = place < middle
+        assert found == wanted
+
+
 def test_far_tiles_are_not_computed():
     mask = AttentionMask(segments=torch.arange(1024) // 128, summaries=torch.arange(1024) % 128 >= 124)
     starts = np.array([0, 1024])
-    pairs = tile_pairs(mask, starts, block_rows=64, block_columns=64, targets=np.zeros(1, np.int64))
+    pairs = TilePlanner(mask, starts).pairs(rows=64, columns=64)
     # Of 136 causal tiles remain 3 in each segment, and for each row tile the earlier tiles with summaries.
     assert len(pairs.row) == 8 * 3 + sum(2 * s for s in range(8))
 

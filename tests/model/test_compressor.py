@@ -263,3 +263,16 @@ def test_gradients_reach_the_summaries_and_are_zero_without_histories():
     vectors, batch = make_events([6, 3], dtype=torch.float64)
     model(vectors, batch, SequenceLayout(batch.offsets)).square().sum().backward()
     assert (model.summaries.grad == 0).all()
+
+
+def test_every_vector_has_the_gradient_of_its_place():
+    model = make_model(dtype=torch.float64)
+    vectors, batch = make_events([20, 3, 30], dtype=torch.float64)
+    cut = insert_summaries(batch, RULE.cut(batch.lengths.numpy()), summaries=RULE.summaries, device="cpu")
+    vectors.requires_grad_()
+    laid = model.with_summaries(vectors, cut)
+    weight = torch.randn(laid.shape, dtype=torch.float64)
+    grads = torch.autograd.grad((laid * weight).sum(), [vectors, model.summaries])
+    assert torch.equal(grads[0], weight[cut.events])
+    wanted = weight[cut.summaries].view(-1, RULE.summaries, DIM).sum(0)
+    torch.testing.assert_close(grads[1], wanted, rtol=0, atol=1e-12)
