@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout, gate, project_uvqk
+from freescale.kernels import SequenceLayout, add_product, gate, project_uvqk
 from freescale.model.blocks import InputLayer, RelativeBias
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
@@ -55,8 +55,8 @@ class HSTULayer(nn.Module):
 
     def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
         """States after this layer, [T, D]; `number` is the layer's own."""
-        u, v, q, k, x_TD = project_uvqk(x_TD, self.uvqk)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
+        made = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (made.q, made.k, made.v))
         attended = view.silu(
             q,
             k,
@@ -66,7 +66,7 @@ class HSTULayer(nn.Module):
             position_bias=self.bias.position,
             time_bias=self.bias.time,
         )
-        x_TD = x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
+        x_TD = add_product(made, self.dropout(gate(made, attended.flatten(1))), self.output.weight)
         return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
 
 

@@ -15,7 +15,16 @@ import torch
 from freescale.assembly import build_run, build_source
 from freescale.comm.ranks import Ranks
 from freescale.config import load_config
-from freescale.kernels import SequenceLayout, hstu_attention, reference, sampled_softmax, softmax_attention
+from freescale.kernels import (
+    SequenceLayout,
+    add_product,
+    gate,
+    hstu_attention,
+    project_uvqk,
+    reference,
+    sampled_softmax,
+    softmax_attention,
+)
 from freescale.kernels.rows import sum_by_row
 from freescale.train.events import Progress
 from freescale.train.loop import train
@@ -97,6 +106,38 @@ def test_the_fused_loss_is_the_plain_one(width: int, num_negatives: int, half: b
     for ours, theirs, wanted, repeated in zip(fused, plain, truth, again):
         error, other = ((x.double() - wanted).norm() / wanted.norm() for x in (ours, theirs))
         assert float(error) < max(1.5 * float(other), lucky)
+        assert torch.equal(ours, repeated)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("width", [64, 200, 512])
+def test_fused_parts_of_a_layer_are_no_worse_than_the_plain_ones(width: int, half: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int, scale: float) -> torch.Tensor:
+        return (scale * torch.randn(shape, generator=draw)).cuda()
+
+    tokens = 5003
+    x, attended = drawn(tokens, width, scale=1.0), drawn(tokens, width, scale=1.0)
+    weights = [drawn(width, 4 * width, scale=width**-0.5), drawn(width, scale=1.0)]
+    weights.append(drawn(width, width, scale=width**-0.5))
+    narrow = [x.bfloat16(), attended.bfloat16()] if half else [x, attended]
+
+    def run(states: list[torch.Tensor], dtype: torch.dtype | None, *, fused: bool) -> list[torch.Tensor]:
+        inputs = [t.to(dtype or t.dtype).detach().requires_grad_() for t in (*states, *weights)]
+        x, attended, uvqk, bias, output = inputs
+        with torch.autocast("cuda", torch.bfloat16, enabled=half and dtype is None):
+            made = project_uvqk(x, uvqk, bias=bias, fused=fused)
+            out = add_product(
+                made, gate(made, attended + made.v * made.q * made.k, fused=fused), output, fused=fused
+            )
+        return [out.detach(), *torch.autograd.grad(out.float().sin().sum(), inputs)]
+
+    truth = run(narrow, torch.float64, fused=False)
+    fused, plain, again = (run(narrow, None, fused=way) for way in (True, False, True))
+    for ours, theirs, wanted, repeated in zip(fused, plain, truth, again):
+        error, other = ((t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs))
+        assert float(error) < max(1.3 * float(other), 1e-5)
         assert torch.equal(ours, repeated)
 
 

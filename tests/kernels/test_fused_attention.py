@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from freescale.kernels import (
     AttentionMask,
     SequenceLayout,
+    add_product,
     gate,
     hstu_attention,
     project_uvqk,
@@ -209,17 +210,32 @@ def test_time_buckets_are_those_of_the_reference(stamps):
     assert torch.equal(found.long(), wanted)
 
 
-@pytest.mark.parametrize("width", [20, 64])
-def test_fused_parts_of_a_layer_equal_the_plain_ones(width):
+def parts_of_a_layer(x, weight, bias, attended, output, *, fused, u_twice=False):
+    """Everything of a layer but attention; `u_twice`: somebody else needs u, too."""
+    made = project_uvqk(x, weight, bias=bias, fused=fused)
+    gated = gate(made, attended + made.v, fused=fused) * made.q + made.k
+    if u_twice:
+        gated = gated + made.u.sin()
+    return add_product(made, gated, output, fused=fused)
+
+
+@pytest.mark.parametrize("u_twice", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), [(37, 20), (300, 20), (70, 64)])
+def test_fused_parts_of_a_layer_equal_the_plain_ones(tokens, width, u_twice):
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(37, 24, generator=draw).requires_grad_()
-    weight = (0.3 * torch.randn(24, 4 * width, generator=draw)).requires_grad_()
-    attended = torch.randn(37, width, generator=draw).requires_grad_()
+
+    def drawn(*shape, scale=0.3):
+        return (scale * torch.randn(shape, generator=draw)).requires_grad_()
+
+    x, attended = drawn(tokens, 24, scale=1.0), drawn(tokens, width, scale=1.0)
+    inputs = [x, drawn(24, 4 * width), drawn(24), attended, drawn(24, width)]
     results = []
     for fused in (False, True):
-        u, v, q, k, past = project_uvqk(x, weight, fused=fused)
-        out = gate(u, attended + v, fused=fused) * q + k
-        out = out + past.sin().sum(1, keepdim=True)
-        results.append((out, *torch.autograd.grad(out.square().sum(), [x, weight, attended])))
+        out = parts_of_a_layer(*inputs, fused=fused, u_twice=u_twice)
+        loss = out.sin().square().sum()
+        results.append((out, *torch.autograd.grad(loss, inputs, retain_graph=True)))
+        # A second backward through the same graph must not find what the first one left behind.
+        again = torch.autograd.grad(loss, inputs)
+        assert all(torch.equal(a, b) for a, b in zip(again, results[-1][1:]))
     for plain, fused in zip(*results):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
