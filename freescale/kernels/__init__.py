@@ -3,6 +3,7 @@
 from freescale.kernels.attention import hstu_attention, softmax_attention
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.hstu_parts import add_product, gate, plain_norm, project_uvqk
+from freescale.kernels.input_states import input_states
 from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.moe import expert_mlp
 from freescale.kernels.sampled_softmax import sampled_softmax, unit
@@ -14,6 +15,7 @@ __all__ = [
     "expert_mlp",
     "gate",
     "hstu_attention",
+    "input_states",
     "plain_norm",
     "project_uvqk",
     "sampled_softmax",

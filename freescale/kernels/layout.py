@@ -38,12 +38,29 @@ class SequenceLayout:
         self.device = torch.device(device)
         self.lengths: npt.NDArray[np.int64] = np.diff(starts)
         self.longest = int(self.lengths.max(initial=0))
-        places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], self.lengths)
-        self.places = torch.from_numpy(places).to(self.device, non_blocking=True)
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[T] place of each token in its own sequence."""
+        starts = self.offsets.numpy()
+        places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], self.lengths)
+        return torch.from_numpy(places).to(self.device, non_blocking=True)
+
+    @cached_property
+    def by_length(self) -> tuple[Tensor, Tensor]:
+        """First token of every sequence, longest sequence first; and for every place, how many sequences reach it."""
+        order = np.argsort(-self.lengths, kind="stable")
+        longer = len(order) - np.cumsum(np.bincount(self.lengths, minlength=1))[: self.longest]
+        # Each begins on 16 bytes, which kernels rely on.
+        room = max(len(order), len(longer)) + 1 & ~1
+        both = np.zeros((2, room), np.int64)
+        both[0, : len(order)], both[1, : len(longer)] = self.offsets.numpy()[:-1][order], longer
+        first, reach = torch.from_numpy(both).to(self.device, non_blocking=True)
+        return first[: len(order)], reach[: len(longer)]
 
     @cached_property
     def tiles(self) -> TileLayout:

@@ -117,15 +117,25 @@ class HSTU(nn.Module):
         """State of every token of a batch, [T, D]."""
         return self.encode(vectors_TD, BatchView(batch, layout))
 
-    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
-        """State of every token of a pass, [T, D].
+    def from_rows(
+        self, rows_UD: Tensor, slots_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
+    ) -> Tensor:
+        """The same from distinct item vectors and the place of each token's among them; here states stay as narrow."""
+        return self._through(self.input.gather(rows_UD, slots_T, layout), BatchView(batch, layout))
 
-        Under autocast the states between layers are kept in half precision too: everything beside the products is
-        bound by memory, and this halves it. The head gets float32.
-        """
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State of every token of a pass, [T, D]."""
         x = self.input(vectors_TD, view.places)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        return self._through(x, view).to(vectors_TD.dtype)
+
+    def _through(self, x_TD: Tensor, view: View) -> Tensor:
+        """All layers.
+
+        Under autocast the states between layers are kept in half precision too: everything beside the products is
+        bound by memory, and this halves it.
+        """
         for number, layer in enumerate(self.layers):
-            x = layer(x, view, number)
-        return x.to(vectors_TD.dtype)
+            x_TD = layer(x_TD, view, number)
+        return x_TD
