@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention_mask import AttentionMask, Ints, tile_pairs
+from freescale.kernels.host_memory import on_device
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128
@@ -190,7 +191,7 @@ class AttentionWork:
         return out
 
     def _on_device(self, x: Ints) -> Tensor:
-        return torch.from_numpy(x).to(self._device, non_blocking=True)
+        return on_device(x, self._device)
 
     def _bias_blocks(self) -> Ints:
         return -(-self._lengths // BIAS_ROWS)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import AttentionWork
+from freescale.kernels.host_memory import on_device
 from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.pair_bias import time_buckets
 from freescale.kernels.segment_runs import SegmentRuns
@@ -48,7 +49,7 @@ class SequenceLayout:
         """[T] place of each token in its own sequence."""
         starts = self.offsets.numpy()
         places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], self.lengths)
-        return torch.from_numpy(places).to(self.device, non_blocking=True)
+        return on_device(places, self.device)
 
     @cached_property
     def by_length(self) -> tuple[Tensor, Tensor]:
@@ -59,7 +60,7 @@ class SequenceLayout:
         room = max(len(order), len(longer)) + 1 & ~1
         both = np.zeros((2, room), np.int64)
         both[0, : len(order)], both[1, : len(longer)] = self.offsets.numpy()[:-1][order], longer
-        first, reach = torch.from_numpy(both).to(self.device, non_blocking=True)
+        first, reach = on_device(both, self.device)
         return first[: len(order)], reach[: len(longer)]
 
     @cached_property
@@ -80,7 +81,7 @@ class SequenceLayout:
     @cached_property
     def device_offsets(self) -> Tensor:
         """The offsets where the tensors of the batch live."""
-        return self.offsets.to(self.device, non_blocking=True)
+        return on_device(self.offsets, self.device)
 
     def token_tiles(self, block: int) -> Tensor:
         """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""
@@ -90,7 +91,7 @@ class SequenceLayout:
             place = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
             count = np.minimum(self.lengths[sequence] - place, block)
             table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
-            self._token_tiles[block] = torch.from_numpy(table).to(self.device, non_blocking=True)
+            self._token_tiles[block] = on_device(table, self.device)
         return self._token_tiles[block]
 
     def runs(self, mask: AttentionMask) -> SegmentRuns:

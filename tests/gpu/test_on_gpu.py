@@ -191,16 +191,21 @@ def test_the_fused_input_is_the_plain_one(width: int, half: bool) -> None:
     rows, position = (torch.randn(n, width, generator=draw).cuda().requires_grad_() for n in (9001, 4096))
     weight = torch.randn(tokens, width, generator=draw).cuda()
 
-    def run(*, fused: bool) -> list[torch.Tensor]:
-        with torch.autocast("cuda", torch.bfloat16, enabled=half):
-            out = input_states(rows, slots, position, layout, scale=22.6, fused=fused)
+    def run(*, wide: bool = False) -> list[torch.Tensor]:
+        if wide:
+            places = layout.places
+            out = rows.double()[slots] * 22.6 + position.double()[places]
+        else:
+            with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                out = input_states(rows, slots, position, layout, scale=22.6)
         return [out.detach(), *torch.autograd.grad(out, (rows, position), weight.to(out.dtype))]
 
-    fused, plain, again = (run(fused=way) for way in (True, False, True))
-    assert fused[0].dtype == (torch.bfloat16 if half else torch.float32)
-    for ours, theirs, repeated in zip(fused, plain, again):
-        error = (ours.double() - theirs.double()).norm() / theirs.double().norm()
-        assert float(error) < (1e-4 if half else 1e-6)
+    weight = weight.bfloat16() if half else weight
+    got, again, truth = run(), run(), run(wide=True)
+    assert got[0].dtype == (torch.bfloat16 if half else torch.float32)
+    for n, (ours, repeated, wanted) in enumerate(zip(got, again, truth)):
+        error = (ours.double() - wanted.double()).norm() / wanted.double().norm()
+        assert float(error) < (4e-3 if half and n == 0 else 1e-6)
         assert torch.equal(ours, repeated)
 
 
