@@ -93,6 +93,5 @@ class _InputStates(torch.autograd.Function):
         (num_rows, row_dtype), (num_places, place_dtype) = ctx.kinds
         grad = grad.contiguous()
         d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale).to(row_dtype)
-        first, reach = ctx.layout.by_length
-        d_position = sum_by_place(grad, first, reach, num_places).to(place_dtype)
+        d_position = sum_by_place(grad, ctx.layout.by_length, num_places).to(place_dtype)
         return d_rows, None, d_position, None, None, None

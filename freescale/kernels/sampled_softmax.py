@@ -123,7 +123,7 @@ class _SampledSoftmax(torch.autograd.Function):
         grid, given = (len(tensors["Tiles"]),), {**tensors, "Losses": losses}
         start_kernel(kernels.loss_kernel, grid, given, {"beta": beta}, shape)
         ctx.save_for_backward(*tensors.values())
-        ctx.names, ctx.shape, ctx.beta, ctx.offsets = tuple(tensors), shape, beta, layout.device_offsets
+        ctx.names, ctx.shape, ctx.beta, ctx.layout = tuple(tensors), shape, beta, layout
         return losses.sum()
 
     @staticmethod
@@ -141,11 +141,12 @@ class _SampledSoftmax(torch.autograd.Function):
         start_kernel(
             kernels.state_gradient_kernel, (len(tensors["Tiles"]),), given, {"beta": ctx.beta}, ctx.shape
         )
-        blocks = -(-negative.shape[1] // ctx.shape["BLOCK_N"]), -(-width // ctx.shape["BLOCK_D"])
+        blocks = -(-negative.shape[1] // ctx.shape["BLOCK_N"]) * -(-width // ctx.shape["BLOCK_D"])
         given = {name: tensors[name] for name in ("States", "Logits", "Totals", "StateScale")}
-        given |= {"Offsets": ctx.offsets, "DLoss": grad, "DUnits": d_units}
+        given |= {"Sequences": ctx.layout.by_length.sequence, "Offsets": ctx.layout.device_offsets}
+        given |= {"DLoss": grad, "DUnits": d_units}
         numbers = {"beta": ctx.beta, "num_tokens": num_tokens}
-        start_kernel(kernels.negative_gradient_kernel, (len(negative), *blocks), given, numbers, ctx.shape)
+        start_kernel(kernels.negative_gradient_kernel, (len(negative) * blocks,), given, numbers, ctx.shape)
         places = torch.cat([tensors["Targets"], negative.flatten()])
         d_rows = sum_gradients(d_units, places, len(rows))
         if ctx.shape["UNIT"]:

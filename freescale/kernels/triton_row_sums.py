@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.layout import ByLength
 
 # Most values that are added one after the other.
 LIMIT = 64
@@ -77,18 +78,18 @@ def many_kernel(
 
 @triton.jit(do_not_specialize=["longest"])
 def place_kernel(
-    X, ByLength, Longer, Out, longest,
+    X, First, Reach, Out, longest,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Sum over all sequences of the row at one place of theirs; only the first `Longer` of them reach so far."""
+    """Sum over all sequences of the row at one place of theirs; only the longest ones reach so far."""
     place = tl.program_id(0)
-    count = tl.load(Longer + place, mask=place < longest, other=0)
+    count = tl.load(Reach + place, mask=place < longest, other=0)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     numbers = tl.arange(0, AT_ONCE)
     total = tl.zeros([AT_ONCE, BLOCK_D], Out.dtype.element_ty)
     for start in range(0, count, AT_ONCE):
         real = start + numbers < count
-        tokens = tl.load(ByLength + start + numbers, mask=real, other=0).to(tl.int64) + place
+        tokens = tl.load(First + start + numbers, mask=real, other=0).to(tl.int64) + place
         inside = real[:, None] & (columns[None, :] < WIDTH)
         at = X + tokens[:, None] * WIDTH + columns[None, :]
         total += tl.load(at, mask=inside, other=0.0).to(Out.dtype.element_ty)
@@ -121,22 +122,16 @@ def sum_by_slot(values: Tensor, slots: Tensor, num_rows: int, *, scale: float = 
     return out
 
 
-def sum_by_place(values: Tensor, by_length: Tensor, longer: Tensor, num_places: int) -> Tensor:
-    """[num_places, width] sum of the values at each place of the sequences, in float32 or better.
-
-    Args:
-        values: of all tokens.
-        by_length: first token of every sequence, longest sequence first.
-        longer: for every place, how many sequences reach it.
-        num_places: rows of the result; no sequence is longer.
-    """
+def sum_by_place(values: Tensor, sequences: ByLength, num_places: int) -> Tensor:
+    """[num_places, width] sum of the tokens' values at each place of the sequences, in float32 or better."""
     values = values.contiguous()
     width = values.shape[1]
     out = values.new_empty(num_places, width, dtype=_wide(values.dtype))
     block = _block(width, 128)
-    tensors = {"X": values, "ByLength": by_length, "Longer": longer, "Out": out}
+    tensors = {"X": values, "First": sequences.first, "Reach": sequences.reach, "Out": out}
     shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": 32, "num_warps": 4}
-    start_kernel(place_kernel, (num_places, -(-width // block)), tensors, {"longest": len(longer)}, shape)
+    numbers = {"longest": len(sequences.reach)}
+    start_kernel(place_kernel, (num_places, -(-width // block)), tensors, numbers, shape)
     return out
 
 

@@ -70,7 +70,8 @@ def test_fused_input_states_are_the_plain_ones(lengths, width):
 
 def test_places_reached_are_counted():
     layout = SequenceLayout(torch.tensor([0, 3, 3, 4, 9]))
-    first, reach = layout.by_length
+    sequence, first, reach = layout.by_length
+    assert sequence.tolist() == [3, 0, 2, 1]
     assert first.tolist() == [4, 0, 3, 3]
     assert reach.tolist() == [3, 2, 2, 1, 1]
-    assert [len(x) for x in SequenceLayout(torch.tensor([0, 0])).by_length] == [1, 0]
+    assert [len(x) for x in SequenceLayout(torch.tensor([0, 0])).by_length] == [1, 1, 0]
