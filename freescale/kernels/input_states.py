@@ -30,8 +30,10 @@ def input_states(
     *,
     scale: float,
     fused: bool | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Item vectors and positions: scale * rows[slots] + position[place], [T, D]; under autocast in half precision.
+
+    And the rows, for who else needs them: what they get of gradient there is added in the same pass.
 
     Args:
         rows_UD: the distinct item vectors of the batch.
@@ -45,7 +47,8 @@ def input_states(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows_UD.dtype
     if _can_fuse(rows_UD, slots_T) if fused is None else fused:
         return _InputStates.apply(rows_UD, slots_T, position_LD, layout, scale, dtype)  # type: ignore[no-untyped-call]
-    return (take(rows_UD, slots_T) * scale + F.embedding(layout.places, position_LD)).to(dtype)
+    states = take(rows_UD, slots_T) * scale + F.embedding(layout.places, position_LD)
+    return states.to(dtype), rows_UD
 
 
 def _can_fuse(rows: Tensor, slots: Tensor) -> bool:
@@ -65,7 +68,7 @@ class _InputStates(torch.autograd.Function):
         layout: SequenceLayout,
         scale: float,
         dtype: torch.dtype,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         from freescale.kernels.triton_input import input_kernel
 
         rows, position, slots = rows.contiguous(), position.contiguous(), slots.contiguous()
@@ -82,16 +85,16 @@ class _InputStates(torch.autograd.Function):
         ctx.save_for_backward(slots)
         ctx.layout, ctx.scale = layout, scale
         ctx.kinds = (len(rows), rows.dtype), (len(position), position.dtype)
-        return out
+        return out, rows.view_as(rows)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, past: Tensor) -> tuple[Tensor | None, ...]:
         from freescale.kernels.triton_row_sums import sum_by_place, sum_by_slot
 
         (slots,) = ctx.saved_tensors
         (num_rows, row_dtype), (num_places, place_dtype) = ctx.kinds
         grad = grad.contiguous()
-        d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale).to(row_dtype)
+        d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale, onto=past).to(row_dtype)
         d_position = sum_by_place(grad, ctx.layout.by_length, num_places).to(place_dtype)
         return d_rows, None, d_position, None, None, None

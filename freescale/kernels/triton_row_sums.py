@@ -23,10 +23,11 @@ LIMIT = 64
 
 @triton.jit(do_not_specialize=["num_rows"])
 def few_kernel(
-    X, Order, Starts, Out, num_rows, scale,
+    X, Order, Starts, Onto, Out, num_rows, scale,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr,
+    ONTO: tl.constexpr,
 ):  # fmt: skip
-    """Scaled sums of the rows that have at most LIMIT values."""
+    """Scaled sums of the rows that have at most LIMIT values, added to what is there already."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     first = tl.load(Starts + rows, mask=rows < num_rows, other=0)
@@ -41,16 +42,20 @@ def few_kernel(
             at = X + values[:, None] * WIDTH + columns[None, :]
             inside = real[:, None] & (columns[None, :] < WIDTH)
             total += tl.load(at, mask=inside, other=0.0).to(Out.dtype.element_ty)
-    to = Out + rows[:, None].to(tl.int64) * WIDTH + columns[None, :]
-    tl.store(to, total * scale, mask=own[:, None] & (columns[None, :] < WIDTH))
+    to = rows[:, None].to(tl.int64) * WIDTH + columns[None, :]
+    inside = own[:, None] & (columns[None, :] < WIDTH)
+    total *= scale
+    if ONTO:
+        total += tl.load(Onto + to, mask=inside, other=0.0).to(Out.dtype.element_ty)
+    tl.store(Out + to, total, mask=inside)
 
 
 @triton.jit
 def many_kernel(
-    X, Order, Sorted, Starts, Out, scale,
-    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr,
+    X, Order, Sorted, Starts, Onto, Out, scale,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr, ONTO: tl.constexpr,
 ):  # fmt: skip
-    """Scaled sum of a row that has more than LIMIT values, some columns of it.
+    """Scaled sum of a row that has more than LIMIT values, some columns of it, added to what is there already.
 
     There is a program for every LIMIT values. It works on the row of its first value if that row has so many, and if
     no program before it does: so each of these rows is found without anybody counting them.
@@ -72,8 +77,11 @@ def many_kernel(
             at = X + values[:, None] * WIDTH + columns[None, :]
             total += tl.load(at, mask=inside, other=0.0).to(Out.dtype.element_ty)
             values = later
-        to = Out + row.to(tl.int64) * WIDTH + columns
-        tl.store(to, tl.sum(total, 0) * scale, mask=columns < WIDTH)
+        to = row.to(tl.int64) * WIDTH + columns
+        out = tl.sum(total, 0) * scale
+        if ONTO:
+            out += tl.load(Onto + to, mask=columns < WIDTH, other=0.0).to(Out.dtype.element_ty)
+        tl.store(Out + to, out, mask=columns < WIDTH)
 
 
 @triton.jit(do_not_specialize=["longest"])
@@ -97,26 +105,30 @@ def place_kernel(
     tl.store(to, tl.sum(total, 0), mask=columns < WIDTH)
 
 
-def sum_by_slot(values: Tensor, slots: Tensor, num_rows: int, *, scale: float = 1.0) -> Tensor:
-    """[num_rows, width] scale * sum of the values of each slot, in float32 or better."""
+def sum_by_slot(
+    values: Tensor, slots: Tensor, num_rows: int, *, scale: float = 1.0, onto: Tensor | None = None
+) -> Tensor:
+    """[num_rows, width] scale * sum of the values of each slot, and `onto`, in float32 or better."""
     values = values.contiguous()
     width = values.shape[1]
     out = values.new_empty(num_rows, width, dtype=_wide(values.dtype))
     if not len(slots):
-        return out.zero_()
+        return out.zero_() if onto is None else out.copy_(onto)
     # Keys of 32 bits: half the passes of the sort.
     ordered, order = slots.flatten().int().sort(stable=True)
     edges = torch.arange(num_rows + 1, dtype=torch.int32, device=slots.device)
     starts = torch.searchsorted(ordered, edges, out_int32=True)
     tensors = {"X": values, "Order": order, "Starts": starts, "Out": out}
+    tensors["Onto"] = out if onto is None else onto.contiguous()
+    fixed = {"WIDTH": width, "LIMIT": LIMIT, "ONTO": onto is not None}
     block = _block(width, 512)
     rows = max(1, 2048 // block)
-    shape = {"WIDTH": width, "BLOCK_D": block, "ROWS": rows, "AT_ONCE": 4, "LIMIT": LIMIT, "num_warps": 4}
+    shape = {**fixed, "BLOCK_D": block, "ROWS": rows, "AT_ONCE": 4, "num_warps": 4}
     numbers = {"num_rows": num_rows, "scale": float(scale)}
     start_kernel(few_kernel, (-(-num_rows // rows), -(-width // block)), tensors, numbers, shape)
     if len(ordered) > LIMIT:
         block = _block(width, 64)
-        shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": 128, "LIMIT": LIMIT, "num_warps": 8}
+        shape = {**fixed, "BLOCK_D": block, "AT_ONCE": 128, "num_warps": 8}
         grid = -(-len(ordered) // LIMIT), -(-width // block)
         start_kernel(many_kernel, grid, {**tensors, "Sorted": ordered}, {"scale": float(scale)}, shape)
     return out

@@ -31,10 +31,11 @@ class InputLayer(nn.Module):
         positions = nn.functional.embedding(places_T, self.position)
         return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + positions)
 
-    def gather(self, rows_UD: Tensor, slots_T: Tensor, layout: SequenceLayout) -> Tensor:
-        """The same from distinct item vectors, in one pass; under autocast in half precision."""
+    def gather(self, rows_UD: Tensor, slots_T: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """The same from distinct item vectors, as `input_states` makes it; and the vectors, for the head."""
         scale = math.sqrt(rows_UD.shape[-1])
-        return self.dropout(input_states(rows_UD, slots_T, self.position, layout, scale=scale))
+        x, rows_UD = input_states(rows_UD, slots_T, self.position, layout, scale=scale)
+        return self.dropout(x), rows_UD
 
 
 class RelativeBias(nn.Module):

@@ -119,9 +119,13 @@ class HSTU(nn.Module):
 
     def from_rows(
         self, rows_UD: Tensor, slots_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
-    ) -> Tensor:
-        """The same from distinct item vectors and the place of each token's among them; here states stay as narrow."""
-        return self._through(self.input.gather(rows_UD, slots_T, layout), BatchView(batch, layout))
+    ) -> tuple[Tensor, Tensor]:
+        """States from distinct item vectors and the place of each token's among them; and the vectors, for the head.
+
+        Here states stay as narrow as the layers leave them.
+        """
+        x, rows_UD = self.input.gather(rows_UD, slots_T, layout)
+        return self._through(x, BatchView(batch, layout)), rows_UD
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]."""

@@ -48,18 +48,21 @@ class Recommender(nn.Module):
             batch: carries "item_slot" and what the head needs, as places in `rows_UD`.
         """
         layout = SequenceLayout(batch.offsets, device=rows_UD.device)
-        return self.head(self._encoded(rows_UD, batch, layout), rows_UD, batch, layout)
+        states, rows_UD = self._encoded(rows_UD, batch, layout)
+        return self.head(states, rows_UD, batch, layout)
 
     def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
-        return self._encoded(rows_UD, batch, layout).to(rows_UD.dtype)
+        return self._encoded(rows_UD, batch, layout)[0].to(rows_UD.dtype)
 
-    def _encoded(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
-        """States as the encoder leaves them, perhaps of half precision: heads read them twice and need no copy."""
+    def _encoded(
+        self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout
+    ) -> tuple[Tensor, Tensor]:
+        """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors."""
         slots = batch.tokens["item_slot"]
         if isinstance(self.encoder, HSTU):
             return self.encoder.from_rows(rows_UD, slots, batch, layout)
-        return self.encoder(take(rows_UD, slots), batch, layout)
+        return self.encoder(take(rows_UD, slots), batch, layout), rows_UD
 
 
 def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shape: Any) -> nn.Module:

@@ -194,11 +194,13 @@ def test_the_fused_input_is_the_plain_one(width: int, half: bool) -> None:
     def run(*, wide: bool = False) -> list[torch.Tensor]:
         if wide:
             places = layout.places
-            out = rows.double()[slots] * 22.6 + position.double()[places]
+            past = rows.double()
+            out = past[slots] * 22.6 + position.double()[places]
         else:
             with torch.autocast("cuda", torch.bfloat16, enabled=half):
-                out = input_states(rows, slots, position, layout, scale=22.6)
-        return [out.detach(), *torch.autograd.grad(out, (rows, position), weight.to(out.dtype))]
+                out, past = input_states(rows, slots, position, layout, scale=22.6)
+        outputs, given = (out, past), (weight.to(out.dtype), past.detach().cos())
+        return [out.detach(), *torch.autograd.grad(outputs, (rows, position), given)]
 
     weight = weight.bfloat16() if half else weight
     got, again, truth = run(), run(), run(wide=True)
