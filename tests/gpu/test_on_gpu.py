@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from freescale import ShardedEmbedding, TableSpec
 from freescale.assembly import build_run, build_source
 from freescale.comm.ranks import Ranks
 from freescale.config import load_config
+from freescale.embedding.optimizer import SGD
 from freescale.kernels import (
     SequenceLayout,
     add_product,
@@ -209,6 +211,16 @@ def test_the_fused_input_is_the_plain_one(width: int, half: bool) -> None:
         error = (ours.double() - wanted.double()).norm() / wanted.double().norm()
         assert float(error) < (4e-3 if half and n == 0 else 1e-6)
         assert torch.equal(ours, repeated)
+
+
+def test_rows_found_on_the_cpu_are_those_found_on_the_gpu() -> None:
+    spec = TableSpec(name="item", num_rows=5000, dim=8, optimizer=SGD())
+    embedding = ShardedEmbedding([spec], device="cuda")
+    asked = torch.randint(5000, (30, 100), generator=torch.Generator().manual_seed(0))
+    there, here = embedding.lookup("item", asked.cuda()), embedding.lookup("item", asked)
+    for ours, wanted in ((here.rows, there.rows), (here.slots, there.slots), (here.distinct, there.distinct)):
+        assert ours.is_cuda
+        assert torch.equal(ours, wanted)
 
 
 def test_row_sums_have_one_order() -> None:

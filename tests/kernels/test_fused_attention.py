@@ -17,6 +17,7 @@ from freescale.kernels import (
     reference,
     softmax_attention,
 )
+from freescale.kernels.hstu_parts import Room
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -239,3 +240,29 @@ def test_fused_parts_of_a_layer_equal_the_plain_ones(tokens, width, u_twice):
         assert all(torch.equal(a, b) for a, b in zip(again, results[-1][1:]))
     for plain, fused in zip(*results):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gate_leaves_the_gradient_of_u_where_the_projection_wants_it():
+    room, u = Room(), torch.randn(5, 3)
+    du = room.for_u(u)
+    du[:] = u
+    wide = room.around(du)
+    assert wide.shape == (5, 12)
+    assert wide.data_ptr() == du.data_ptr()
+    assert torch.equal(wide[:, :3], u)
+    # Used up; and another gradient than the gate's is copied to its place.
+    assert room.around(du).data_ptr() != du.data_ptr()
+    room.for_u(u)
+    assert torch.equal(room.around(u)[:, :3], u)
+
+
+def test_autograd_hands_that_gradient_over_as_it_is(monkeypatch):
+    copied = []
+    around = Room.around
+    monkeypatch.setattr(
+        Room, "around", lambda room, du: (copied.append(du.stride(0) != 4 * du.shape[1]), around(room, du))[1]
+    )
+    x, weight, bias = torch.randn(9, 6).requires_grad_(), torch.randn(6, 16), torch.randn(6)
+    made = project_uvqk(x, weight, bias=bias, fused=True)
+    gate(made, made.v + made.q * made.k, fused=True).sum().backward()
+    assert copied == [False]

@@ -1,4 +1,4 @@
-"""The whole model with the fused kernels in it, run by Triton's interpreter, against the same model in plain PyTorch."""
+"""The whole model with its fused kernels, run by Triton's interpreter, against the same model in plain PyTorch."""
 
 from __future__ import annotations
 
