@@ -48,16 +48,14 @@ class Recommender(nn.Module):
             batch: carries "item_slot" and what the head needs, as places in `rows_UD`.
         """
         layout = SequenceLayout(batch.offsets, device=rows_UD.device)
-        states, rows_UD = self._encoded(rows_UD, batch, layout)
+        states, rows_UD = self.encode(rows_UD, batch, layout)
         return self.head(states, rows_UD, batch, layout)
 
     def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
-        return self._encoded(rows_UD, batch, layout)[0].to(rows_UD.dtype)
+        return self.encode(rows_UD, batch, layout)[0].to(rows_UD.dtype)
 
-    def _encoded(
-        self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout
-    ) -> tuple[Tensor, Tensor]:
+    def encode(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors."""
         slots = batch.tokens["item_slot"]
         if isinstance(self.encoder, HSTU):
