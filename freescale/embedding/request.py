@@ -21,6 +21,7 @@ from torch import Tensor
 from freescale.comm.transport import Transport
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
+from freescale.kernels.device_copy import on_device
 from freescale.kernels.rows import distinct, shared
 
 
@@ -48,7 +49,7 @@ class Part:
         """The same with its tensors on a device."""
         if device.type == "cpu":
             return self
-        places, rows, owned, slot = (send_ahead(tensor, device) for tensor in self.tensors())
+        places, rows, owned, slot = (on_device(tensor, device) for tensor in self.tensors())
         return Part(places, self.send, rows, self.receive, owned, slot)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -145,11 +146,6 @@ def find_overlap(before: Request, after: Request, *, lane: Transport) -> tuple[O
     bits = _unpack(heard.numpy(), asked)
     first, second = (Overlap(torch.from_numpy(bit), mark) for bit, mark in zip(bits, marks))
     return first, second
-
-
-def send_ahead(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on its way to a device, without a wait for either."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def check_range(spec: TableSpec, rows: Tensor) -> None:

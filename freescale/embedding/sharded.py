@@ -33,6 +33,19 @@ from freescale.trace import spans
 from freescale.trace.spans import compute, stage
 
 
+@dataclass(frozen=True)
+class Found:
+    """The distinct rows of one batch, of which nothing has been read yet.
+
+    Args:
+        distinct: [U] row numbers, ascending.
+        slots: where each id asked for stands among them; same shape as the ids.
+    """
+
+    distinct: Tensor
+    slots: Tensor
+
+
 @dataclass
 class Lookup:
     """The distinct rows of one batch, ready for a forward pass.
@@ -125,14 +138,25 @@ class ShardedEmbedding:
             self.tables[name].apply(*_add_up(parts), lr=lr, step=self._num_steps)
         self._pending = []
 
-    def lookup(self, name: str, asked: Tensor, *, settled: bool = False) -> Lookup:
+    def find(self, name: str, asked: Tensor) -> Found:
+        """The distinct rows of one batch: a matter of its ids alone, so it can be done under the compute of another.
+
+        Ids on the CPU are sorted there, from any thread, and nobody waits for a GPU.
+        """
+        with compute("find distinct rows"):
+            found = Found(*distinct(asked.long()))
+        check_range(self.plans[name].spec, found.distinct)
+        if self.device.type == "cuda" and not asked.is_cuda:
+            return Found(found.distinct.pin_memory(), found.slots.pin_memory())
+        return found
+
+    def lookup(self, name: str, asked: Tensor | Found, *, settled: bool = False) -> Lookup:
         """Fetch the distinct rows of one batch from their owners; `settled`: no update of theirs is under way."""
         if not settled:
             self.settle()
         plan, table = self.plans[name], self.tables[name]
-        with compute("find distinct rows"):
-            rows, slots = distinct(asked.long())
-        check_range(plan.spec, rows)
+        found = self.find(name, asked) if isinstance(asked, Tensor) else asked
+        rows, slots = (x.to(self.device, non_blocking=True) for x in (found.distinct, found.slots))
         if plan.replicated:
             with compute("gather rows"):
                 return Lookup(name, as_leaf(table.gather(rows)), slots, rows)

@@ -2,7 +2,8 @@
 
 from freescale.kernels.attention import hstu_attention, softmax_attention
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.hstu_parts import gate, plain_norm, project_uvqk
+from freescale.kernels.hstu_parts import add_product, gate, plain_norm, project_uvqk
+from freescale.kernels.input_states import input_states
 from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.moe import expert_mlp
 from freescale.kernels.sampled_softmax import sampled_softmax, unit
@@ -10,9 +11,11 @@ from freescale.kernels.sampled_softmax import sampled_softmax, unit
 __all__ = [
     "AttentionMask",
     "SequenceLayout",
+    "add_product",
     "expert_mlp",
     "gate",
     "hstu_attention",
+    "input_states",
     "plain_norm",
     "project_uvqk",
     "sampled_softmax",

@@ -26,6 +26,13 @@ def to_device(*arrays: npt.NDArray[Any], device: torch.device) -> tuple[Tensor, 
     return unpack(packed.to(device, non_blocking=True), arrays)
 
 
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on its way to the device, by a copy of its own: for what is large, or a tensor already."""
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def pack(arrays: tuple[npt.NDArray[Any], ...], *, pinned: bool) -> Tensor:
     """The bytes of all arrays behind each other, each beginning at a multiple of 16."""
     # torch keeps page-locked memory until the copy from it is done, and then for the next call.

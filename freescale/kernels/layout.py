@@ -6,7 +6,7 @@ Each way to compute attention wants the batch prepared differently; what it need
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,20 @@ from freescale.kernels.loop_attention import LoopLayout
 from freescale.kernels.pair_bias import time_buckets
 from freescale.kernels.segment_runs import SegmentRuns
 from freescale.kernels.tile_layout import TileLayout
+
+
+class ByLength(NamedTuple):
+    """The sequences of a batch, longest first.
+
+    Args:
+        sequence: [B] their numbers.
+        first: [B] their first tokens.
+        reach: [longest] how many of them have a token at each place.
+    """
+
+    sequence: Tensor
+    first: Tensor
+    reach: Tensor
 
 
 class SequenceLayout:
@@ -44,6 +58,18 @@ class SequenceLayout:
         self._checked: AttentionMask | None = None
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
+
+    @cached_property
+    def by_length(self) -> ByLength:
+        """The sequences, longest first."""
+        order = np.argsort(-self.lengths, kind="stable")
+        reach = len(order) - np.cumsum(np.bincount(self.lengths, minlength=1))[: self.longest]
+        # Each row begins on 16 bytes, which kernels rely on.
+        table = np.zeros((3, max(len(order), len(reach)) + 1 & ~1), np.int64)
+        table[0, : len(order)], table[1, : len(order)] = order, self.offsets.numpy()[:-1][order]
+        table[2, : len(reach)] = reach
+        moved = to_device(table, device=self.device)[0]
+        return ByLength(moved[0, : len(order)], moved[1, : len(order)], moved[2, : len(reach)])
 
     @cached_property
     def tiles(self) -> TileLayout:

@@ -43,8 +43,8 @@ def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
 
 
 def take(rows: Tensor, slots: Tensor) -> Tensor:
-    """[..., dim] rows[slots], differentiable; the gradients of a row add up in the order of its slots."""
-    if rows.device.type != "cpu":
+    """[..., dim] rows[slots], differentiable; the gradients of a row add up in an order of their own."""
+    if rows.device.type != "cpu" and not _sorts(rows):
         return F.embedding(slots, rows)
     return _Take.apply(rows, slots)  # type: ignore[no-untyped-call]
 
@@ -142,6 +142,22 @@ def adam_direction(
     return direction
 
 
+def sum_gradients(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values of each slot, in an order that depends on nothing but their own."""
+    if not _sorts(values):
+        return sum_by_row(slots.long(), values, num_rows)
+    from freescale.kernels import triton_row_sums
+
+    return triton_row_sums.sum_by_slot(values, slots, num_rows).to(values.dtype)
+
+
+def _sorts(x: Tensor) -> bool:
+    """Whether the kernels of `triton_row_sums` can be used."""
+    from freescale.kernels.attention import has_triton
+
+    return x.is_cuda and x.is_floating_point() and has_triton()
+
+
 def _on_gpu(x: Tensor) -> bool:
     """Whether the kernels of `triton_table` can be used."""
     from freescale.kernels.attention import has_triton
@@ -150,7 +166,7 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 class _Take(torch.autograd.Function):
-    """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row."""
+    """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row; on a GPU a third."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
@@ -170,7 +186,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
         ctx.save_for_backward(slots)
-        return sum_by_row(slots.flatten(), values.reshape(-1, values.shape[-1]), num_rows)
+        return sum_gradients(values.reshape(-1, values.shape[-1]), slots.flatten(), num_rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

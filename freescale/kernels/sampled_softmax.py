@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from freescale.kernels.attention import has_triton
 from freescale.kernels.attention_launch import start_kernel
 from freescale.kernels.layout import SequenceLayout
+from freescale.kernels.rows import sum_gradients
 
 _NEVER = -5e4
 _BLOCK_TOKENS = 64
@@ -42,7 +43,7 @@ def sampled_softmax(
     """Sum over tokens of -log softmax(next item against negatives); a negative that is the target does not count.
 
     Args:
-        states_TD: one state a token.
+        states_TD: one state a token; it may be of half precision beside rows of full.
         rows_UD: the distinct item vectors of the batch.
         target_T: place in `rows_UD` of each token's next item.
         negative_BN: places in `rows_UD` of each sequence's negatives.
@@ -55,7 +56,9 @@ def sampled_softmax(
         return _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
             states_TD, rows_UD, target_T, negative_BN, layout, 1 / temperature, normalize
         )
-    states = unit(states_TD) if normalize else states_TD
+    states = (
+        unit(states_TD) if normalize else states_TD.to(torch.promote_types(states_TD.dtype, rows_UD.dtype))
+    )
     # Normalising the distinct rows once is cheaper than normalising every occurrence.
     rows = (unit(rows_UD) if normalize else rows_UD).to(states.dtype)
     positive = (states * F.embedding(target_T, rows)).sum(-1, keepdim=True)
@@ -120,7 +123,7 @@ class _SampledSoftmax(torch.autograd.Function):
         grid, given = (len(tensors["Tiles"]),), {**tensors, "Losses": losses}
         start_kernel(kernels.loss_kernel, grid, given, {"beta": beta}, shape)
         ctx.save_for_backward(*tensors.values())
-        ctx.names, ctx.shape, ctx.beta, ctx.offsets = tuple(tensors), shape, beta, layout.device_offsets
+        ctx.names, ctx.shape, ctx.beta, ctx.layout = tuple(tensors), shape, beta, layout
         return losses.sum()
 
     @staticmethod
@@ -138,13 +141,14 @@ class _SampledSoftmax(torch.autograd.Function):
         start_kernel(
             kernels.state_gradient_kernel, (len(tensors["Tiles"]),), given, {"beta": ctx.beta}, ctx.shape
         )
-        blocks = -(-negative.shape[1] // ctx.shape["BLOCK_N"]), -(-width // ctx.shape["BLOCK_D"])
+        blocks = -(-negative.shape[1] // ctx.shape["BLOCK_N"]) * -(-width // ctx.shape["BLOCK_D"])
         given = {name: tensors[name] for name in ("States", "Logits", "Totals", "StateScale")}
-        given |= {"Offsets": ctx.offsets, "DLoss": grad, "DUnits": d_units}
+        given |= {"Sequences": ctx.layout.by_length.sequence, "Offsets": ctx.layout.device_offsets}
+        given |= {"DLoss": grad, "DUnits": d_units}
         numbers = {"beta": ctx.beta, "num_tokens": num_tokens}
-        start_kernel(kernels.negative_gradient_kernel, (len(negative), *blocks), given, numbers, ctx.shape)
+        start_kernel(kernels.negative_gradient_kernel, (len(negative) * blocks,), given, numbers, ctx.shape)
         places = torch.cat([tensors["Targets"], negative.flatten()])
-        d_rows = torch.ops.aten.embedding_dense_backward(d_units, places, len(rows), -1, False)
+        d_rows = sum_gradients(d_units, places, len(rows))
         if ctx.shape["UNIT"]:
             unit_rows, d_rows = d_rows, torch.empty_like(rows)
             scaled = {"X": rows, "Scale": tensors["RowScale"], "DUnit": unit_rows, "DX": d_rows}

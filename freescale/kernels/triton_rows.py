@@ -38,74 +38,99 @@ def _through_norm(dy, y, rstd, WIDTH: tl.constexpr):
     return (dy - mean[:, None] - y * along[:, None]) * rstd[:, None]
 
 
+@triton.jit
+def _silu_slope(x):
+    """Derivative of the SiLU."""
+    gate = tl.sigmoid(x)
+    return gate * (1 + x * (1 - gate))
+
+
 @triton.jit(do_not_specialize=["num_rows"])
-def norm_kernel(X, Out, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def norm_kernel(
+    X, Bias, Out, Rstd, Past, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Out = norm(x), what its rows were divided by, and Past = x + bias, to which the layer adds its product."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
+    at = rows[:, None] * WIDTH + columns[None, :]
     x = tl.load(X + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    y, _ = _normed(x, inside, WIDTH)
-    tl.store(Out + rows[:, None] * WIDTH + columns[None, :], y.to(Out.dtype.element_ty), mask=inside)
+    bias = tl.load(Bias + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    y, rstd = _normed(x, inside, WIDTH)
+    tl.store(Out + at, y.to(Out.dtype.element_ty), mask=inside)
+    tl.store(Rstd + rows, rstd, mask=rows < num_rows)
+    tl.store(Past + at, (x + bias[None, :]).to(Past.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_backward_kernel(
-    X, DY, Past, DX, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    Y, Rstd, DY, Past, DX, Sums, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x through its norm, and Past, what it gets past the norm."""
-    rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
-    at = rows[:, None] * WIDTH + columns[None, :]
-    x = tl.load(X + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-    past = tl.load(Past + at, mask=inside, other=0.0).to(tl.float32)
-    y, rstd = _normed(x, inside, WIDTH)
-    tl.store(DX + at, (past + _through_norm(dy, y, rstd, WIDTH)).to(DX.dtype.element_ty), mask=inside)
+    """Gradient of x through its norm and past it, and the sum of Past over the rows of a program."""
+    columns = tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for step in range(STEPS):
+        rows = (tl.program_id(0).to(tl.int64) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        real = rows < num_rows
+        inside = real[:, None] & (columns[None, :] < WIDTH)
+        at = rows[:, None] * WIDTH + columns[None, :]
+        y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+        past = tl.load(Past + at, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(Rstd + rows, mask=real, other=0.0)
+        total += past
+        tl.store(DX + at, (past + _through_norm(dy, y, rstd, WIDTH)).to(DX.dtype.element_ty), mask=inside)
+    own = Sums + tl.program_id(0).to(tl.int64) * WIDTH + columns
+    tl.store(own, tl.sum(total, 0), mask=columns < WIDTH)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def silu_kernel(X, Out, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """SiLU of all parts of x but the first, side by side."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
-    at = rows[:, None] * WIDTH + columns[None, :]
-    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(Out + at, (x * tl.sigmoid(x)).to(Out.dtype.element_ty), mask=inside)
+    for part in tl.static_range(3):
+        own = X + rows[:, None] * (4 * WIDTH) + (part + 1) * WIDTH + columns[None, :]
+        x = tl.load(own, mask=inside, other=0.0).to(tl.float32)
+        to = Out + rows[:, None] * (3 * WIDTH) + part * WIDTH + columns[None, :]
+        tl.store(to, (x * tl.sigmoid(x)).to(Out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def silu_backward_kernel(
-    X, A, B, C, D, Out, a_row, b_row, c_row, d_row, num_rows,
+    X, A, B, C, Out, a_row, b_row, c_row, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient before the SiLU from the gradients of its four parts, which need not lie together."""
+    """Gradient before the SiLU from the gradients of its three parts, which need not lie together."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
-    for part in tl.static_range(4):
+    for part in tl.static_range(3):
         if part == 0:
             at = A + rows[:, None] * a_row
         elif part == 1:
             at = B + rows[:, None] * b_row
-        elif part == 2:
-            at = C + rows[:, None] * c_row
         else:
-            at = D + rows[:, None] * d_row
+            at = C + rows[:, None] * c_row
         grad = tl.load(at + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        own = rows[:, None] * (4 * WIDTH) + part * WIDTH + columns[None, :]
+        own = rows[:, None] * (4 * WIDTH) + (part + 1) * WIDTH + columns[None, :]
         x = tl.load(X + own, mask=inside, other=0.0).to(tl.float32)
-        gate = tl.sigmoid(x)
-        tl.store(Out + own, (grad * gate * (1 + x * (1 - gate))).to(Out.dtype.element_ty), mask=inside)
+        tl.store(Out + own, (grad * _silu_slope(x)).to(Out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gate_kernel(
     U, A, Out, u_row, a_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Out = u * norm(a)."""
+    """Out = SiLU(u) * norm(a)."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
     a = tl.load(A + rows[:, None] * a_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     u = tl.load(U + rows[:, None] * u_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     y, _ = _normed(a, inside, WIDTH)
-    tl.store(Out + rows[:, None] * WIDTH + columns[None, :], (u * y).to(Out.dtype.element_ty), mask=inside)
+    out = u * tl.sigmoid(u) * y
+    tl.store(Out + rows[:, None] * WIDTH + columns[None, :], out.to(Out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gate_backward_kernel(
-    U, A, DOut, DU, DA, u_row, a_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    U, A, DOut, DU, DA, u_row, a_row, du_row, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
     at = rows[:, None] * WIDTH + columns[None, :]
@@ -113,5 +138,7 @@ def gate_backward_kernel(
     u = tl.load(U + rows[:, None] * u_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(DOut + at, mask=inside, other=0.0).to(tl.float32)
     y, rstd = _normed(a, inside, WIDTH)
-    tl.store(DU + at, (grad * y).to(DU.dtype.element_ty), mask=inside)
-    tl.store(DA + at, _through_norm(grad * u, y, rstd, WIDTH).to(DA.dtype.element_ty), mask=inside)
+    du = grad * y * _silu_slope(u)
+    tl.store(DU + rows[:, None] * du_row + columns[None, :], du.to(DU.dtype.element_ty), mask=inside)
+    da = _through_norm(grad * u * tl.sigmoid(u), y, rstd, WIDTH)
+    tl.store(DA + at, da.to(DA.dtype.element_ty), mask=inside)

@@ -45,6 +45,21 @@ def _shares(Logits, tokens, real, n, log_sum, NEGATIVES: tl.constexpr, BLOCK_N: 
     return tl.where(logits == -float("inf"), 0.0, logits), shares
 
 
+@triton.jit
+def _weights(
+    Logits, Negatives, RowScale, sequence, tokens, real, n, log_sum,
+    NEGATIVES: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Negatives n to n + BLOCK_N of a sequence, and what the state of each token gets of their vectors."""
+    places = n + tl.arange(0, BLOCK_N)
+    there = places < NEGATIVES
+    slots = tl.load(Negatives + sequence * NEGATIVES + places, mask=there, other=0)
+    _, shares = _shares(Logits, tokens, real, n, log_sum, NEGATIVES, BLOCK_N)
+    if UNIT:
+        shares *= tl.load(RowScale + slots, mask=there, other=0.0)[None, :]
+    return slots, there, shares.to(DOT)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def row_scale_kernel(X, Scale, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """1 / length of every row."""
@@ -147,17 +162,32 @@ def state_gradient_kernel(
         scale *= state_scale
         target_scale = tl.load(RowScale + targets, mask=real, other=0.0)
         along = tl.where(state_scale < 1 / SHORTEST, along * grad * state_scale * state_scale, 0.0)
+    # Where one block holds all negatives, their weights are the same for all columns.
+    ONCE: tl.constexpr = NEGATIVES <= BLOCK_N
+    if ONCE:
+        slots, there, weights = _weights(
+            Logits, Negatives, RowScale, sequence, tokens, real, 0, log_sum, NEGATIVES, BLOCK_N, UNIT, DOT
+        )
     for d in range(0, WIDTH, BLOCK_D):
         out = tl.zeros([BLOCK_T, BLOCK_D], ACC)
         for n in range(0, NEGATIVES, BLOCK_N):
-            places = n + tl.arange(0, BLOCK_N)
-            there = places < NEGATIVES
-            slots = tl.load(Negatives + sequence * NEGATIVES + places, mask=there, other=0)
-            _, shares = _shares(Logits, tokens, real, n, log_sum, NEGATIVES, BLOCK_N)
-            if UNIT:
-                shares *= tl.load(RowScale + slots, mask=there, other=0.0)[None, :]
+            if not ONCE:
+                slots, there, weights = _weights(
+                    Logits,
+                    Negatives,
+                    RowScale,
+                    sequence,
+                    tokens,
+                    real,
+                    n,
+                    log_sum,
+                    NEGATIVES,
+                    BLOCK_N,
+                    UNIT,
+                    DOT,
+                )
             rows = _part(Rows, slots, there, d, WIDTH, BLOCK_D).to(DOT)
-            out = tl.dot(shares.to(DOT), rows, out, input_precision=PRECISION, out_dtype=ACC)
+            out = tl.dot(weights, rows, out, input_precision=PRECISION, out_dtype=ACC)
         states = _part(States, tokens, real, d, WIDTH, BLOCK_D).to(ACC)
         out += (own * target_scale)[:, None] * _part(Rows, targets, real, d, WIDTH, BLOCK_D).to(ACC)
         out *= scale[:, None]
@@ -172,16 +202,22 @@ def state_gradient_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def negative_gradient_kernel(
-    States, Offsets, Logits, Totals, StateScale, DLoss, DUnits,
+    States, Sequences, Offsets, Logits, Totals, StateScale, DLoss, DUnits,
     num_tokens, beta, NEGATIVES: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     UNIT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What a sequence gives to some of its negatives, some columns of it; these stand behind the targets' in DUnits."""
+    """What a sequence gives to some of its negatives, some columns of it; these stand behind the targets' in DUnits.
+
+    All programs of the longest sequence come first: it takes longest, and they read the same logits.
+    """
     ACC: tl.constexpr = Totals.dtype.element_ty
-    sequence = tl.program_id(0)
-    n = tl.program_id(1) * BLOCK_N
-    d = tl.program_id(2) * BLOCK_D
+    COLUMNS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    BLOCKS: tl.constexpr = (NEGATIVES + BLOCK_N - 1) // BLOCK_N
+    number = tl.program_id(0)
+    d = number % COLUMNS * BLOCK_D
+    n = number // COLUMNS % BLOCKS * BLOCK_N
+    sequence = tl.load(Sequences + number // (COLUMNS * BLOCKS))
     first = tl.load(Offsets + sequence)
     end = tl.load(Offsets + sequence + 1)
     out = tl.zeros([BLOCK_N, BLOCK_D], ACC)

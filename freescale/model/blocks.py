@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from freescale.kernels import SequenceLayout, input_states
 from freescale.kernels.reference import NUM_TIME_BUCKETS
 
 
@@ -29,6 +30,12 @@ class InputLayer(nn.Module):
         """Input of the first layer, [T, D]."""
         positions = nn.functional.embedding(places_T, self.position)
         return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + positions)
+
+    def gather(self, rows_UD: Tensor, slots_T: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """The same from distinct item vectors, as `input_states` makes it; and the vectors, for the head."""
+        scale = math.sqrt(rows_UD.shape[-1])
+        x, rows_UD = input_states(rows_UD, slots_T, self.position, layout, scale=scale)
+        return self.dropout(x), rows_UD
 
 
 class RelativeBias(nn.Module):

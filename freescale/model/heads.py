@@ -80,7 +80,7 @@ class RankingHead(nn.Module):
     ) -> Tensor:
         """Sum over tokens of the tasks' mean binary cross-entropy."""
         items = F.embedding(batch.tokens["target_slot"], rows_UD)
-        logits = self.logits(states_TD, items.to(states_TD.dtype))
+        logits = self.logits(states_TD.to(items.dtype), items)
         labels = self.labels(batch)
         return (
             F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")

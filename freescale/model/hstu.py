@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout, gate, project_uvqk
+from freescale.kernels import SequenceLayout, add_product, gate, project_uvqk
 from freescale.model.blocks import InputLayer, RelativeBias
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
@@ -55,8 +55,8 @@ class HSTULayer(nn.Module):
 
     def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
         """States after this layer, [T, D]; `number` is the layer's own."""
-        u, v, q, k, x_TD = project_uvqk(x_TD, self.uvqk)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
+        made = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (made.q, made.k, made.v))
         attended = view.silu(
             q,
             k,
@@ -66,7 +66,7 @@ class HSTULayer(nn.Module):
             position_bias=self.bias.position,
             time_bias=self.bias.time,
         )
-        x_TD = x_TD + self.output(self.dropout(gate(u, attended.flatten(1))))
+        x_TD = add_product(made, self.dropout(gate(made, attended.flatten(1))), self.output.weight)
         return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
 
 
@@ -117,15 +117,29 @@ class HSTU(nn.Module):
         """State of every token of a batch, [T, D]."""
         return self.encode(vectors_TD, BatchView(batch, layout))
 
-    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
-        """State of every token of a pass, [T, D].
+    def from_rows(
+        self, rows_UD: Tensor, slots_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
+    ) -> tuple[Tensor, Tensor]:
+        """States from distinct item vectors and the place of each token's among them; and the vectors, for the head.
 
-        Under autocast the states between layers are kept in half precision too: everything beside the products is
-        bound by memory, and this halves it. The head gets float32.
+        Here states stay as narrow as the layers leave them.
         """
+        x, rows_UD = self.input.gather(rows_UD, slots_T, layout)
+        return self._through(x, BatchView(batch, layout)), rows_UD
+
+    def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
+        """State of every token of a pass, [T, D]."""
         x = self.input(vectors_TD, view.places)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        return self._through(x, view).to(vectors_TD.dtype)
+
+    def _through(self, x_TD: Tensor, view: View) -> Tensor:
+        """All layers.
+
+        Under autocast the states between layers are kept in half precision too: everything beside the products is
+        bound by memory, and this halves it.
+        """
         for number, layer in enumerate(self.layers):
-            x = layer(x, view, number)
-        return x.to(vectors_TD.dtype)
+            x_TD = layer(x_TD, view, number)
+        return x_TD

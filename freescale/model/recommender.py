@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from freescale.data.segment_rule import SegmentRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
+from freescale.kernels.rows import take
 from freescale.model.decoder import Decoder
 from freescale.model.hstu import HSTU
 from freescale.model.moe import Dispatch
@@ -48,11 +48,19 @@ class Recommender(nn.Module):
             batch: carries "item_slot" and what the head needs, as places in `rows_UD`.
         """
         layout = SequenceLayout(batch.offsets, device=rows_UD.device)
-        return self.head(self.states(rows_UD, batch, layout), rows_UD, batch, layout)
+        states, rows_UD = self.encode(rows_UD, batch, layout)
+        return self.head(states, rows_UD, batch, layout)
 
     def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
-        return self.encoder(F.embedding(batch.tokens["item_slot"], rows_UD), batch, layout)
+        return self.encode(rows_UD, batch, layout)[0].to(rows_UD.dtype)
+
+    def encode(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors."""
+        slots = batch.tokens["item_slot"]
+        if isinstance(self.encoder, HSTU):
+            return self.encoder.from_rows(rows_UD, slots, batch, layout)
+        return self.encoder(take(rows_UD, slots), batch, layout), rows_UD
 
 
 def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shape: Any) -> nn.Module:

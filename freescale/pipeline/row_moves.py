@@ -8,8 +8,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from freescale.comm.priority import Deadline, Lanes, TrafficQueue
-from freescale.embedding.request import Part, exchange_ids, find_overlap, send_ahead
+from freescale.embedding.request import Part, exchange_ids, find_overlap
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
+from freescale.kernels.device_copy import on_device
 from freescale.kernels.rows import sum_by_row
 from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
@@ -57,7 +58,7 @@ class RowMoves:
             with stage("exchange ids", step=flight.step + 1):
                 request = exchange_ids(plan, rows.cpu(), lane=self._lanes.ids)
                 self._order.uses(flight.step, name, request.owned)
-            slots = send_ahead(request.slots, self._embedding.device)
+            slots = on_device(request.slots, self._embedding.device)
             flight.tables[name] = TableFlight(request, early=request.whole(), slots=slots)
             neighbour = None if before is None else before.tables.get(name)
             with stage("split into OL and NOL", step=flight.step + 1):

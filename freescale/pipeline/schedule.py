@@ -180,9 +180,9 @@ def with_slots(
     if not embedding.plans:
         nothing = torch.zeros(0, dtype=torch.int64)
         return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing), batch.to(device, non_blocking=True)
-    # Ids are mapped where the map lives. Formulas work on the CPU, where ids come from: no wait for the GPU.
-    rows = id_map.rows(torch.cat(ids_of(batch)), step=step).to(device, non_blocking=True)
-    lookup = embedding.lookup(TABLE, rows)
+    # Ids are mapped and made distinct where the map lives. Formulas work on the CPU, where ids come from: nobody waits
+    # for the GPU to learn how many rows are distinct.
+    lookup = embedding.lookup(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step))
     return lookup, with_places(batch.to(device, non_blocking=True), lookup.slots)
 
 

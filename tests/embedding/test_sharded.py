@@ -112,6 +112,22 @@ def test_a_row_outside_the_table_is_refused_by_name(bad):
 # On many ranks, against the same module alone.
 
 
+def test_distinct_rows_can_be_found_before_the_rows_change():
+    embedding = ShardedEmbedding([spec(optimizer=SGD())])
+    asked = torch.tensor([[7, 2], [7, 0]])
+    found = embedding.find("item", asked)
+    assert found.distinct.tolist() == [0, 2, 7]
+    assert found.slots.tolist() == [[2, 1], [2, 0]]
+    embedding({"item": asked})["item"].sum().backward()
+    embedding.step(lr=0.5)
+    ahead, now = embedding.lookup("item", found), embedding.lookup("item", asked)
+    assert torch.equal(ahead.rows, now.rows)
+    assert torch.equal(ahead.rows, embedding.tables["item"].weight[[0, 2, 7]])
+    assert torch.equal(ahead.slots, now.slots)
+    with pytest.raises(DataError, match="10"):
+        embedding.find("item", torch.tensor([3, 10]))
+
+
 def make_case(seed: int, num_ranks: int):
     """Tables, the replication limit, and ids[step][table][call][rank], from a seed alone."""
     rng = random.Random(seed)

@@ -12,10 +12,22 @@ import numpy as np
 import pytest
 import torch
 
+from freescale import ShardedEmbedding, TableSpec
 from freescale.assembly import build_run, build_source
 from freescale.comm.ranks import Ranks
 from freescale.config import load_config
-from freescale.kernels import SequenceLayout, hstu_attention, reference, sampled_softmax, softmax_attention
+from freescale.embedding.optimizer import SGD
+from freescale.kernels import (
+    SequenceLayout,
+    add_product,
+    gate,
+    hstu_attention,
+    input_states,
+    project_uvqk,
+    reference,
+    sampled_softmax,
+    softmax_attention,
+)
 from freescale.kernels.rows import sum_by_row
 from freescale.train.events import Progress
 from freescale.train.loop import train
@@ -68,9 +80,11 @@ def test_attention_equals_the_reference(block: int | None) -> None:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("half", "half_states"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("width", "num_negatives"), [(512, 128), (50, 7), (100, 300)])
-def test_the_fused_loss_is_the_plain_one(width: int, num_negatives: int, half: bool, normalize: bool) -> None:
+def test_the_fused_loss_is_the_plain_one(
+    width: int, num_negatives: int, half: bool, half_states: bool, normalize: bool
+) -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([0, 1, 17, 300, 64, 4000])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -81,7 +95,11 @@ def test_the_fused_loss_is_the_plain_one(width: int, num_negatives: int, half: b
     negative = torch.randint(1000, (len(lengths), num_negatives), device="cuda")
 
     def run(dtype: torch.dtype, *, fused: bool, half: bool) -> list[torch.Tensor]:
-        inputs = [x.to(dtype).requires_grad_() for x in (states, rows)]
+        # States come in half precision where products are: the encoder's.
+        narrow = states.bfloat16() if half_states else states
+        inputs = [x.to(dtype).requires_grad_() for x in (narrow, rows)]
+        if half_states and dtype == torch.float32:
+            inputs[0] = narrow.requires_grad_()
         temperature = 0.05 if normalize else width**0.5
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             loss = sampled_softmax(
@@ -97,6 +115,38 @@ def test_the_fused_loss_is_the_plain_one(width: int, num_negatives: int, half: b
     for ours, theirs, wanted, repeated in zip(fused, plain, truth, again):
         error, other = ((x.double() - wanted).norm() / wanted.norm() for x in (ours, theirs))
         assert float(error) < max(1.5 * float(other), lucky)
+        assert torch.equal(ours, repeated)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("width", [64, 200, 512])
+def test_fused_parts_of_a_layer_are_no_worse_than_the_plain_ones(width: int, half: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int, scale: float) -> torch.Tensor:
+        return (scale * torch.randn(shape, generator=draw)).cuda()
+
+    tokens = 5003
+    x, attended = drawn(tokens, width, scale=1.0), drawn(tokens, width, scale=1.0)
+    weights = [drawn(width, 4 * width, scale=width**-0.5), drawn(width, scale=1.0)]
+    weights.append(drawn(width, width, scale=width**-0.5))
+    narrow = [x.bfloat16(), attended.bfloat16()] if half else [x, attended]
+
+    def run(states: list[torch.Tensor], dtype: torch.dtype | None, *, fused: bool) -> list[torch.Tensor]:
+        inputs = [t.to(dtype or t.dtype).detach().requires_grad_() for t in (*states, *weights)]
+        x, attended, uvqk, bias, output = inputs
+        with torch.autocast("cuda", torch.bfloat16, enabled=half and dtype is None):
+            made = project_uvqk(x, uvqk, bias=bias, fused=fused)
+            out = add_product(
+                made, gate(made, attended + made.v * made.q * made.k, fused=fused), output, fused=fused
+            )
+        return [out.detach(), *torch.autograd.grad(out.double().sin().sum(), inputs)]
+
+    truth = run(narrow, torch.float64, fused=False)
+    fused, plain, again = (run(narrow, None, fused=way) for way in (True, False, True))
+    for ours, theirs, wanted, repeated in zip(fused, plain, truth, again):
+        error, other = ((t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs))
+        assert float(error) < max(1.3 * float(other), 1e-5)
         assert torch.equal(ours, repeated)
 
 
@@ -129,6 +179,48 @@ def test_a_checkpoint_of_the_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "parts" / "checkpoints" / "step-00000020"
     rest = train_on("cpu", tmp_path / "parts", *recipe, "run.steps=40", resume_from=path)
     np.testing.assert_allclose(rest["losses"], whole["losses"][20:], rtol=1e-9)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("width", [50, 512])
+def test_the_fused_input_is_the_plain_one(width: int, half: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([0, 1, 17, 300, 64, 4000, *[65] * 200])
+    layout = SequenceLayout(torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]), device="cuda")
+    tokens = int(lengths.sum())
+    # Some items are asked for thousands of times, most once or twice, some never.
+    slots = (9000 ** torch.rand(tokens, generator=draw)).long().cuda()
+    rows, position = (torch.randn(n, width, generator=draw).cuda().requires_grad_() for n in (9001, 4096))
+    weight = torch.randn(tokens, width, generator=draw).cuda()
+
+    def run(*, wide: bool = False) -> list[torch.Tensor]:
+        if wide:
+            places = layout.places
+            past = rows.double()
+            out = past[slots] * 22.6 + position.double()[places]
+        else:
+            with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                out, past = input_states(rows, slots, position, layout, scale=22.6)
+        outputs, given = (out, past), (weight.to(out.dtype), past.detach().cos())
+        return [out.detach(), *torch.autograd.grad(outputs, (rows, position), given)]
+
+    weight = weight.bfloat16() if half else weight
+    got, again, truth = run(), run(), run(wide=True)
+    assert got[0].dtype == (torch.bfloat16 if half else torch.float32)
+    for n, (ours, repeated, wanted) in enumerate(zip(got, again, truth)):
+        error = (ours.double() - wanted.double()).norm() / wanted.double().norm()
+        assert float(error) < (4e-3 if half and n == 0 else 1e-6)
+        assert torch.equal(ours, repeated)
+
+
+def test_rows_found_on_the_cpu_are_those_found_on_the_gpu() -> None:
+    spec = TableSpec(name="item", num_rows=5000, dim=8, optimizer=SGD())
+    embedding = ShardedEmbedding([spec], device="cuda")
+    asked = torch.randint(5000, (30, 100), generator=torch.Generator().manual_seed(0))
+    there, here = embedding.lookup("item", asked.cuda()), embedding.lookup("item", asked)
+    for ours, wanted in ((here.rows, there.rows), (here.slots, there.slots), (here.distinct, there.distinct)):
+        assert ours.is_cuda
+        assert torch.equal(ours, wanted)
 
 
 def test_row_sums_have_one_order() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from freescale.kernels import (
     AttentionMask,
     SequenceLayout,
+    add_product,
     bias_gradients,
     gate,
     hstu_attention,
@@ -21,6 +22,7 @@ from freescale.kernels import (
 )
 from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork
 from freescale.kernels.bias_plan import joined
+from freescale.kernels.hstu_parts import Room
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -298,17 +300,58 @@ def test_time_buckets_are_those_of_the_reference(stamps):
     assert torch.equal(found.long(), wanted)
 
 
-@pytest.mark.parametrize("width", [20, 64])
-def test_fused_parts_of_a_layer_equal_the_plain_ones(width):
+def parts_of_a_layer(x, weight, bias, attended, output, *, fused, u_twice=False):
+    """Everything of a layer but attention; `u_twice`: somebody else needs u, too."""
+    made = project_uvqk(x, weight, bias=bias, fused=fused)
+    gated = gate(made, attended + made.v, fused=fused) * made.q + made.k
+    if u_twice:
+        gated = gated + made.u.sin()
+    return add_product(made, gated, output, fused=fused)
+
+
+@pytest.mark.parametrize("u_twice", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), [(37, 20), (300, 20), (70, 64)])
+def test_fused_parts_of_a_layer_equal_the_plain_ones(tokens, width, u_twice):
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(37, 24, generator=draw).requires_grad_()
-    weight = (0.3 * torch.randn(24, 4 * width, generator=draw)).requires_grad_()
-    attended = torch.randn(37, width, generator=draw).requires_grad_()
+
+    def drawn(*shape, scale=0.3):
+        return (scale * torch.randn(shape, generator=draw)).requires_grad_()
+
+    x, attended = drawn(tokens, 24, scale=1.0), drawn(tokens, width, scale=1.0)
+    inputs = [x, drawn(24, 4 * width), drawn(24), attended, drawn(24, width)]
     results = []
     for fused in (False, True):
-        u, v, q, k, past = project_uvqk(x, weight, fused=fused)
-        out = gate(u, attended + v, fused=fused) * q + k
-        out = out + past.sin().sum(1, keepdim=True)
-        results.append((out, *torch.autograd.grad(out.square().sum(), [x, weight, attended])))
+        out = parts_of_a_layer(*inputs, fused=fused, u_twice=u_twice)
+        loss = out.sin().square().sum()
+        results.append((out, *torch.autograd.grad(loss, inputs, retain_graph=True)))
+        # A second backward through the same graph must not find what the first one left behind.
+        again = torch.autograd.grad(loss, inputs)
+        assert all(torch.equal(a, b) for a, b in zip(again, results[-1][1:]))
     for plain, fused in zip(*results):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gate_leaves_the_gradient_of_u_where_the_projection_wants_it():
+    room, u = Room(), torch.randn(5, 3)
+    du = room.for_u(u)
+    du[:] = u
+    wide = room.around(du)
+    assert wide.shape == (5, 12)
+    assert wide.data_ptr() == du.data_ptr()
+    assert torch.equal(wide[:, :3], u)
+    # Used up; and another gradient than the gate's is copied to its place.
+    assert room.around(du).data_ptr() != du.data_ptr()
+    room.for_u(u)
+    assert torch.equal(room.around(u)[:, :3], u)
+
+
+def test_autograd_hands_that_gradient_over_as_it_is(monkeypatch):
+    copied = []
+    around = Room.around
+    monkeypatch.setattr(
+        Room, "around", lambda room, du: (copied.append(du.stride(0) != 4 * du.shape[1]), around(room, du))[1]
+    )
+    x, weight, bias = torch.randn(9, 6).requires_grad_(), torch.randn(6, 16), torch.randn(6)
+    made = project_uvqk(x, weight, bias=bias, fused=True)
+    gate(made, made.v + made.q * made.k, fused=True).sum().backward()
+    assert copied == [False]
