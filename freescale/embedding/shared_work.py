@@ -20,6 +20,7 @@ from freescale.embedding.id_map import DirectMap
 from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.embedding.request import Request, exchange_ids
+from freescale.kernels.device_copy import on_device
 from freescale.kernels.rows import sum_by_row
 from freescale.trace.spans import compute, stage
 
@@ -74,4 +75,4 @@ class SharedWork:
 
 
 def _on(like: Tensor, index: Tensor) -> Tensor:
-    return index.to(like.device, non_blocking=True)
+    return on_device(index, like.device)

@@ -174,7 +174,8 @@ def start_kernel(
     """kernel[grid](**tensors, **numbers, **constants), remembering the compiled kernel by its constants.
 
     Triton looks at every argument again to find it: about 0.3 ms for the forty of an attention kernel on the machine of
-    the H200 results, longer than the kernel runs. Here only the kinds of the tensors and the constants decide.
+    the H200 results, longer than the kernel runs. Here only the kinds of the tensors and the constants decide; so numbers
+    must be floats, or such that the kernel promises not to be compiled for (`do_not_specialize`).
     """
     kinds = tuple(_kind(x) for x in tensors.values())
     if hasattr(kernel, "params") and all(kinds):
@@ -188,6 +189,7 @@ def start_kernel(
             return
     else:
         key = None
+    _check_numbers(kernel, numbers)
     named = {**tensors, **numbers, **{name: _constant(x) for name, x in constants.items()}}
     made = kernel[grid](**named)
     if key is not None:
@@ -196,6 +198,15 @@ def start_kernel(
         # Only what stays the same is remembered: a tensor kept here would never be freed.
         fixed = [None if name in places else named[name] for name in names]
         _compiled[key] = _Compiled(made, fixed, places)
+
+
+def _check_numbers(kernel: Any, numbers: dict[str, float]) -> None:
+    """Triton builds whole numbers that are 1, or multiples of 16, into a kernel, which then would serve others, too."""
+    promised = getattr(kernel, "do_not_specialize", None)
+    if promised is None:  # as the interpreter keeps it
+        promised = getattr(kernel, "kwargs", {}).get("do_not_specialize") or ()
+    wrong = [name for name, x in numbers.items() if isinstance(x, int) and name not in promised]
+    assert not wrong, f"{kernel}: {wrong} must be in do_not_specialize"
 
 
 def _kind(x: Any) -> Any:

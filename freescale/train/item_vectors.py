@@ -30,6 +30,7 @@ from freescale.embedding.request import Request
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
 from freescale.embedding.shared_work import SharedWork
 from freescale.embedding.table import as_compute
+from freescale.kernels.device_copy import on_device
 from freescale.kernels.rows import distinct, sum_by_row
 from freescale.pipeline.schedule import TABLE, ReadyBatch, ids_of, with_places, with_slots
 from freescale.trace.spans import compute
@@ -92,7 +93,7 @@ class ContentInput:
 
     def of(self, numbers: Tensor, device: torch.device) -> Tensor:
         """[n, width]."""
-        return torch.from_numpy(self.file.read(numbers.numpy())).to(device, non_blocking=True)
+        return on_device(torch.from_numpy(self.file.read(numbers.numpy())), device)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class TextInput:
 
     def of(self, numbers: Tensor, device: torch.device) -> SequenceBatch:
         """The texts as a jagged batch."""
-        return self.texts.batch(numbers.numpy()).to(device, non_blocking=True)
+        batch = self.texts.batch(numbers.numpy())
+        return (batch.pin() if device.type == "cuda" else batch).to(device, non_blocking=True)
 
 
 def looked_up(ready: ReadyBatch) -> BatchItems:
@@ -222,17 +224,19 @@ class EncodedItems:
         """The items of a batch out of `vectors`, which hold this rank's share."""
         request = self._work.request(self.numbers(batch))
         rows = self._work.deliver(vectors.index_select(0, request.owned.to(vectors.device)), request)
-        return rows, with_places(batch.to(self._device, non_blocking=True), request.slots.to(self._device))
+        return rows, with_places(
+            batch.to(self._device, non_blocking=True), on_device(request.slots, self._device)
+        )
 
     def _encode_batch(self, batch: SequenceBatch) -> tuple[Tensor, Request | None, Tensor]:
         """What this rank encodes for a batch, who asked for it, and the place of every id in what the batch gets."""
         numbers = self.numbers(batch)
         if self._alone:
             wanted, places = distinct(numbers)
-            return self._encode(wanted), None, places.to(self._device, non_blocking=True)
+            return self._encode(wanted), None, on_device(places, self._device)
         request = self._work.request(numbers)
         encoded = self._encode(self._work.wanted(request))
-        return encoded, request, request.slots.to(self._device, non_blocking=True)
+        return encoded, request, on_device(request.slots, self._device)
 
     def _encode(self, numbers: Tensor) -> Tensor:
         """[n, dim] float32 or better; with a graph where gradients are wanted."""
