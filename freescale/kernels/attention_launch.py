@@ -174,8 +174,8 @@ def start_kernel(
     """kernel[grid](**tensors, **numbers, **constants), remembering the compiled kernel by its constants.
 
     Triton looks at every argument again to find it: about 0.3 ms for the forty of an attention kernel on the machine of
-    the H200 results, longer than the kernel runs. Here only the kinds of the tensors and the constants decide; so numbers
-    must be floats, or such that the kernel promises not to be compiled for (`do_not_specialize`).
+    the H200 results, longer than the kernel runs. Here only the kinds of the tensors and the constants decide. So
+    numbers must be floats, or ones that the kernel promises not to be compiled for (`do_not_specialize`).
     """
     kinds = tuple(_kind(x) for x in tensors.values())
     if hasattr(kernel, "params") and all(kinds):
