@@ -18,13 +18,14 @@ import torch.distributed as dist
 from freescale.comm.choose import make_transport
 from freescale.comm.sums import start_sum
 from freescale.errors import TrainingError
+from freescale.profiling.hiding_cost import measure_hiding
 
 _SIZES = (256, 4096, 65_536, 524_288, 2_097_152)
 _TURNS = 12
 
 
 def measure_exchanges(*, timeout_s: float = 120.0) -> dict[str, float]:
-    """Latency in microseconds and rate in 10^9 bytes a second of an exchange, of a sum, and of an agreement."""
+    """Latency in microseconds and rate in 10^9 bytes a second of an exchange, a sum, an agreement; cost of hiding."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="freescale-profile-") as folder:
         ranks = [context.Process(target=_rank, args=(rank, folder), daemon=True) for rank in range(2)]
@@ -68,6 +69,7 @@ def _rank(rank: int, folder: str) -> None:
     rates = _line("exchange", {size: _usual_s(exchange(size)) for size in _SIZES})
     rates |= _line("sum", {size: _usual_s(add_up(size)) for size in _SIZES})
     rates["control_us"] = 1e6 * _usual_s(lambda: dist.all_reduce(agreement), pause_s=0.02)
+    rates |= measure_hiding(rank, group)
     if rank == 0:
         aside = Path(folder, "result.part")
         aside.write_text(json.dumps(rates))

@@ -156,25 +156,34 @@ def measure_out(
     find = times["find"].seconds(tokens=rows.asked) * slow
     ids, masks = travel(rows.moved, _ID_BYTES), travel(rows.moved, 0.25)
     update_parked, gather_early = at_owner(rows.alone, "update"), at_owner(rows.alone, "gather")
+    flat = np.ones(shape)
     beside = early_rows + parked_grads + ids + masks if features.prioritized else np.zeros(shape)
     compute = forward + backward
     contention = _slowing(setting, compute, beside, dense_total, features)
+    counts = flat * links.latency()
+    rows_out, grads = (travel(rows.moved, work.row_bytes) for _ in range(2))
+    gather, gather_late = at_owner(rows.moved, "gather"), at_owner(rows.shared, "gather")
+    update, update_urgent = at_owner(rows.moved, "update"), at_owner(rows.shared, "update")
+    late_rows, urgent_grads = (travel(rows.shared, work.row_bytes) for _ in range(2))
     if cpu and features.prioritized:
-        # One core a rank: what the communication thread works is taken from the model.
-        contention = contention + update_parked + gather_early + find
+        # One core a rank: all that the plain schedule does with rows is still done, and hiding adds to it. What the
+        # communication thread does of it is taken from the model.
+        done = find + counts + ids + gather + rows_out + grads + update + _hiding(setting, rows.asked)
+        contention = contention + np.maximum(
+            done - gather_late - late_rows - urgent_grads - update_urgent, 0.0
+        )
     exposed, hidden = _bytes(rows, work, features, num_ranks)
-    flat = np.ones(shape)
     return Durations(
         control=flat * (1e-6 * setting.profile.rates["control_us"] if cpu else links.latency(per_peer=False)),
         host=times["host"].seconds(samples=loads.samples, tokens=loads.tokens) * flat,
         find=find,
-        counts=flat * links.latency(),
+        counts=counts,
         ids=ids,
-        gather=at_owner(rows.moved, "gather"),
-        gather_late=at_owner(rows.shared, "gather"),
+        gather=gather,
+        gather_late=gather_late,
         gather_early=gather_early,
-        rows=travel(rows.moved, work.row_bytes),
-        late_rows=travel(rows.shared, work.row_bytes),
+        rows=rows_out,
+        late_rows=late_rows,
         early_rows=early_rows,
         compute=compute + contention,
         contention=contention,
@@ -182,12 +191,12 @@ def measure_out(
         dense_total=flat * dense_total,
         dense_last=flat * dense_last,
         optimizer=times["optimizer"].seconds(tokens=0.0) * slow,
-        grads=travel(rows.moved, work.row_bytes),
-        urgent_grads=travel(rows.shared, work.row_bytes),
+        grads=grads,
+        urgent_grads=urgent_grads,
         # Dense gradients pass bulk on the link: what travels beside them is held up for as long.
         parked_grads=parked_grads + dense_total,
-        update=at_owner(rows.moved, "update"),
-        update_urgent=at_owner(rows.shared, "update"),
+        update=update,
+        update_urgent=update_urgent,
         update_parked=update_parked,
         masks=masks,
         exposed_bytes=exposed,
@@ -237,6 +246,13 @@ def _slowing(
     by_rows = beside * (1 - 1 / factor)
     by_sums = dense * (1 - 1 / kernels)
     return np.minimum(by_rows + by_sums, compute * (max(factor, kernels) - 1))
+
+
+def _hiding(setting: Setting, asked: FloatArray) -> FloatArray:
+    """CPU time that the prioritized schedule adds on ranks that share their cores with it; 0 where it is not known."""
+    rates = setting.profile.rates
+    ms = rates.get("hiding_ms", 0.0) + 1e-3 * rates.get("hiding_us_per_id", 0.0) * asked
+    return np.asarray(1e-3 * ms, dtype=np.float64)
 
 
 def _first_bucket(work: Workload) -> float:

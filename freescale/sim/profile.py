@@ -30,6 +30,8 @@ OPTIONAL_RATES = (
     "device_to_device_gb_per_s",
     "sm_kernel_slowdown",
     "sm_free_slowdown",
+    "hiding_ms",
+    "hiding_us_per_id",
 )
 
 

@@ -260,3 +260,21 @@ def test_an_answer_names_what_moves_it_and_what_to_trust() -> None:
     )
     assert moved[0].swing >= moved[1].swing
     assert moved[0].source
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_hiding_takes_from_cpu_ranks_what_was_measured(prioritized: bool) -> None:
+    small = Workload(samples_per_gpu=6, lengths="lognormal:100,1.0,500", table_rows=20_000)
+    features = Features(prioritized=prioritized, sm_free=False)
+    means = []
+    for rates in ({}, {"hiding_ms": 4.0}, {"hiding_ms": 4.0, "hiding_us_per_id": 1.0}):
+        profile = load_profile("cpu-aarch64")
+        known = {name: rate for name, rate in profile.rates.items() if not name.startswith("hiding")}
+        where = Setting(small, replace(profile, rates={**known, **rates}), load_cluster("cpu"), jitter=0.0)
+        loads = plan(where, features, num_ranks=2, plan_steps=4)
+        made = measure_out(where, loads, features, num_ranks=2, num_steps=4)
+        means.append(1000 * float(made.compute.mean()))
+        asked = float((loads.tokens * small.ids_per_token + loads.samples * small.ids_per_sample).mean())
+    nothing, fixed, both = means
+    assert fixed - nothing == pytest.approx(4.0 if prioritized else 0.0)
+    assert both - fixed == pytest.approx(1e-3 * asked if prioritized else 0.0)
