@@ -1,4 +1,9 @@
-"""How fast two ranks of this machine talk: rows, sums and small agreements, over the transport a run would use."""
+"""How fast ranks of this machine talk: rows, sums and small agreements, over the transport a run would use.
+
+Measured as it is met in a run: ranks have computed, so caches are full of other things, and they arrive one after the
+other, so those that came first are asleep. Two ranks, and four to see what each more of them adds: on a machine with
+fewer cores they also wait for each other's.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +26,27 @@ from freescale.errors import TrainingError
 from freescale.profiling.hiding_cost import measure_hiding
 
 _SIZES = (256, 4096, 65_536, 524_288, 2_097_152)
-_TURNS = 12
+_TURNS = 16
+_PAUSE_S, _LATER_S = 0.004, 0.001
 
 
 def measure_exchanges(*, timeout_s: float = 120.0) -> dict[str, float]:
     """Latency in microseconds and rate in 10^9 bytes a second of an exchange, a sum, an agreement; cost of hiding."""
+    two, four = (_measure(num_ranks, timeout_s) for num_ranks in (2, 4))
+    added = {
+        f"{name}_per_rank": max(0.0, (four[name] - two[name]) / 2)
+        for name in ("exchange_us", "sum_us", "control_us")
+    }
+    return {**two, **added}
+
+
+def _measure(num_ranks: int, timeout_s: float) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="freescale-profile-") as folder:
-        ranks = [context.Process(target=_rank, args=(rank, folder), daemon=True) for rank in range(2)]
+        ranks = [
+            context.Process(target=_rank, args=(rank, num_ranks, folder), daemon=True)
+            for rank in range(num_ranks)
+        ]
         for process in ranks:
             process.start()
         deadline = time.monotonic() + timeout_s
@@ -41,25 +59,26 @@ def measure_exchanges(*, timeout_s: float = 120.0) -> dict[str, float]:
         result = Path(folder, "result.json")
         if not result.exists():
             raise TrainingError(
-                "two ranks of this machine could not exchange anything",
+                f"{num_ranks} ranks of this machine could not exchange anything",
                 got=f"exit codes {[process.exitcode for process in ranks]}",
-                next_step="freescale train --nproc 2 run.steps=5 shows why",
+                next_step=f"freescale train --nproc {num_ranks} run.steps=5 shows why",
             )
         return {name: float(value) for name, value in json.loads(result.read_text()).items()}
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(rank: int, num_ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    size = str(num_ranks)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, LOCAL_RANK=str(rank))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
     group = dist.group.WORLD
     assert group is not None
     transport = make_transport(group)
 
     def exchange(count: int) -> Callable[[], Any]:
-        rows = torch.zeros(2 * count, dtype=torch.uint8)
-        return lambda: transport.start(rows, send=[count, count], receive=[count, count]).wait()
+        rows, counts = torch.zeros(num_ranks * count, dtype=torch.uint8), [count] * num_ranks
+        return lambda: transport.start(rows, send=counts, receive=counts).wait()
 
     def add_up(count: int) -> Callable[[], Any]:
         values = torch.zeros(count // 4)
@@ -68,8 +87,9 @@ def _rank(rank: int, folder: str) -> None:
     agreement = torch.zeros(12, dtype=torch.float64)
     rates = _line("exchange", {size: _usual_s(exchange(size)) for size in _SIZES})
     rates |= _line("sum", {size: _usual_s(add_up(size)) for size in _SIZES})
-    rates["control_us"] = 1e6 * _usual_s(lambda: dist.all_reduce(agreement), pause_s=0.02)
-    rates |= measure_hiding(rank, group)
+    rates["control_us"] = 1e6 * _usual_s(lambda: dist.all_reduce(agreement))
+    if num_ranks == 2:
+        rates |= measure_hiding(rank, group)
     if rank == 0:
         aside = Path(folder, "result.part")
         aside.write_text(json.dumps(rates))
@@ -78,19 +98,30 @@ def _rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _usual_s(work: Callable[[], Any], *, pause_s: float = 0.004) -> float:
-    """As in a run: both ranks have computed for a while, then arrive together."""
-    times = []
-    for _ in range(_TURNS + 1):
-        until = time.perf_counter() + pause_s
-        while time.perf_counter() < until:
-            torch.zeros(64).sum()
-        dist.barrier()
-        began = time.perf_counter()
+def _usual_s(work: Callable[[], Any]) -> float:
+    """Seconds from the last rank's arrival until a rank goes on, the mean of all ranks."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    took = []
+    for turn in range(_TURNS + 1):
+        _compute(_PAUSE_S + _LATER_S * ((turn + rank) % num_ranks))
+        # All processes of a machine share this clock.
+        arrived = time.monotonic()
         work()
-        times.append(time.perf_counter() - began)
-    # What lies above is other programs' doing.
-    return min(times[1:])
+        mine = torch.tensor([arrived, time.monotonic()], dtype=torch.float64)
+        everybody = [torch.empty_like(mine) for _ in range(num_ranks)]
+        dist.all_gather(everybody, mine)
+        arrivals, ends = torch.stack(everybody).unbind(1)
+        took.append(float((ends - arrivals.max()).mean()))
+    # What lies above the lower quarter is other programs' doing.
+    return sorted(took[1:])[_TURNS // 4]
+
+
+def _compute(seconds: float) -> None:
+    """What a model does to a core and its caches."""
+    matrix = torch.zeros(1 << 20)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        matrix += 1.0
 
 
 def _line(name: str, seconds: dict[int, float]) -> dict[str, float]:

@@ -150,8 +150,10 @@ def measure_out(
         times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares) * slow
         for name in ("forward", "backward")
     )
-    dense_total = links.sum_of(work.dense_bytes)
-    dense_last = links.sum_of(min(work.dense_bytes, work.bucket_bytes))
+    dense_total, dense_last = (
+        _cpu_sum(setting, nbytes, num_ranks) if cpu else links.sum_of(nbytes)
+        for nbytes in (work.dense_bytes, min(work.dense_bytes, work.bucket_bytes))
+    )
     early_rows, parked_grads = travel(rows.alone, work.row_bytes), travel(rows.alone, work.row_bytes)
     find = times["find"].seconds(tokens=rows.asked) * slow
     ids, masks = travel(rows.moved, _ID_BYTES), travel(rows.moved, 0.25)
@@ -174,7 +176,8 @@ def measure_out(
         )
     exposed, hidden = _bytes(rows, work, features, num_ranks)
     return Durations(
-        control=flat * (1e-6 * setting.profile.rates["control_us"] if cpu else links.latency(per_peer=False)),
+        control=flat
+        * (_measured_s(setting, "control_us", num_ranks) if cpu else links.latency(per_peer=False)),
         host=times["host"].seconds(samples=loads.samples, tokens=loads.tokens) * flat,
         find=find,
         counts=counts,
@@ -265,11 +268,29 @@ def _with_profile(setting: Setting) -> Cluster:
     if setting.profile.device != "cpu":
         return setting.cluster
     rates = setting.profile.rates
+    per_peer = rates.get("exchange_us_per_rank")
+    if per_peer is None:
+        return replace(
+            setting.cluster, nvlink_gb_per_s=rates["exchange_gb_per_s"], latency_us=rates["exchange_us"]
+        )
     return replace(
         setting.cluster,
         nvlink_gb_per_s=rates["exchange_gb_per_s"],
-        latency_us=rates["exchange_us"],
+        latency_us=max(0.0, rates["exchange_us"] - per_peer),
+        per_peer_us=per_peer,
     )
+
+
+def _measured_s(setting: Setting, name: str, num_ranks: int) -> float:
+    """Latency of CPU ranks: that of two, and what each more of them adds."""
+    rates = setting.profile.rates
+    return 1e-6 * (rates[name] + rates.get(f"{name}_per_rank", 0.0) * max(0, num_ranks - 2))
+
+
+def _cpu_sum(setting: Setting, nbytes: float, num_ranks: int) -> float:
+    if num_ranks == 1 or nbytes == 0:
+        return 0.0
+    return _measured_s(setting, "sum_us", num_ranks) + nbytes / (1e9 * setting.profile.rates["sum_gb_per_s"])
 
 
 def _bytes(rows: _Rows, work: Workload, features: Features, num_ranks: int) -> tuple[float, float]:

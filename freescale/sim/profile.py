@@ -32,6 +32,9 @@ OPTIONAL_RATES = (
     "sm_free_slowdown",
     "hiding_ms",
     "hiding_us_per_id",
+    "exchange_us_per_rank",
+    "sum_us_per_rank",
+    "control_us_per_rank",
 )
 
 
