@@ -28,7 +28,7 @@ from freescale.train.expert_load import ExpertLoad
 from freescale.train.id_report import IdReport
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
-from freescale.train.reports import StepReports, lag_of
+from freescale.train.reports import StepReports, lag_of, open_lane
 from freescale.train.step import TrainStep
 
 
@@ -137,6 +137,7 @@ def reports_of(run: Run) -> StepReports:
         expert_load=run.expert_load,
         progress=run.progress,
         accounts=run.accounts,
+        lane=open_lane(run.ranks),
         lag=lag_of(run.ranks, run.expert_load),
     )
 

@@ -16,14 +16,20 @@ import torch
 from torch import Tensor
 
 from freescale.balance.sampler import StepPlan
+from freescale.comm.local_sockets import LocalTransport, on_one_machine
 from freescale.comm.ranks import Ranks
+from freescale.comm.sums import start_sum
+from freescale.comm.transport import Transport
 from freescale.pipeline.flight import Traffic
 from freescale.pipeline.schedule import ReadyBatch
+from freescale.trace.spans import exchange
 from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.events import Progress, time_fields
 from freescale.train.expert_load import ExpertLoad
 from freescale.train.id_report import IdReport
 from freescale.train.step import StepResult
+
+_SUM = "sum the loss"
 
 
 class _Taken(NamedTuple):
@@ -47,6 +53,7 @@ class StepReports:
         expert_load: balances experts by their counts.
         progress: hears of the newest loss.
         accounts: hold the lines until their time is accounted for.
+        lane: adds the numbers up; the control group does where there is none.
         lag: steps that may be queued before one is reported.
     """
 
@@ -56,6 +63,7 @@ class StepReports:
     expert_load: ExpertLoad
     progress: Progress
     accounts: Accounts
+    lane: Transport | None = None
     lag: int = 0
     _waiting: deque[_Taken] = field(default_factory=deque)
 
@@ -78,7 +86,7 @@ class StepReports:
         self.check(plan, taken.histories, result)
         own = torch.tensor([result.loss, *taken.traffic.values()], dtype=torch.float64)
         parts = [own, self.id_report.counts(plan.step), result.routed]
-        sums = self.ranks.sum_on_cpu(torch.cat(parts), what="sum the loss")
+        sums = self._sum(torch.cat(parts))
         numbers, ids, routed = sums.split([len(part) for part in parts])
         loss, *moved = numbers.tolist()
         line: dict[str, object] = {
@@ -97,6 +105,22 @@ class StepReports:
             line["grad_norm"] = result.grad_norm
         self.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
         self.accounts.add(plan.step + 1, line, seconds=taken.seconds)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        if self.lane is None:
+            return self.ranks.sum_on_cpu(values, what=_SUM)
+        with exchange(_SUM):
+            return start_sum(self.lane, values).wait()
+
+
+def open_lane(ranks: Ranks) -> Transport | None:
+    """Ranks of one machine add up the numbers of a step themselves; None: the control group does.
+
+    gloo's threads need 2.2 ms for it on two busy cores, and 7.7 ms where four ranks share them.
+    """
+    if ranks.control is None or not on_one_machine():
+        return None
+    return LocalTransport(ranks.control, timeout_s=ranks.timeout_s)
 
 
 def lag_of(ranks: Ranks, expert_load: ExpertLoad) -> int:
