@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention import has_triton
 from freescale.kernels.attention_launch import last_dense, start_kernel
+from freescale.kernels.fusing import can_fuse
 
 EPS = 1e-6
-_MAX_WIDTH = 4096
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.
 _STEPS = 8
 # Numbers a program works on; backwards hold several of each in registers, and with half as many twice as many programs
@@ -87,7 +86,7 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
         bias: [D] added to the states that go past the layer.
         fused: use the fused kernels; by default where they can run.
     """
-    if _can_fuse(x_TD, weight.shape[1] // 4) if fused is None else fused:
+    if can_fuse(x_TD, width=weight.shape[1] // 4) if fused is None else fused:
         room = Room()
         u, v, q, k, past = _Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
         return Projected(u, v, q, k, past, room)
@@ -98,22 +97,17 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
 
 def gate(made: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
     """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
-    if _can_fuse(made.u, made.u.shape[1]) if fused is None else fused:
+    if can_fuse(made.u) if fused is None else fused:
         return _Gate.apply(made.u, attended_TD, made.room or Room())  # type: ignore[no-untyped-call]
     return F.silu(made.u) * plain_norm(attended_TD)
 
 
 def add_product(made: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
     """Past + y weight^T, the states after the layer. Fused, it is written over `made.past`, which nobody else needs."""
-    fused = _can_fuse(y_TD, y_TD.shape[1]) if fused is None else fused
+    fused = can_fuse(y_TD) if fused is None else fused
     if fused and made.past.dtype == y_TD.dtype:
         return _AddProduct.apply(made.past, y_TD, weight)  # type: ignore[no-untyped-call]
     return made.past + F.linear(y_TD, weight)
-
-
-def _can_fuse(x: Tensor, width: int) -> bool:
-    wide = max(width, x.shape[-1]) <= _MAX_WIDTH and x.dtype != torch.float64
-    return x.device.type == "cuda" and wide and len(x) > 0 and has_triton()
 
 
 class _Project(torch.autograd.Function):

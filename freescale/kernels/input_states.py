@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention import has_triton
 from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.fusing import can_fuse
 from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.rows import take
 
 _BLOCK_TOKENS = 64
-_MAX_WIDTH = 4096
 
 
 def input_states(
@@ -45,15 +44,10 @@ def input_states(
     """
     kind = rows_UD.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows_UD.dtype
-    if _can_fuse(rows_UD, slots_T) if fused is None else fused:
+    if (len(slots_T) > 0 and can_fuse(rows_UD)) if fused is None else fused:
         return _InputStates.apply(rows_UD, slots_T, position_LD, layout, scale, dtype)  # type: ignore[no-untyped-call]
     states = take(rows_UD, slots_T) * scale + F.embedding(layout.places, position_LD)
     return states.to(dtype), rows_UD
-
-
-def _can_fuse(rows: Tensor, slots: Tensor) -> bool:
-    fits = rows.shape[1] <= _MAX_WIDTH and rows.dtype != torch.float64 and len(slots) > 0
-    return rows.is_cuda and fits and has_triton()
 
 
 class _InputStates(torch.autograd.Function):

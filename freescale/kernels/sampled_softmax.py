@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention import has_triton
 from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.fusing import can_fuse
 from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.rows import sum_gradients
 
 _NEVER = -5e4
 _BLOCK_TOKENS = 64
-_MAX_WIDTH = 4096
 
 
 def unit(x: Tensor) -> Tensor:
@@ -52,7 +51,7 @@ def sampled_softmax(
         normalize: compare directions (cosine) instead of plain dot products.
         fused: use the fused kernels; by default where they can run.
     """
-    if _can_fuse(states_TD) if fused is None else fused:
+    if can_fuse(states_TD) if fused is None else fused:
         return _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
             states_TD, rows_UD, target_T, negative_BN, layout, 1 / temperature, normalize
         )
@@ -75,11 +74,6 @@ def _transposed(x: Tensor) -> Tensor:
     """[n, a, b] -> [n, b, a]; on a CPU laid out anew, which its small batched products want (8 times faster on Arm)."""
     turned = x.transpose(1, 2)
     return turned.contiguous() if x.device.type == "cpu" else turned
-
-
-def _can_fuse(states: Tensor) -> bool:
-    fits = states.shape[1] <= _MAX_WIDTH and states.dtype != torch.float64 and len(states) > 0
-    return states.is_cuda and fits and has_triton()
 
 
 class _SampledSoftmax(torch.autograd.Function):
