@@ -31,12 +31,14 @@ class Engine(Protocol):
         sm_free: whether no kernel runs for it.
         reason: why, or why not.
         stages_own: whether rows that stay on this rank go through slots, too; else the engine copies them itself.
+        queued: see `transport.only_queues`.
     """
 
     engine: str
     sm_free: bool
     reason: str
     stages_own: bool
+    queued: bool
 
     def open(self, rings: Rings) -> None:
         """Make the slots and flags, in place of those before; every rank must call it, with nothing under way."""
@@ -76,6 +78,7 @@ class RingTransport:
         self.name = name
         self.num_ranks, self.rank = dist.get_world_size(control), dist.get_rank(control)
         self.engine, self.sm_free, self.reason = engine.engine, engine.sm_free, engine.reason
+        self.queued = engine.queued
         self._engine, self._control = engine, control
         self._num_started = 0
         self._wish = 0

@@ -64,6 +64,7 @@ class SharedRings:
     sm_free = True
     reason = "the CPU moves the bytes, through memory all ranks map"
     stages_own = False
+    queued = False
 
     def __init__(self, control: dist.ProcessGroup, *, processes: Processes, timeout_s: float) -> None:
         self._control, self._processes, self._timeout_s = control, processes, timeout_s

@@ -103,6 +103,8 @@ class StreamEngine:
         stages_own: whether rows that stay here go through slots, too; a copy inside a GPU is a kernel.
     """
 
+    queued = True
+
     def __init__(
         self,
         windows_of: WindowsOf,

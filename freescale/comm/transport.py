@@ -124,6 +124,11 @@ class CollectiveTransport:
         return received
 
 
+def only_queues(transport: Transport) -> bool:
+    """Whether waiting for its transfers lets the current CUDA stream wait, not the CPU; not where it does not say."""
+    return bool(getattr(transport, "queued", False))
+
+
 def speaks(group: dist.ProcessGroup, device: torch.device | str) -> bool:
     """Whether a group exchanges tensors of a device where they are: gloo those of a CPU, NCCL those of a GPU."""
     return torch.device(device).type == "cpu" or backend_of(group, device).startswith("nccl")

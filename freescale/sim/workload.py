@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from freescale.balance.arrays import IntArray
+from freescale.balance.bucket_size import bucket_bytes
 from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
 from freescale.errors import ConfigError, DataError, nearest
 
@@ -35,9 +36,15 @@ class Workload:
     zipf: float = _number(1.0, "exponent of the popularity of ids", at_least=0, at_most=4)
     row_bytes: int = _number(2048, "bytes of a row as it travels", at_least=1)
     dense_bytes: float = _number(42e6, "bytes of dense gradients summed over all ranks a step", at_least=0)
-    bucket_bytes: float = _number(25e6, "dense gradients travel in pieces of this size", at_least=1)
+    bucket_bytes: float = _number(
+        0, "dense gradients travel in pieces of this size; 0: as training cuts them"
+    )
     max_length: int = _number(1 << 30, "longer histories are cut to their latest events", at_least=1)
     lengths: str = "lognormal:512,1.0,8192"
+
+    def __post_init__(self) -> None:
+        if not self.bucket_bytes:
+            object.__setattr__(self, "bucket_bytes", float(bucket_bytes(self.dense_bytes)))
 
     def words(self) -> str:
         """One line about it."""

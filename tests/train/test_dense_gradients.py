@@ -64,6 +64,25 @@ def test_gradients_of_a_shared_gpu_are_staged(num_ranks):
     run_on_ranks(compare_staged, num_ranks, num_ranks)
 
 
+def compare_queued(rank: int, num_ranks: int) -> int:
+    """As if waiting were left to a stream: every bucket is summed where it is handed over. How many there were."""
+    dense_gradients.LocalTransport.queued = True
+    buckets = []
+    start = dense_gradients.start_sum
+    dense_gradients.start_sum = lambda transport, values: (
+        buckets.append(len(values)) or start(transport, values)
+    )
+    compare(rank, num_ranks, True)
+    return len(buckets)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_buckets_are_summed_beside_the_backward_where_waiting_only_queues(num_ranks):
+    assert (
+        min(run_on_ranks(compare_queued, num_ranks, num_ranks)) > 3
+    )  # steps: the model is more than one bucket
+
+
 def seconds_until_the_input_has_its_gradient(rank: int) -> float:
     """Rank 1 comes late; rank 0 must not wait for it before its own backward is through."""
     os.environ["LOCAL_WORLD_SIZE"] = "2"
