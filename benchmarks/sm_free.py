@@ -281,6 +281,7 @@ def part_contention(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]
         name: lambda t=transport: exchange(t, rows, counts)  # type: ignore[misc]
         for name, transport in found.items()
     }
+    comms["plain pinned copies"] = pinned_copies(ranks.device, num_bytes * (ranks.num_ranks - 1))
     blocks = {f"copy kernel, {n} blocks": BlockCopy(n) for n in (8, 16, 24, 32)}
     results = []
     for job, compute in jobs.items():
@@ -292,6 +293,23 @@ def part_contention(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]
                 comm = nothing
             results.append({"compute": job, "beside": name, **beside(ranks, compute, comm, moved)})
     return {"results": results, "not_available": problems}
+
+
+def pinned_copies(device: torch.device, num_bytes: int) -> Callable[[], Any]:
+    """As many bytes out of the GPU and into it as an exchange has, without flags: what the hardware itself takes."""
+    on_gpu, there = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    out, back = (torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    other = torch.cuda.Stream(device, priority=-1)
+
+    def copies() -> None:
+        now = torch.cuda.current_stream()
+        other.wait_stream(now)
+        out.copy_(on_gpu, non_blocking=True)
+        with torch.cuda.stream(other):
+            there.copy_(back, non_blocking=True)
+        now.wait_stream(other)
+
+    return copies
 
 
 def nothing() -> None:
