@@ -88,17 +88,21 @@ class Request:
         places = torch.arange(len(self.distinct))
         return Part(places, self.send, self.wanted, self.receive, self.owned, self.owned_slot)
 
-    def part(self, *, asked: Tensor, owned: Tensor) -> Part:
-        """The rows marked, by [U] bits on the asking side and [O] bits on the owner's."""
-        wanted = owned[self.owned_slot]
-        number = owned.cumsum(0) - 1
-        return Part(
-            places=asked.nonzero().flatten(),
-            send=_count(asked, self.send),
-            rows=self.wanted[wanted],
-            receive=_count(wanted, self.receive),
-            owned=self.owned[owned],
-            slot=number[self.owned_slot[wanted]],
+    def split(self, overlap: Overlap) -> tuple[Part, Part]:
+        """The rows marked, and the others."""
+        from freescale.kernels import part_loops  # numba takes half a second to load
+
+        asked, owned = overlap.asked.numpy(), overlap.owned.numpy()
+        send, receive = (np.array(each, np.int64) for each in (self.send, self.receive))
+        slots, rows = self.owned_slot.numpy(), self.wanted.numpy()
+        places_in, places_out, send_in = part_loops.split_places(asked, send)
+        owned_in, owned_out, number = part_loops.split_values(owned, self.owned.numpy())
+        rows_in, slots_in, rows_out, slots_out, receive_in = part_loops.split_wanted(
+            owned, number, rows, slots, receive
+        )
+        return (
+            _part(send_in, receive_in, places_in, rows_in, owned_in, slots_in),
+            _part(send - send_in, receive - receive_in, places_out, rows_out, owned_out, slots_out),
         )
 
 
@@ -157,11 +161,9 @@ def check_range(spec: TableSpec, rows: Tensor) -> None:
         )
 
 
-def _count(marks: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Marks set in consecutive blocks of these sizes."""
-    ends = torch.tensor(sizes).cumsum(0)
-    total = torch.cat([torch.zeros(1, dtype=torch.int64), marks.cumsum(0)])[ends]
-    return torch.diff(total, prepend=total.new_zeros(1)).tolist()
+def _part(send: np.ndarray, receive: np.ndarray, *arrays: np.ndarray) -> Part:
+    places, rows, owned, slot = (torch.from_numpy(each) for each in arrays)
+    return Part(places, send.tolist(), rows, receive.tolist(), owned, slot)
 
 
 def _bytes(bits: int) -> int:

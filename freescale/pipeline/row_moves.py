@@ -72,10 +72,8 @@ class RowMoves:
     def _split(self, before: TableFlight, after: TableFlight) -> None:
         """Mark what two batches share: it waits in one and hurries in the other."""
         first, second = find_overlap(before.request, after.request, lane=self._lanes.ids)
-        before.urgent = before.request.part(asked=first.asked, owned=first.owned)
-        before.parked = before.request.part(asked=~first.asked, owned=~first.owned)
-        after.late = after.request.part(asked=second.asked, owned=second.owned)
-        after.early = after.request.part(asked=~second.asked, owned=~second.owned)
+        before.urgent, before.parked = before.request.split(first)
+        after.late, after.early = after.request.split(second)
         device = self._embedding.device
         before.urgent, before.parked = before.urgent.to(device), before.parked.to(device)
 

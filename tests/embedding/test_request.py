@@ -80,10 +80,7 @@ def check_parts(rank: int, num_ranks: int, seed: int) -> None:
             for part in batch
             for b, c in map(plan.block, range(num_ranks))
         )
-        parts = [
-            request.part(asked=overlap.asked, owned=overlap.owned),
-            request.part(asked=~overlap.asked, owned=~overlap.owned),
-        ]
+        parts = request.split(overlap)
         for part, rows in zip(parts, (both, set(range(num_rows)) - both)):
             assert [mine[place] for place in part.places.tolist()] == [row for row in mine if row in rows]
             assert sum(part.send) == len(part.places)
