@@ -43,6 +43,7 @@ from freescale.model_assembly import (
     segment_rule,
 )
 from freescale.pipeline.adaptive import Switch
+from freescale.pipeline.ahead import AHEAD
 from freescale.pipeline.loader import load_batches
 from freescale.pipeline.prioritized import LOOK_AHEAD
 from freescale.pipeline.schedule import TABLE, PlainSchedule, PrioritizedSchedule, Schedule
@@ -269,7 +270,15 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             pin=ranks.device.type == "cuda",
         )
         if not hides_traffic(config, embedding, ranks):
-            return PlainSchedule(batches, embedding=embedding, id_map=id_map, device=ranks.device)
+            return PlainSchedule(
+                batches,
+                embedding=embedding,
+                id_map=id_map,
+                device=ranks.device,
+                ahead=prepares_ahead(config, ranks),
+                first_step=first_step,
+                look_past=may_look_past,
+            )
         return PrioritizedSchedule(
             batches,
             embedding=embedding,
@@ -368,6 +377,13 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
     """Whether there is embedding traffic to hide: several ranks, and a table that is spread over them."""
     sharded = any(not plan.replicated for plan in embedding.plans.values())
     return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
+
+
+def prepares_ahead(config: Config, ranks: Ranks) -> bool:
+    """Whether a thread makes batches ready: on one GPU, where the host is the bottleneck and has cores to spare."""
+    wanted = ranks.device.type == "cuda" if config.pipeline.ahead is None else config.pipeline.ahead
+    guarded = config.embedding.id_map != "zero_collision" or config.embedding.guard >= AHEAD
+    return wanted and guarded and ranks.num_ranks == 1
 
 
 def agreement(

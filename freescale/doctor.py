@@ -93,8 +93,8 @@ def _check_training(device: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(None, [*_SMALL_RUN, f"run.out={folder}"])
         run = build_run(config, build_source(config), ranks, Progress())
-        schedule = run.open_schedule(0)
-        losses = [run.train_step.run(ready, schedule).loss for ready in schedule]
+        with run.open_schedule(0) as schedule:
+            losses = [run.train_step.run(ready, schedule).loss for ready in schedule]
     if not losses[-1] < losses[0]:
         raise ArithmeticError(f"the loss did not fall: {losses[0]:.3f} -> {losses[-1]:.3f}")
     return f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps"

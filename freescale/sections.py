@@ -301,6 +301,11 @@ class PipelineSection:
     prioritized: bool = _key(
         True, "hide embedding traffic under compute on more than one rank; false: the plain path", free=True
     )
+    ahead: bool | None = _key(
+        None,
+        "on one rank a thread loads batches and finds their rows while others compute; null: on a GPU",
+        free=True,
+    )
     decide_every: int | None = _key(
         100,
         "steps before the first trial of the other way; trials follow at 2, 4, 8, ... times it; null: no trials",

@@ -90,7 +90,7 @@ class OwnedIds:
 
     def take_counts(self, step: int) -> Tensor:
         """Counts of a step on this rank (COUNTS), and the slots taken after it. Later steps may be resolved already."""
-        return self._counts.pop(step, torch.zeros(len(COUNTS) + 1, dtype=torch.int64)).cpu()
+        return self._counts.pop(step, torch.zeros(len(COUNTS) + 1, dtype=torch.int64))
 
     def take_evicted(self) -> Tensor:
         """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending."""
@@ -126,8 +126,8 @@ class OwnedIds:
         self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
         if len(assigned.evicted_ids):
             self._evicted.append(assigned.evicted_ids)
-        occupied = assigned.counts.new_tensor([self.map.occupied])
-        self._counts[step] = torch.cat([assigned.counts, occupied])
+        # Read here, where the number of new rows has just been waited for: later the device has the model to compute.
+        self._counts[step] = torch.cat([assigned.counts.cpu(), torch.tensor([self.map.occupied])])
         if len(self._counts) > _STEPS_KEPT:
             del self._counts[next(iter(self._counts))]
         return assigned.rows + self._first_row

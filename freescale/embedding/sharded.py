@@ -45,6 +45,11 @@ class Found:
     distinct: Tensor
     slots: Tensor
 
+    def to(self, device: torch.device) -> Found:
+        """The same on a device; the copies only queue."""
+        distinct, slots = (x.to(device, non_blocking=True) for x in (self.distinct, self.slots))
+        return Found(distinct, slots)
+
 
 @dataclass
 class Lookup:
@@ -155,8 +160,8 @@ class ShardedEmbedding:
         if not settled:
             self.settle()
         plan, table = self.plans[name], self.tables[name]
-        found = self.find(name, asked) if isinstance(asked, Tensor) else asked
-        rows, slots = (x.to(self.device, non_blocking=True) for x in (found.distinct, found.slots))
+        found = (self.find(name, asked) if isinstance(asked, Tensor) else asked).to(self.device)
+        rows, slots = found.distinct, found.slots
         if plan.replicated:
             with compute("gather rows"):
                 return Lookup(name, as_leaf(table.gather(rows)), slots, rows)

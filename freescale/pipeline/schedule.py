@@ -2,15 +2,16 @@
 
 The plain schedule does the stages of one batch one after the other:
 
-    load ──> look up rows ──> [forward, backward: the model's] ──> send gradients home, update rows
+    load ──> find rows ──> gather them ──> [forward, backward: the model's] ──> send gradients home, update rows
 
+On one GPU a thread loads and finds rows ahead of the compute (`ahead.py`); values of rows are always read in turn.
 `PrioritizedSchedule` moves rows and gradients under the compute of other batches (`prioritized.py` draws how). It must
 give exactly the same rows, losses and updates as the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -20,10 +21,12 @@ from torch import Tensor
 from freescale.balance.sampler import StepPlan
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import Lookup, ShardedEmbedding
+from freescale.embedding.sharded import Found, Lookup, ShardedEmbedding
+from freescale.pipeline.ahead import Ahead
 from freescale.pipeline.flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.pipeline.streams import used_here
 
 TABLE = "item"
 
@@ -66,6 +69,27 @@ class Schedule(Protocol):
         """Flush and stop, or only stop after an error."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A batch of which all is known but the values of its rows.
+
+    Args:
+        planned: as it came from the loader.
+        batch: on its device, with places instead of ids.
+        found: its distinct rows; None where items have no table.
+    """
+
+    planned: PlannedBatch
+    batch: SequenceBatch
+    found: Found | None
+
+    def used_here(self) -> None:
+        """This stream uses what another one has copied to the device."""
+        found = () if self.found is None else (self.found.distinct, self.found.slots)
+        for tensor in (*found, *self.batch.tokens.values(), *self.batch.samples.values()):
+            used_here(tensor)
+
+
 class PlainSchedule:
     """Looks rows up right before they are needed and updates them right after.
 
@@ -74,6 +98,10 @@ class PlainSchedule:
         embedding: the item table.
         id_map: raw ids to rows.
         device: where the model computes.
+        ahead: a thread loads batches and finds their rows while others compute; one rank only. A map that learns ids
+            must guard the rows of `ahead.AHEAD` batches.
+        first_step: number of the first batch.
+        look_past: of `Ahead`.
     """
 
     def __init__(
@@ -83,17 +111,25 @@ class PlainSchedule:
         embedding: ShardedEmbedding,
         id_map: IdMap,
         device: torch.device,
+        ahead: bool = False,
+        first_step: int = 0,
+        look_past: Callable[[int], bool] = lambda step: True,
     ) -> None:
         self._batches = batches
         self._embedding = embedding
         self._id_map = id_map
         self._device = device
+        self._ahead = None
+        if ahead:
+            self._ahead = Ahead(self._prepare, device=device, first_step=first_step, look_past=look_past)
 
     def __iter__(self) -> Iterator[ReadyBatch]:
         """Batches with their rows; take the next one only after `update` of the last."""
-        for plan, batch in self._batches:
-            lookup, slotted = with_slots(batch, self._embedding, self._id_map, self._device, step=plan.step)
-            yield ReadyBatch(plan, slotted, lookup, loaded=batch)
+        for prepared in iter(self._prepare, None) if self._ahead is None else self._ahead:
+            if self._ahead is not None:
+                prepared.used_here()
+            (plan, loaded), found = prepared.planned, prepared.found
+            yield ReadyBatch(plan, prepared.batch, fetch(found, self._embedding), loaded=loaded)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
@@ -103,13 +139,25 @@ class PlainSchedule:
         count_plain(ready.traffic, [ready.lookup], self._embedding)
 
     def flush(self) -> None:
-        """Bring every row up to date; here they always are."""
+        """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
+        if self._ahead is not None:
+            self._ahead.settle()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        pass
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _prepare(self) -> _Prepared | None:
+        """The next batch, as far as it follows from ids; reads no values of rows."""
+        planned = next(self._batches, None)
+        if planned is None:
+            return None
+        plan, batch = planned
+        found, placed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
+        return _Prepared(planned, placed, found)
 
 
 class PrioritizedSchedule:
@@ -177,13 +225,33 @@ def with_slots(
 
     In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
     """
+    found, placed = find_rows(batch, embedding, id_map, device, step=step)
+    return fetch(found, embedding), placed
+
+
+def find_rows(
+    batch: SequenceBatch,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+    device: torch.device,
+    *,
+    step: int | None = None,
+) -> tuple[Found | None, SequenceBatch]:
+    """The distinct rows of everything a batch mentions, and the batch on its device, with places in them."""
     if not embedding.plans:
-        nothing = torch.zeros(0, dtype=torch.int64)
-        return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing), batch.to(device, non_blocking=True)
+        return None, batch.to(device, non_blocking=True)
     # Ids are mapped and made distinct where the map lives. Formulas work on the CPU, where ids come from: nobody waits
     # for the GPU to learn how many rows are distinct.
-    lookup = embedding.lookup(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step))
-    return lookup, with_places(batch.to(device, non_blocking=True), lookup.slots)
+    found = embedding.find(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step)).to(device)
+    return found, with_places(batch.to(device, non_blocking=True), found.slots)
+
+
+def fetch(found: Found | None, embedding: ShardedEmbedding) -> Lookup:
+    """The values of the rows that `find_rows` has found, as they are now."""
+    if found is not None:
+        return embedding.lookup(TABLE, found)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing)
 
 
 def ids_of(batch: SequenceBatch) -> list[Tensor]:

@@ -117,6 +117,11 @@ class CopyStream:
         return None if self._stream is None else self._stream.record_event()
 
 
+def moment_here(device: torch.device) -> torch.cuda.Event | None:
+    """The moment at which all that the current stream has been given so far is done; None on a CPU."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
 def wait_for(event: torch.cuda.Event | None) -> None:
     """Let the current stream wait for copies of another thread."""
     if event is not None:

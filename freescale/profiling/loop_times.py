@@ -36,6 +36,8 @@ def _host_ms(config: Config, device: torch.device, *, global_batch: int) -> tupl
             run=dataclasses.replace(config.run, steps=_STEPS, out=folder, log_every=1, eval_every=10**9),
             data=dataclasses.replace(config.data, global_batch=global_batch, global_tokens=None),
             eval=dataclasses.replace(config.eval, max_users=1),
+            # Several ranks, which are to be foretold, load in turn.
+            pipeline=dataclasses.replace(config.pipeline, ahead=False),
         )
         ranks = Ranks(rank=0, num_ranks=1, device=device)
         seen: list[AccountedStep] = []

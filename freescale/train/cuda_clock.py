@@ -77,9 +77,12 @@ class CudaClock:
         torch.cuda.synchronize(self._device)
 
     def _record(self, stream: torch.cuda.Stream | None) -> _Moment:
-        moment = _Moment(self._free.pop() if self._free else torch.cuda.Event(enable_timing=True))
-        assert moment.event is not None
-        moment.event.record(stream)
+        try:
+            event = self._free.pop()
+        except IndexError:  # asking first would not do: another thread may take the last one
+            event = torch.cuda.Event(enable_timing=True)
+        moment = _Moment(event)
+        event.record(stream)
         return moment
 
     def _passed(self, event: torch.cuda.Event, recorded: float) -> float:

@@ -61,7 +61,7 @@ def trained(recipe: tuple[str, ...], folder: str, *, resume_from: Path | None = 
         "quality": [{k: v for k, v in e.items() if "@" in k} for e in recorder.of("eval")],
         "residents": dict(zip(ids.tolist(), rows.tolist())),
         "tensors": full_tensors(run),
-        "ahead": [event["split_ms"] > 0 for event in recorder.of("step")],
+        "ahead": [event.get("split_ms", 0) > 0 for event in recorder.of("step")],
     }
 
 
