@@ -24,7 +24,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from freescale.kernels.slot_layout import EMPTY, SlotLayout, make_layout
 from freescale.train.events import Progress
 
 LOADS = (0.5, 0.75, 0.9)
+BLOCK = 10
 REPEATS = 5
 KINDS = ("insert", "hit", "touch", "direct", "again", "miss")
 RECIPE = (
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[20, 24, 26], help="tables of 2^N rows")
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes")
     parser.add_argument("--step-only", action="store_true", help="only the training step")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model, to try the script on a CPU")
     options = parser.parse_args()
@@ -189,7 +190,11 @@ def sweep_shapes(num_rows: int) -> dict[str, Any]:
 
 
 def training_step(device: str, steps: int, *, small: bool) -> dict[str, float]:
-    """Median milliseconds of a whole step with direct indexing and with learnt ids; steps of both sides alternate."""
+    """Median milliseconds of a whole step with direct indexing and with learnt ids; blocks of steps alternate.
+
+    Blocks, because a thread makes the next batches ready while one computes: step by step, it would do so while another
+    side is measured. The first half of all blocks meets most ids for the first time, and compiles.
+    """
     recipe = ["synthetic.users=500", "synthetic.items=2000", "model.dim=64"] if small else list(RECIPE)
     sides = {
         "direct": [],
@@ -198,33 +203,38 @@ def training_step(device: str, steps: int, *, small: bool) -> dict[str, float]:
     }
     runs = {name: open_run(device, [*recipe, *extra], steps) for name, extra in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for step in range(steps):
+    num_blocks = max(2, steps // BLOCK)
+    for block in range(num_blocks):
         for name, batches in runs.items():
             start = time.perf_counter()
-            next(batches)
+            for _ in range(BLOCK):
+                next(batches)
             if device == "cuda":
                 torch.cuda.synchronize()
-            # The first steps meet most ids for the first time, and compile.
-            if step >= steps // 2:
-                times[name].append(1000 * (time.perf_counter() - start))
+            if block >= num_blocks // 2:
+                times[name].append(1000 * (time.perf_counter() - start) / BLOCK)
+    for batches in runs.values():
+        batches.close()
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, value in medians.items():
         print(f"training step, {name}: {value:.2f} ms ({value / medians['direct'] - 1:+.1%})")
     return medians
 
 
-def open_run(device: str, recipe: list[str], steps: int) -> Iterator[None]:
+def open_run(device: str, recipe: list[str], steps: int) -> Generator[None, None, None]:
     """A run that takes one training step at each `next`."""
     out = tempfile.mkdtemp()
-    config = load_config(None, [*recipe, f"run.out={out}", f"run.device={device}", f"run.steps={steps}"])
+    # More steps than are taken: at the end of the data there would be nothing to make ready.
+    length = f"run.steps={steps + 4 * BLOCK}"
+    config = load_config(None, [*recipe, f"run.out={out}", f"run.device={device}", length])
     ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
     run = build_run(config, build_source(config), ranks, Progress())
 
-    def go() -> Iterator[None]:
-        schedule = run.open_schedule(0)
-        for ready in schedule:
-            run.train_step.run(ready, schedule)
-            yield
+    def go() -> Generator[None, None, None]:
+        with run.open_schedule(0) as schedule:
+            for ready in schedule:
+                run.train_step.run(ready, schedule)
+                yield
 
     return go()
 

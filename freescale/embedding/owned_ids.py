@@ -123,11 +123,11 @@ class OwnedIds:
         if step is None:
             return self.map.lookup_or_shared(ids) + self._first_row
         assigned = self.map.assign(ids, step)
-        self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
+        if len(assigned.new_rows):
+            self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
         if len(assigned.evicted_ids):
             self._evicted.append(assigned.evicted_ids)
-        # Read here, where the number of new rows has just been waited for: later the device has the model to compute.
-        self._counts[step] = torch.cat([assigned.counts.cpu(), torch.tensor([self.map.occupied])])
+        self._counts[step] = torch.cat([assigned.counts, torch.tensor([self.map.occupied])])
         if len(self._counts) > _STEPS_KEPT:
             del self._counts[next(iter(self._counts))]
         return assigned.rows + self._first_row

@@ -27,7 +27,7 @@ class Assignment:
         new_ids: ids that have a row of their own from now on.
         new_rows: their rows; whatever is kept for a row must be made afresh.
         evicted_ids: ids that lost their rows to some of the new ones.
-        counts: what happened, in the order of COUNTS.
+        counts: what happened, in the order of COUNTS; on the CPU.
     """
 
     rows: Tensor
@@ -90,7 +90,7 @@ class ZeroCollisionMap:
         self._admission = make_admission(admission, self.layout, min_batches=admit_after, device=device)
         # [time of the last batch, number of batches]
         self._clock = torch.tensor([FIRST, 0])
-        self._counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
+        self._counts = torch.zeros(len(COUNTS), dtype=torch.int64)
         self.occupied = 0
         """Slots held here that are taken."""
 
@@ -257,13 +257,9 @@ class ZeroCollisionMap:
         return taken[got], gone[got]
 
     def _count(self, flat: Tensor, rows: Tensor, *, num_new: int, num_evicted: int) -> Tensor:
-        """Counts of one batch, from the rows of its admitted ids; they stay on the device, where nobody waits."""
-        collisions = (rows < 0).sum()
-        outside = len(flat) - len(rows)
-        counts = torch.tensor([len(flat), len(rows) - num_new, num_new, num_evicted, 0, outside]).to(
-            self.device
-        )
-        counts[1] -= collisions
-        counts[4] += collisions
+        """Counts of one batch, from the rows of its admitted ids; the number of new ones has been waited for anyway."""
+        collisions = int((rows < 0).sum())
+        hits, outside = len(rows) - num_new - collisions, len(flat) - len(rows)
+        counts = torch.tensor([len(flat), hits, num_new, num_evicted, collisions, outside])
         self._counts += counts
         return counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,30 +139,37 @@ def test_a_loop_that_is_interrupted_while_it_waits_ends_the_thread() -> None:
 # The schedule: random batches, every kind of map, tables and state compared.
 
 
-def make_map(kind: str, guard: int) -> tuple[ShardedEmbedding, Any]:
-    layout = make_layout(48, num_buckets=2, max_probe=8)
+def make_map(
+    kind: str, *, guard: int, slots: int = 48, num_ids: int = NUM_IDS, dim: int = DIM, device: str = "cpu"
+) -> tuple[ShardedEmbedding, Any]:
+    layout = make_layout(slots, num_buckets=2, max_probe=8)
     learnt = kind not in ("direct", "hash")
     spec = TableSpec(
         name=TABLE,
-        num_rows=layout.num_rows if learnt else NUM_IDS,
+        num_rows=layout.num_rows if learnt else num_ids,
         row_group=layout.bucket_rows if learnt else 1,
-        dim=DIM,
+        dim=dim,
         optimizer=Adam(),
         init_std=1.0,
     )
-    embedding = ShardedEmbedding([spec])
+    embedding = ShardedEmbedding([spec], device=device)
     if kind == "direct":
-        return embedding, DirectMap(NUM_IDS)
+        return embedding, DirectMap(num_ids)
     if kind == "hash":
-        return embedding, HashMap(NUM_IDS)
+        return embedding, HashMap(num_ids)
     eviction = {"none": None, "lru": LRU(), "ttl": TTL(1)}[kind]
     return embedding, OwnedIds(embedding, TABLE, max_probe=8, eviction=eviction, guard=guard)
 
 
-def make_batch(step: int, lengths: list[int], ids: np.random.Generator) -> PlannedBatch:
+def make_batch(
+    step: int, lengths: list[int], ids: np.random.Generator, *, window: int = 14, num_ids: int = NUM_IDS
+) -> PlannedBatch:
+    """Ids of a window that moves on: some come again, others go for good."""
     total = sum(lengths)
-    # A window of ids that moves on: some come again, others go for good.
-    draw = lambda count: torch.from_numpy((ids.integers(0, 14, count) + 3 * step) % NUM_IDS)  # noqa: E731
+
+    def draw(count: int) -> Tensor:
+        return torch.from_numpy((ids.integers(0, window, count) + window // 4 * step) % num_ids)
+
     batch = SequenceBatch(
         offsets=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64),
         tokens={"item": draw(total), "target": draw(total)},
@@ -172,34 +179,36 @@ def make_batch(step: int, lengths: list[int], ids: np.random.Generator) -> Plann
 
 
 def learn(
-    lengths: list[list[int]], *, seed: int, kind: str, guard: int, stops: set[int], ahead: bool
+    batches: list[PlannedBatch],
+    embedding: ShardedEmbedding,
+    id_map: Any,
+    *,
+    stops: set[int],
+    ahead: bool,
+    between: Callable[[PlainSchedule], None] = lambda schedule: None,
 ) -> list[Tensor]:
     """Everything that is learnt, and, at some steps, everything that a checkpoint would keep."""
-    ids = np.random.default_rng(seed)
-    batches = [make_batch(step, each, ids) for step, each in enumerate(lengths)]
-    embedding, id_map = make_map(kind, guard)
     kept: list[Tensor] = []
     with PlainSchedule(
         iter(batches),
         embedding=embedding,
         id_map=id_map,
-        device=CPU,
+        device=embedding.device,
         ahead=ahead,
         look_past=lambda step: step not in stops,
     ) as schedule:
         for ready in schedule:
             assert ready.loaded is batches[ready.plan.step].batch
-            if ahead and ready.plan.step not in stops:
-                schedule.flush()  # the thread is through with the batches after this one, whose rows change now
+            between(schedule)
             tokens, samples = ready.batch.tokens, ready.batch.samples
             places = [tokens["item_slot"], tokens["target_slot"], samples["negative_slot"].flatten()]
             vectors = ready.lookup.rows[torch.cat(places)]
-            weight = torch.cos(torch.arange(len(vectors)))[:, None]
+            weight = torch.cos(torch.arange(len(vectors), device=vectors.device))[:, None]
             loss = (weight * vectors.square() + vectors).sum()
             loss.backward()
             schedule.update(ready, lr=0.1 / (1 + ready.plan.step))
             kept += [loss.detach(), ready.lookup.distinct]
-            if ready.plan.step in stops or ready.plan.step == len(lengths) - 1:
+            if ready.plan.step in stops or ready.plan.step == len(batches) - 1:
                 schedule.flush()
                 state = {**embedding.state_dict(), **id_map.state_dict()}
                 kept += [values.clone() for _, values in sorted(state.items())]
@@ -217,14 +226,19 @@ def learn(
 def test_rows_losses_and_saved_state_are_those_of_the_path_in_turn(
     lengths: list[list[int]], seed: int, kind: str, guard: int, stops: set[int]
 ) -> None:
-    options = {"seed": seed, "kind": kind, "guard": guard, "stops": stops}
-    in_turn, ours = (learn(lengths, **options, ahead=way) for way in (False, True))
+    draws = np.random.default_rng(seed)
+    batches = [make_batch(step, each, draws) for step, each in enumerate(lengths)]
+    # The thread is as far ahead as it may be before the rows of a batch change.
+    in_turn, ours = (
+        learn(batches, *make_map(kind, guard=guard), stops=stops, ahead=way, between=PlainSchedule.flush)
+        for way in (False, True)
+    )
     assert len(in_turn) == len(ours)
     assert all(torch.equal(a, b) for a, b in zip(in_turn, ours))
 
 
 def test_a_batch_that_cannot_be_mapped_ends_the_loop_at_its_step() -> None:
-    embedding, id_map = make_map("direct", 3)
+    embedding, id_map = make_map("direct", guard=3)
     batches = [make_batch(step, [3, 2], np.random.default_rng(step)) for step in range(6)]
     batches[3].batch.tokens["item"][1] = NUM_IDS + 5
     taken: list[int] = []
@@ -308,14 +322,13 @@ def test_a_cpu_works_in_turn_unless_told_and_a_map_without_a_guard_always(tmp_pa
 def test_an_evaluation_has_the_data_set_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = make_run(("run.steps=9", "run.eval_every=3", "pipeline.ahead=true"), tmp_path)
     source = run.valid.source
-    reading, crowds = threading.Lock(), []
     read, evaluate = type(source).read, Evaluator.run
-    evaluating = threading.Event()
+    evaluating, crowds = threading.Event(), []
 
     def watched(self: Any, rows: Any) -> Any:
-        with reading:
-            if evaluating.is_set() and threading.current_thread() is not threading.main_thread():
-                crowds.append(len(rows))
+        """In the thread every batch takes longer than a step, so that an evaluation would overtake it."""
+        if threading.current_thread() is not threading.main_thread() and evaluating.wait(0.1):
+            crowds.append(len(rows))
         return read(self, rows)
 
     def evaluated(self: Any, *args: Any, **options: Any) -> Any:
