@@ -25,6 +25,7 @@ from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import DataError
+from freescale.kernels.rows import take
 from freescale.kernels.slot_layout import make_layout
 from freescale.pipeline.ahead import AHEAD, Ahead
 from freescale.pipeline.loader import PlannedBatch
@@ -202,7 +203,7 @@ def learn(
             between(schedule)
             tokens, samples = ready.batch.tokens, ready.batch.samples
             places = [tokens["item_slot"], tokens["target_slot"], samples["negative_slot"].flatten()]
-            vectors = ready.lookup.rows[torch.cat(places)]
+            vectors = take(ready.lookup.rows, torch.cat(places))  # adds gradients up in a fixed order
             weight = torch.cos(torch.arange(len(vectors), device=vectors.device))[:, None]
             loss = (weight * vectors.square() + vectors).sum()
             loss.backward()
