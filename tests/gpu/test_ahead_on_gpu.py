@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from freescale.assembly import build_run, build_source
+from freescale.comm.ranks import Ranks
+from freescale.config import load_config
 from freescale.pipeline.schedule import PlainSchedule
+from freescale.trace.spans import record_into
+from freescale.train.events import Progress
+from freescale.train.loop import named, reports_of
 from tests.gpu.test_on_gpu import train_on
 from tests.pipeline.test_ahead import learn, make_batch, make_map, threads_ahead
+from tests.small_run import SMALL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,3 +71,23 @@ def test_a_run_ahead_follows_the_run_in_turn(id_map: str, tmp_path: Path) -> Non
     if id_map == "zero_collision":
         np.testing.assert_array_equal(ours["tensors"]["ids.identity"], in_turn["tensors"]["ids.identity"])
     assert threads_ahead() == []
+
+
+def test_neither_thread_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
+    """With ids that become rows by a formula; a map that learns is waited for by the thread alone."""
+    config = load_config(None, [*SMALL, "run.device=cuda", "run.steps=16", f"run.out={tmp_path}"])
+    ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
+    run = build_run(config, build_source(config), ranks, Progress())
+    reports = reports_of(run)
+    with run.open_schedule(0) as schedule:
+        run.accounts.begin(1)
+        try:
+            for ready in named(schedule, 0):
+                assert threads_ahead(), "on a GPU it is on by itself"
+                torch.cuda.set_sync_debug_mode("error" if 5 <= ready.plan.step < 12 else "default")
+                result = run.train_step.run(ready, schedule)
+                reports.add(ready, result, seconds=run.accounts.end_step())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        reports.settle()
+    record_into(None)
