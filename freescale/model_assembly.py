@@ -91,7 +91,7 @@ def build_model(
 
 
 def build_optimizer(config: Config, model: Recommender, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW for the dense part; on a GPU one kernel moves all parameters, since starting many is what takes the time."""
+    """AdamW for the dense part; on a GPU one kernel moves all parameters, for starting many takes the time."""
     optim = config.optim
     return torch.optim.AdamW(
         model.parameters(),

@@ -96,7 +96,9 @@ def _fit(
     table: FloatArray, *, hardware: str, model: str, prior: CostModel | None, prior_steps: float
 ) -> CostFit:
     ratios, scale = _relative(table)
-    anchor = np.zeros(UNKNOWNS) if prior is None else np.array([getattr(prior, name) for name in COEFFICIENTS])
+    anchor = (
+        np.zeros(UNKNOWNS) if prior is None else np.array([getattr(prior, name) for name in COEFFICIENTS])
+    )
     near = _Nearness(anchor * scale, num_steps=0.0 if prior is None else prior_steps)
     everything = np.ones((1, len(ratios)), dtype=np.bool_)
     (coefficients,), (inliers,) = _robust(ratios, everything, near)

@@ -74,7 +74,7 @@ def solve_rows(rows: FloatArray) -> FloatArray:
 
     Columns that cannot be told apart share their effect (the shortest solution).
     """
-    turned = np.linalg.qr(rows, mode="r")  # turned so that five rows hold everything
+    turned = np.asarray(np.linalg.qr(rows, mode="r"))  # turned so that five rows hold everything
     columns, goal = turned[:, :UNKNOWNS], turned[:, UNKNOWNS]
     # What counts as 0 depends on how many rows were added up.
     smallest = np.finfo(np.float64).eps * max(rows.shape)

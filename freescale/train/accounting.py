@@ -214,7 +214,7 @@ class Accounts:
         return span if last is None else span._replace(last=last)
 
     def _keyed(self, up_to: int) -> list[tuple[Key, int, Span]]:
-        """Waits of steps up to here that are not compared yet: a name that is the same on every rank, and their place."""
+        """Waits of steps up to here not compared yet: a name that is the same on every rank, place, span."""
         waits = sorted(
             (span.arrival.serial, place)
             for place, span in enumerate(self._spans)

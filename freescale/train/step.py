@@ -114,6 +114,7 @@ class TrainStep:
                 owned=self.owned.names,
             )
         self._optimizer = optimizer
+        self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._ranks = ranks
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
         self._clip_norm = clip_norm
@@ -125,7 +126,8 @@ class TrainStep:
         """Learn from one batch."""
         step = ready.plan.step
         seed_random_numbers(_mix(self._seed, step, self._ranks.rank), self._ranks.device)
-        self._optimizer.zero_grad(set_to_none=True)
+        for param in self._parameters:
+            param.grad = None  # as `zero_grad` does, without its hooks
         self.load.begin(max(1, ready.plan.global_tokens))
         with self._precision():
             items = self._encode_items(ready)

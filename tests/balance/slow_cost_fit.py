@@ -1,4 +1,4 @@
-"""The cost model's fit written down plainly, one `lstsq` for every support, reweighting and fold: the truth for tests."""
+"""The fit of the cost model written down plainly, one `lstsq` for every support, reweighting and fold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Anchor = tuple[np.ndarray, float]
 """Coefficients to stay near, and the number of steps that they are worth."""
 
 
-def slow_fit(terms: np.ndarray, times: np.ndarray, near: Anchor | None) -> tuple[np.ndarray, np.ndarray, float]:
+def slow_fit(
+    terms: np.ndarray, times: np.ndarray, near: Anchor | None
+) -> tuple[np.ndarray, np.ndarray, float]:
     """[4] coefficients, [n] which steps are no pauses, and the median error on steps the fit had not seen."""
     coefficients, inliers = _robust(terms, times, near)
     terms, times = terms[inliers], times[inliers]

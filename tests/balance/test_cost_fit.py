@@ -41,7 +41,9 @@ def table_of_steps(
 
 
 def tables(*, noise: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
-    costs = st.tuples(*(st.sampled_from(pair) for pair in ((0.0, 3.0), (0.0, 0.02), (5e-4, 2e-3), (0.0, 1e-6))))
+    costs = st.tuples(
+        *(st.sampled_from(pair) for pair in ((0.0, 3.0), (0.0, 0.02), (5e-4, 2e-3), (0.0, 1e-6)))
+    )
     return st.builds(
         table_of_steps,
         st.sampled_from(KINDS),
