@@ -39,7 +39,7 @@ def next_speeds(current: FloatArray, measured: FloatArray) -> FloatArray:
 
 def at_equal_speed(steps: Sequence[MeasuredStep], speed: float) -> list[MeasuredStep]:
     """The steps of a rank as a rank of speed 1 would have measured them, so that all ranks fit one model."""
-    return [step._replace(ms=step.ms * speed) for step in steps]
+    return [MeasuredStep(step.num_samples, step.tokens, step.squares, step.ms * speed) for step in steps]
 
 
 def _median_ratio(steps: Sequence[MeasuredStep], model: CostModel) -> float:

