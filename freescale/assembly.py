@@ -39,6 +39,7 @@ from freescale.model_assembly import (
     build_expert_exchange,
     build_item_encoder,
     build_model,
+    build_optimizer,
     item_content,
     segment_rule,
 )
@@ -239,10 +240,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     items = build_item_encoder(
         config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
     )
-    optim = config.optim
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
-    )
+    optim, optimizer = config.optim, build_optimizer(config, model, ranks.device)
 
     def factor(step: int) -> float:
         return lr_factor(

@@ -90,6 +90,18 @@ def build_model(
     return model.double() if config.model.dtype == "float64" else model
 
 
+def build_optimizer(config: Config, model: Recommender, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW for the dense part; on a GPU one kernel moves all parameters, for starting many takes the time."""
+    optim = config.optim
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        weight_decay=optim.weight_decay,
+        fused=True if device.type == "cuda" else None,
+    )
+
+
 def build_expert_exchange(config: Config, ranks: Ranks, gate: Gate) -> ExpertExchange | None:
     """How tokens travel to experts on other ranks; None where every rank holds all experts."""
     if config.ffn.kind != "moe" or not config.moe.parallel or ranks.group is None:

@@ -77,6 +77,11 @@ class CostModel:
         linear = self.fixed_ms + self.per_sample_ms * num_samples + self.per_token_ms * tokens
         return linear + self.per_square_ms * squares
 
+    def batches_ms(self, table: FloatArray) -> FloatArray:
+        """[n] milliseconds of many batches: rows of samples, tokens and squares; further columns are passed over."""
+        linear = self.fixed_ms + self.per_sample_ms * table[:, 0] + self.per_token_ms * table[:, 1]
+        return np.asarray(linear + self.per_square_ms * table[:, 2])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as JSON; a reader never sees half a file."""
         target = Path(path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_fit import MeasuredStep
+from freescale.balance.cost_fit import MeasuredStep, table_of
 from freescale.balance.cost_model import CostModel
 
 SLOWEST, FASTEST = 0.4, 2.0
@@ -40,13 +39,10 @@ def next_speeds(current: FloatArray, measured: FloatArray) -> FloatArray:
 
 def at_equal_speed(steps: Sequence[MeasuredStep], speed: float) -> list[MeasuredStep]:
     """The steps of a rank as a rank of speed 1 would have measured them, so that all ranks fit one model."""
-    return [replace(step, ms=step.ms * speed) for step in steps]
+    return [MeasuredStep(step.num_samples, step.tokens, step.squares, step.ms * speed) for step in steps]
 
 
 def _median_ratio(steps: Sequence[MeasuredStep], model: CostModel) -> float:
-    ratios = [
-        model.batch_ms(num_samples=step.num_samples, tokens=step.tokens, squares=step.squares) / step.ms
-        for step in steps
-        if step.ms > 0 and step.num_samples > 0
-    ]
-    return float(np.median(ratios)) if ratios else float("nan")
+    table = table_of(steps)
+    table = table[(table[:, 0] > 0) & (table[:, 3] > 0)]
+    return float(np.median(model.batches_ms(table) / table[:, 3])) if len(table) else float("nan")

@@ -15,7 +15,7 @@ from freescale.comm.ranks import Ranks
 from freescale.config import Config
 from freescale.data.source import IntArray
 from freescale.kernels.rows import distinct
-from freescale.model_assembly import build_model
+from freescale.model_assembly import build_model, build_optimizer
 from freescale.pipeline.schedule import TABLE, with_slots
 from freescale.profiling.stopwatch import Stopwatch
 
@@ -49,7 +49,7 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
     ranks = Ranks(rank=0, num_ranks=1, device=device)
     model = build_model(config, source).to(device)
     embedding, id_map = build_tables(config, source, ranks)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr)
+    optimizer = build_optimizer(config, model, device)
     watch = Stopwatch(device)
     found = StepTimes(
         dense_parameters=sum(each.numel() for each in model.parameters()),

@@ -150,7 +150,7 @@ class Recorder:
         taken: list[Span] = []
         for _ in range(len(self._spans)):
             span = next_one()
-            timed = self._timed(span)
+            timed = span if span.kind == "stage" else self._timed(span)  # stages are host time as they are
             if timed is None:
                 self._spans.append(span)
             else:
@@ -158,17 +158,17 @@ class Recorder:
         return taken
 
     def _timed(self, span: Span) -> Span | None:
+        name, kind, lane, step, start, end, arrival, _ = span
         read = self.clock.read
-        start, end = read(span.start), read(span.end)
+        start, end = read(start), read(end)
         if start is None or end is None:
             return None
-        arrival = span.arrival
         if arrival is not None:
             at = read(arrival.mark)
             if at is None:
                 return None
-            arrival = arrival._replace(mark=at)
-        return Span(span.name, span.kind, span.lane, span.step, start, end, arrival)
+            arrival = Arrival(arrival.name, arrival.step, at, arrival.serial)
+        return Span(name, kind, lane, step, start, end, arrival)
 
 
 class _Here(threading.local):

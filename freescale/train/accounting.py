@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 import zlib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,8 @@ _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
 
 _NEVER = -float("inf")
+
+_start_of = attrgetter("start")
 
 Key = tuple[int, str, int]
 """An exchange: step, name, and which one of that name in that step."""
@@ -133,7 +137,7 @@ class Accounts:
         assert self.recorder is not None
         self._ended.extend(self.recorder.ended_steps())
         taken = self.recorder.take()
-        self._spans.extend(map(self._recalled, taken) if self._known else taken)
+        self._spans.extend(span if span.arrival is None else self._recalled(span) for span in taken)
         first = self._held[0].step
         # Later steps may have ended, too; their lines are still to come.
         done = min(up_to, self._ended[-1][0]) if self._ended else first - 1
@@ -143,6 +147,7 @@ class Accounts:
             self._num_accounts += 1
             if self.clock is not None and self._num_accounts % _REMEASURE == 0:
                 self.clock.measure(rounds=4)
+        self._spans.sort(key=_start_of)
         mine = [self._close_step() for _ in range(done - first + 1)]
         if self.spans is not None:
             self.spans.flush()
@@ -153,28 +158,29 @@ class Accounts:
             self.write(replace(self._held.popleft(), ranks=tuple(parts)))
 
     def _close_step(self) -> Parts:
-        """Split the oldest ended step and let go of the spans that lie behind it."""
+        """Split the oldest ended step and let go of the spans that lie behind it; spans are in order of their starts.
+
+        An account closes many steps: each looks at its own spans, not at those of all that follow.
+        """
         step, start, end = self._ended.popleft()
-        parts = split_step(start, end, self._spans)
+        num_begun = bisect_left(self._spans, end, key=_start_of)
+        begun = self._spans[:num_begun]
+        parts = split_step(start, end, begun)
         if self.spans is not None and is_kept(step):
-            self.spans.write(step, start, end, parts, self._spans, offset=self._offset())
-        self._spans = [span for span in self._spans if span.end > end]
+            self.spans.write(step, start, end, parts, begun, offset=self._offset())
+        self._spans[:num_begun] = [span for span in begun if span.end > end]
         return parts
 
     def _compare(self, first: int, up_to: int, done: int) -> int:
         """Fill in the last arrivals of all waits up to a step; returns the last step that every rank has behind it."""
-        arrivals = self._arrivals(up_to)
+        keyed = self._keyed(up_to)
+        arrivals = {key: span.arrival.mark for key, _, span in keyed if span.arrival is not None}
         rows: dict[int, list[Key]] = {step: [] for step in range(first, up_to + 1)}
         for key in sorted(arrivals):
             rows[max(first, key[0])].append(key)
-        table = torch.full((len(rows) + 1, _SLOTS + 2), _NEVER, dtype=torch.float64)
-        table[-1, 0] = -done
         offset = self._offset()
-        for row, keys in zip(table, rows.values()):
-            check = zlib.crc32(repr(keys).encode())
-            row[0], row[1] = check, -check
-            kept = [arrivals[key] + offset for key in keys[:_SLOTS]]
-            row[2 : 2 + len(kept)] = torch.tensor(kept, dtype=torch.float64)
+        lines = [_line_of(keys, [arrivals[key] + offset for key in keys[:_SLOTS]]) for keys in rows.values()]
+        table = torch.tensor([*lines, [-done] + [_NEVER] * (_SLOTS + 1)], dtype=torch.float64)
         dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self.ranks.control)
         if bool((table[:-1, 0] == -table[:-1, 1]).all()):
             last = {
@@ -184,7 +190,7 @@ class Accounts:
             }
         else:
             last = self._by_name({key: value + offset for key, value in arrivals.items()})
-        self._fill_in({key: value - offset for key, value in last.items()}, up_to)
+        self._fill_in({key: value - offset for key, value in last.items()}, keyed)
         return int(-table[-1, 0])
 
     def _by_name(self, mine: dict[Key, float]) -> dict[Key, float]:
@@ -193,42 +199,38 @@ class Accounts:
         dist.all_gather_object(everybody, mine, group=self.ranks.control)
         return {key: max(other.get(key, _NEVER) for other in everybody) for key in mine}
 
-    def _arrivals(self, up_to: int) -> dict[Key, float]:
-        """When this rank was ready for the exchanges of steps up to here that are not compared yet."""
-        found: dict[Key, float] = {}
-        for key, span in self._keyed(up_to):
-            assert span.arrival is not None
-            found[key] = span.arrival.mark
-        return found
-
-    def _fill_in(self, last: dict[Key, float], up_to: int) -> None:
+    def _fill_in(self, last: dict[Key, float], keyed: list[tuple[Key, int, Span]]) -> None:
         self._known = {
-            span.arrival.serial: last[key] for key, span in self._keyed(up_to) if span.arrival and key in last
+            span.arrival.serial: last[key] for key, _, span in keyed if span.arrival and key in last
         }
-        self._spans = [self._recalled(span) for span in self._spans]
+        for _, place, span in keyed:
+            self._spans[place] = self._recalled(span)
 
     def _recalled(self, span: Span) -> Span:
         """A wait may be recorded after its exchange was compared: one that was started early, say."""
         if span.arrival is None or span.last is not None:
             return span
-        return span._replace(last=self._known.get(span.arrival.serial))
+        last = self._known.get(span.arrival.serial)
+        return span if last is None else span._replace(last=last)
 
-    def _keyed(self, up_to: int) -> list[tuple[Key, Span]]:
-        """Waits that are not compared yet, under a name that is the same on every rank."""
-        waits = [
-            s for s in self._spans if s.arrival is not None and s.last is None and s.arrival.step <= up_to
-        ]
-        waits.sort(key=lambda span: span.arrival.serial if span.arrival else 0)
-        keyed: list[tuple[Key, Span]] = []
+    def _keyed(self, up_to: int) -> list[tuple[Key, int, Span]]:
+        """Waits of steps up to here not compared yet: a name that is the same on every rank, place, span."""
+        waits = sorted(
+            (span.arrival.serial, place)
+            for place, span in enumerate(self._spans)
+            if span.arrival is not None and span.last is None and span.arrival.step <= up_to
+        )
+        keyed: list[tuple[Key, int, Span]] = []
         counts: dict[tuple[int, str], int] = {}
         before = -1
-        for span in waits:
+        for serial, place in waits:
+            span = self._spans[place]
             assert span.arrival is not None
             name = (span.arrival.step, span.arrival.name)
-            if span.arrival.serial != before:
+            if serial != before:
                 counts[name] = counts.get(name, 0) + 1
-            before = span.arrival.serial
-            keyed.append(((*name, counts[name]), span))
+            before = serial
+            keyed.append(((*name, counts[name]), place, span))
         return keyed
 
     def _everybodys(self, mine: Sequence[Parts]) -> list[list[Parts]]:
@@ -249,3 +251,9 @@ class Accounts:
 
     def _offset(self) -> float:
         return 0.0 if self.clock is None else self.clock.offset
+
+
+def _line_of(keys: list[Key], arrivals: list[float]) -> list[float]:
+    """A row of the table that ranks compare: a check of the names, so that its maximum tells whether all are alike."""
+    check = zlib.crc32(repr(keys).encode())
+    return [check, -check, *arrivals, *[_NEVER] * (_SLOTS - len(arrivals))]

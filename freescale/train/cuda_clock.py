@@ -38,6 +38,8 @@ class CudaClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._streams: dict[tuple[int, ...], torch.cuda.Stream] = {}
         self._free: list[torch.cuda.Event] = []
         self._idle = torch.cuda.Stream(device)
         self._probe: _Moment | None = None
@@ -82,8 +84,16 @@ class CudaClock:
         except IndexError:  # asking first would not do: another thread may take the last one
             event = torch.cuda.Event(enable_timing=True)
         moment = _Moment(event)
-        event.record(stream)
+        event.record(self._current() if stream is None else stream)
         return moment
+
+    def _current(self) -> torch.cuda.Stream:
+        """The stream that work is queued on; torch would make a new object whenever it is asked."""
+        facts = torch._C._cuda_getCurrentStream(self._index)
+        stream = self._streams.get(facts)
+        if stream is None:
+            stream = self._streams[facts] = torch.cuda.current_stream(self._index)
+        return stream
 
     def _passed(self, event: torch.cuda.Event, recorded: float) -> float:
         device_s = self._anchor_s + self._anchor.elapsed_time(event) / 1000

@@ -280,7 +280,7 @@ def run_tensors(run: Run) -> dict[str, Tensor]:
     names = {param: name for name, param in run.model.named_parameters()}
     for group in run.optimizer.param_groups:
         for param in group["params"]:
-            name, state = names[param], adam_state(run.optimizer, param)
+            name, state = names[param], adam_state(run.optimizer, param, fused=bool(group["fused"]))
             tensors |= {f"optimizer.{name}.{part}": whole(name, value) for part, value in state.items()}
     tensors |= {f"table.{name}": value for name, value in run.embedding.state_dict().items()}
     return tensors | {f"ids.{name}": value for name, value in run.id_map.state_dict().items()}
@@ -292,11 +292,14 @@ def load_run(run: Run, path: Path) -> None:
     run.id_map.restored()
 
 
-def adam_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:
-    """AdamW's state of one parameter, made now if the first step has not been taken yet."""
+def adam_state(optimizer: torch.optim.Optimizer, param: Tensor, *, fused: bool) -> dict[str, Tensor]:
+    """AdamW's state of one parameter, made now if the first step has not been taken yet.
+
+    A fused optimizer counts steps where the parameter is, any other on the CPU; checkpoints fit both.
+    """
     state = optimizer.state[param]
     if not state:
-        state["step"] = torch.tensor(0.0)
+        state["step"] = torch.zeros((), device=param.device if fused else "cpu")
         state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
     return dict(state)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from freescale.balance.cost_fit import MeasuredStep, OnlineCostModel, fit_cost_model
+from freescale.balance.cost_fit import MeasuredStep, OnlineCostModel, fit_cost_model, table_of
 from freescale.balance.cost_model import COEFFICIENTS, CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
@@ -78,10 +78,8 @@ class Rebalancer:
     def _pool(self) -> list[list[MeasuredStep]]:
         """The recent steps of every rank, on every rank: [ranks, window, 4] numbers, 0 ms where there is none."""
         mine = torch.zeros(_WINDOW, 4, dtype=torch.float64)
-        for place, step in enumerate(list(self._recent)[-_WINDOW:]):
-            mine[place] = torch.tensor(
-                [step.num_samples, step.tokens, step.squares, step.ms], dtype=torch.float64
-            )
+        recent = list(self._recent)[-_WINDOW:]
+        mine[: len(recent)] = torch.from_numpy(table_of(recent))
         everybody = [torch.empty_like(mine) for _ in range(self.ranks.num_ranks)]
         dist.all_gather(everybody, mine, group=self.ranks.control)
         return [

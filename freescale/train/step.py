@@ -114,6 +114,7 @@ class TrainStep:
                 owned=self.owned.names,
             )
         self._optimizer = optimizer
+        self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._ranks = ranks
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
         self._clip_norm = clip_norm
@@ -124,8 +125,9 @@ class TrainStep:
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
         step = ready.plan.step
-        torch.manual_seed(_mix(self._seed, step, self._ranks.rank))
-        self._optimizer.zero_grad(set_to_none=True)
+        seed_random_numbers(_mix(self._seed, step, self._ranks.rank), self._ranks.device)
+        for param in self._parameters:
+            param.grad = None  # as `zero_grad` does, without its hooks
         self.load.begin(max(1, ready.plan.global_tokens))
         with self._precision():
             items = self._encode_items(ready)
@@ -189,6 +191,17 @@ class TrainStep:
 def _in_this_thread() -> AbstractContextManager[None]:
     """On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+def seed_random_numbers(seed: int, device: torch.device) -> None:
+    """Begin the random numbers of the CPU and of this device anew: those that `torch.manual_seed` begins.
+
+    That one seeds every kind of device there is, and writes down the stack for those that are not in use: 0.4 ms.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -165,3 +165,39 @@ def test_concat_of_nothing_and_a_number_outside_the_batch_are_refused():
         SequenceBatch.concat([])
     with pytest.raises(IndexError):
         make_batch([[1], [2]]).select([2])
+
+
+@settings(deadline=None)
+@given(SEQUENCES)
+def test_a_batch_travels_between_processes_as_one_tensor(sequences):
+    batch = make_batch(sequences).with_samples(
+        odd=torch.zeros(len(sequences), 3, dtype=torch.bool),
+        half=torch.ones(len(sequences), dtype=torch.bfloat16),
+    )
+    make, (block, *facts) = batch.__reduce__()
+    assert block.dtype == torch.uint8
+    assert not any(isinstance(fact, torch.Tensor) for fact in facts)
+    for copy in (make(block, *facts), pickle.loads(pickle.dumps(batch))):
+        assert torch.equal(copy.offsets, batch.offsets)
+        for mine, theirs in ((copy.tokens, batch.tokens), (copy.samples, batch.samples)):
+            assert list(mine) == list(theirs)
+            for name, values in theirs.items():
+                assert mine[name].dtype == values.dtype
+                assert torch.equal(mine[name], values)
+
+
+def test_a_batch_that_learns_stays_on_its_device_when_pickled():
+    batch = make_batch([[1, 2], [3]]).with_tokens(rows=torch.ones(3, 2, requires_grad=True))
+    copy = pickle.loads(pickle.dumps(batch))
+    assert copy.tokens["rows"].requires_grad
+    assert as_lists(copy) == [[1, 2], [3]]
+
+
+def test_features_that_are_added_must_fit_too():
+    batch = make_batch([[1, 2], [3]])
+    with pytest.raises(ValueError, match="token feature 'x' has 2 values, expected 3"):
+        batch.with_tokens(x=torch.zeros(2))
+    with pytest.raises(ValueError, match="sample feature 'x' has 3 values, expected 2"):
+        batch.with_samples(x=torch.zeros(3))
+    assert batch.with_samples(x=torch.zeros(2)).num_tokens == 3
+    assert "x" not in batch.samples

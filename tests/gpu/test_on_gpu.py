@@ -31,6 +31,7 @@ from freescale.kernels import (
 from freescale.kernels.rows import sum_by_row
 from freescale.train.events import Progress
 from freescale.train.loop import train
+from freescale.train.step import seed_random_numbers
 from tests.small_run import SMALL, Recorder, full_tensors
 
 pytestmark = [
@@ -157,6 +158,38 @@ def test_the_gpu_follows_the_curve_of_the_cpu(tmp_path: Path) -> None:
     for name, value in cpu["tensors"].items():
         np.testing.assert_allclose(gpu["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
     assert [e["hr@10"] for e in gpu["evals"]] == pytest.approx([e["hr@10"] for e in cpu["evals"]])
+
+
+def test_fused_adamw_follows_the_plain_one(tmp_path: Path) -> None:
+    recipe = [*SMALL, "run.device=cuda", "model.dtype=float64", "run.steps=40", "run.eval_every=20"]
+
+    def losses(*, fused: bool, resume_from: Path | None = None) -> list[float]:
+        out = f"run.out={tmp_path / str(fused)}"
+        config = load_config(None, [*recipe, "optim.clip_norm=0.5", "run.keep=9", out])
+        recorder = Recorder()
+        ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
+        run = build_run(config, build_source(config), ranks, Progress([recorder]))
+        for group in run.optimizer.param_groups:
+            assert group["fused"] is True
+            group["fused"] = fused
+        train(run, resume_from=resume_from)
+        return [event["loss"] for event in recorder.of("step")]
+
+    plain = losses(fused=False)
+    np.testing.assert_allclose(losses(fused=True), plain, rtol=1e-9)
+    # A checkpoint of the one goes on with the other, whose counts of steps are on the other side.
+    path = tmp_path / "False" / "checkpoints" / "step-00000020"
+    np.testing.assert_allclose(losses(fused=True, resume_from=path), plain[20:], rtol=1e-9)
+
+
+def test_random_numbers_of_a_step_are_those_of_torchs_own_seed() -> None:
+    for device in (torch.device("cuda"), torch.device("cuda", torch.cuda.current_device())):
+        torch.manual_seed(2**63 - 25)
+        wanted = torch.rand(100, device=device), torch.rand(100)
+        torch.rand(7, device=device)
+        seed_random_numbers(2**63 - 25, device)
+        assert torch.equal(torch.rand(100, device=device), wanted[0])
+        assert torch.equal(torch.rand(100), wanted[1])
 
 
 def test_bfloat16_learns_nearly_as_well(tmp_path: Path) -> None:

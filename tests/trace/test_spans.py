@@ -163,3 +163,22 @@ def test_recording_costs_a_few_microseconds(recorder):
     # 1.5 us on a quiet core; the bound only catches a change of kind, such as a file or a print in each span.
     # The best of many short tries: a busy machine may slow any one of them by a hundred times.
     assert min(seconds_of(100) for _ in range(50)) / 100 < 50e-6
+
+
+def test_stages_need_no_reading_of_the_clock():
+    class Unread(LateClock):
+        def read(self, mark):
+            assert isinstance(mark, list), "a stage has its times"
+            return super().read(mark)
+
+    recorder = Recorder(Unread())
+    spans.record_into(recorder)
+    try:
+        recorder.begin(1)
+        with stage("load"), compute("forward"):
+            pass
+        assert [span.name for span in recorder.take()] == ["load"]
+        recorder.clock.settle()
+        assert [span.name for span in recorder.take()] == ["forward"]
+    finally:
+        spans.record_into(None)

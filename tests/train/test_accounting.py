@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freescale.comm.clocks import SharedClock
 from freescale.comm.local_sockets import LocalTransport
 from freescale.comm.transport import Pending
 from freescale.comm.watched import WatchedTransport
-from freescale.trace.bubbles import CAUSES, Parts, add_up, slowest
-from freescale.trace.spans import HostClock, Recorder, compute, exchange, record_into, stage
+from freescale.trace.bubbles import CAUSES, Parts, add_up, slowest, split_step
+from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
 from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
@@ -316,3 +319,22 @@ def test_exposed_sums_of_dense_gradients_are_waits_not_work(tmp_path):
     assert totals["straggler"][0] > 2 * totals["straggler"][1]
     assert totals["compute"][1] > totals["compute"][0]
     assert sum((event["slowest"], event["slowest_by"]) == (1, "compute") for event in steps) >= 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_steps=st.integers(1, 6), num_spans=st.integers(0, 40))
+def test_steps_closed_one_after_the_other_are_those_split_from_all_spans(seed, num_steps, num_spans):
+    rng = random.Random(seed)
+    spans = []
+    for number in range(num_spans):
+        start = rng.uniform(-1, num_steps)
+        kind, lane = rng.choice(["stage", "compute", "wait"]), rng.choice(["main", "other"])
+        arrival = Arrival("x", 1, start, number) if kind == "wait" and rng.random() < 0.7 else None
+        last = None if arrival is None or rng.random() < 0.3 else start + rng.uniform(-1, 1)
+        spans.append(Span("x", kind, lane, 1, start, start + rng.uniform(0, 2.5), arrival, last))
+    accounts = Accounts(ranks=these_ranks(), recorder=None, write=lambda step: None)
+    accounts._spans = sorted(spans, key=lambda span: span.start)
+    accounts._ended.extend((step + 1, float(step), float(step + 1)) for step in range(num_steps))
+    for step in range(num_steps):
+        assert accounts._close_step() == split_step(step, step + 1, spans)
+        assert set(accounts._spans) == {span for span in spans if span.end > step + 1}

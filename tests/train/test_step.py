@@ -21,7 +21,7 @@ from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.schedule import PlainSchedule
-from freescale.train.step import TrainStep
+from freescale.train.step import TrainStep, seed_random_numbers
 from tests.ranks import run_on_ranks
 
 ROWS, NUM_STEPS, DIM = 8, 3, 4
@@ -149,3 +149,13 @@ def test_a_loss_that_is_not_a_number_names_step_batch_and_histories():
         alone(poison=poison)
     assert "batch hash: histories [0, 1, 2, 3, 4, ... 8 in all] on rank 0" in str(caught.value)
     assert "optim.lr" in str(caught.value)
+
+
+def test_random_numbers_of_a_step_are_those_of_torchs_own_seed():
+    seed = 2**63 - 25
+    torch.manual_seed(seed)
+    wanted = torch.rand(100), torch.nn.functional.dropout(torch.ones(1000))
+    torch.rand(7)
+    seed_random_numbers(seed, torch.device("cpu"))
+    assert torch.equal(torch.rand(100), wanted[0])
+    assert torch.equal(torch.nn.functional.dropout(torch.ones(1000)), wanted[1])
