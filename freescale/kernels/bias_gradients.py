@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from freescale.kernels.attention_launch import Launch, Tile, start_kernel
+from freescale.kernels.attention_launch import Launch, Tile
 from freescale.kernels.attention_work import BIAS_ROWS, Part, is_square
 from freescale.kernels.bias_plan import CHUNK, SumStep, TablePlan, bucket_rows
+from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.pair_bias import BiasTables
 
 # Bytes that kept score gradients may take; 0 works them out again always.

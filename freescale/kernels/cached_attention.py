@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention import has_triton
-from freescale.kernels.attention_launch import last_dense, start_kernel
+from freescale.kernels.attention_launch import last_dense
 from freescale.kernels.attention_mask import Ints
 from freescale.kernels.fused_attention import MAX_WIDTH
+from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.tile_pairs import numbered
 
 # Most new tokens a program, keys a step, warps and tiles in flight: half precision, then float32 by width. Larger tiles

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention import has_triton
-from freescale.kernels.attention_launch import start_kernel
 from freescale.kernels.expert_grouped import GroupedSteps
 from freescale.kernels.expert_steps import Activation, Routed, Span
+from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.moe_routing import TILE_ROWS, num_tiles
 
 

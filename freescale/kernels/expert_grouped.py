@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.kernels.attention import has_triton
-from freescale.kernels.attention_launch import start_kernel
 from freescale.kernels.expert_steps import Activation, Routed, Span
+from freescale.kernels.kernel_start import start_kernel
 
 # Numbers one program of a row kernel works on, and columns at once: eight 16-byte reads a thread in flight.
 NUMBERS, COLUMNS = 4096, 1024

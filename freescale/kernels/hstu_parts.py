@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention_launch import last_dense, start_kernel
+from freescale.kernels.attention_launch import last_dense
 from freescale.kernels.fusing import can_fuse
+from freescale.kernels.kernel_start import start_kernel
 
 EPS = 1e-6
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.

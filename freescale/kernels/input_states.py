@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention_launch import start_kernel
 from freescale.kernels.fusing import can_fuse
+from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.layout import SequenceLayout
 from freescale.kernels.rows import take
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from freescale.errors import FreeScaleError
 from freescale.kernels.attention import has_triton
-from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.kernel_start import start_kernel
 
 # Rows of one tile of the products; a tile never holds rows of two experts.
 TILE_ROWS = 128

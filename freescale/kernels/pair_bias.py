@@ -11,11 +11,12 @@ from torch import Tensor
 
 from freescale.kernels.attention_launch import Launch
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork
+from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, BiasStore
+from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 
 # Rows and columns that a program works on at a time.
-_ROWS, _STRIP = 32, BIAS_ROWS
+_PIECE = {"ROWS": 32, "STRIP": BIAS_ROWS}
 
 
 class BiasTables(NamedTuple):
@@ -38,20 +39,18 @@ def time_buckets(
 
     store = work.bias_store(mask)
     out = torch.empty(store.size, dtype=torch.uint8, device=store.blocks.device)
-    triton_bias.bucket_kernel[(len(store.blocks), BIAS_ROWS // _ROWS, store.widest // _STRIP)](
-        query_time.contiguous(),
-        key_time.contiguous(),
-        out,
-        store.rows,
-        store.blocks,
-        work.nothing if mask is None else work.seen_pieces(mask),
-        _bucket_edges(out.device),
-        math.log(2) / TIME_BUCKET_WIDTH,
-        NUM_TIME_BUCKETS - 1,
-        MASKED=mask is not None,
-        ROWS=_ROWS,
-        STRIP=_STRIP,
-    )
+    tensors = {
+        "QueryTime": query_time.contiguous(),
+        "KeyTime": key_time.contiguous(),
+        "Buckets": out,
+        "Rows": store.rows,
+        "Blocks": store.blocks,
+        "Seen": work.nothing if mask is None else work.seen_pieces(mask),
+        "Edges": _bucket_edges(out.device),
+    }
+    numbers = {"log2_to_bucket": math.log(2) / TIME_BUCKET_WIDTH}
+    constants = {"top_bucket": NUM_TIME_BUCKETS - 1, "MASKED": mask is not None, **_PIECE}
+    start_kernel(triton_bias.bucket_kernel, _grid(store), tensors, numbers, constants)
     return out
 
 
@@ -78,23 +77,29 @@ def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
     dtype = torch.float16 if launch.q.dtype.itemsize == 2 else launch.q.dtype
     out = torch.empty(store.size, dtype=dtype, device=launch.q.device)
     position, time = (_table(x, launch) for x in (tables.position, tables.time))
-    triton_bias.bias_kernel[(len(store.blocks), BIAS_ROWS // _ROWS, store.widest // _STRIP)](
-        out,
-        launch.nothing if tables.buckets is None else tables.buckets,
-        position,
-        time,
-        store.rows,
-        store.blocks,
-        launch.nothing if launch.mask is None else launch.work.seen_pieces(launch.mask),
-        len(position) - 1,
-        1 / launch.alpha,
-        HAS_POSITION=tables.position is not None,
-        HAS_TIME=tables.time is not None,
-        MASKED=launch.mask is not None,
-        ROWS=_ROWS,
-        STRIP=_STRIP,
-    )
+    tensors = {
+        "Bias": out,
+        "Buckets": launch.nothing if tables.buckets is None else tables.buckets,
+        "Position": position,
+        "Time": time,
+        "Rows": store.rows,
+        "Blocks": store.blocks,
+        "Seen": launch.nothing if launch.mask is None else launch.work.seen_pieces(launch.mask),
+    }
+    constants = {
+        "last_place": position.shape[0] - 1,
+        "HAS_POSITION": tables.position is not None,
+        "HAS_TIME": tables.time is not None,
+        "MASKED": launch.mask is not None,
+        **_PIECE,
+    }
+    start_kernel(triton_bias.bias_kernel, _grid(store), tensors, {"factor": 1 / launch.alpha}, constants)
     return out
+
+
+def _grid(store: BiasStore) -> tuple[int, int, int]:
+    """A program for every piece of every block."""
+    return store.blocks.shape[0], BIAS_ROWS // _PIECE["ROWS"], store.widest // _PIECE["STRIP"]
 
 
 def _table(x: Tensor | None, launch: Launch) -> Tensor:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.layout import ByLength
 
 # Most values that are added one after the other.

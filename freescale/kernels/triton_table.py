@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.kernel_start import start_kernel
 
 
 @triton.jit

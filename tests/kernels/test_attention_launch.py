@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.kernel_start import start_kernel
 
 triton = pytest.importorskip("triton")
 

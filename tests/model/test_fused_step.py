@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels.attention_launch import start_kernel
+from freescale.kernels.kernel_start import start_kernel
 from freescale.model.heads import RetrievalHead
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender

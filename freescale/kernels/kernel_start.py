@@ -1,0 +1,183 @@
+"""How a Triton kernel is started: the first time by Triton, which compiles it, from then on straight from the result.
+
+Triton looks at every argument again to find what it has compiled: about 0.3 ms for the forty of an attention kernel on
+the machine of the H200 results, longer than the kernel runs. Here a kernel's constants are settled once; what is left
+to look at is which kinds of tensors it is given, and on which GPU.
+
+    start_kernel(kernel, grid, tensors, numbers, constants)      everything by its name
+    Prepared(kernel, ...).start(grid, tensors, numbers)          constants settled, the rest in the order that was named
+
+Kernels are compiled for the type of a tensor, whether its memory begins at a multiple of 16 bytes, and each constant.
+Numbers must leave no trace in them: floats do not, whole numbers only where the kernel promises it
+(`do_not_specialize`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from operator import attrgetter, itemgetter, or_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Triton's launchers that `_straight` has been written for; any other is started the public way.
+_KNOWN_VERSIONS = ("3.6.", "3.9.")
+
+Grid = tuple[int, ...]
+Run = Callable[[Grid, tuple[Any, ...]], None]
+
+_address = Tensor.data_ptr
+_dtype = attrgetter("dtype")
+
+
+class Prepared:
+    """A kernel with its constants settled.
+
+    Args:
+        kernel: a Triton function.
+        tensors: names of the tensors that `start` will be given, in order.
+        numbers: the same of the numbers. Those the kernel has no argument for are left out.
+        constants: what it is compiled for, and options such as num_warps.
+        described: how many of the tensors, the first ones, come as descriptors.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        tensors: Iterable[str],
+        numbers: Iterable[str],
+        constants: Mapping[str, Any],
+        *,
+        described: int = 0,
+    ) -> None:
+        self._kernel, self._described = kernel, described
+        self._tensors, self._numbers = tuple(tensors), tuple(numbers)
+        self._constants = {name: _constant(x) for name, x in constants.items()}
+        # The interpreter, which runs kernels in tests, compiles nothing.
+        self._compiles = hasattr(kernel, "params")
+        self._compiled: dict[tuple[Any, ...], Run] = {}
+
+    def start(self, grid: Grid, tensors: tuple[Any, ...], numbers: tuple[float, ...] = ()) -> None:
+        """Start as many programs as the grid has places."""
+        if not self._compiles:
+            self._by_triton(grid, tensors, numbers)
+            return
+        first, rest = tensors[: self._described], tensors[self._described :]
+        addresses = tuple(map(_address, rest))
+        if reduce(or_, addresses, 0) % 16:
+            # Rare, and another kernel, which Triton finds.
+            self._by_triton(grid, tensors, numbers)
+            return
+        kinds = (torch.cuda.current_device(), *map(_dtype, rest), *[x.base.dtype for x in first])
+        run = self._compiled.get(kinds)
+        if run is None:
+            made = self._by_triton(grid, tensors, numbers)
+            self._compiled[kinds] = self._bound(made)
+        else:
+            run(grid, first + addresses + numbers)
+
+    def _by_triton(self, grid: Grid, tensors: tuple[Any, ...], numbers: tuple[float, ...]) -> Any:
+        """Started by Triton, which compiles first if need be; what it has compiled."""
+        given = {name: x for name, x in zip(self._numbers, numbers) if name in self._kernel.arg_names}
+        _check_numbers(self._kernel, given)
+        return self._kernel[grid](**dict(zip(self._tensors, tensors)), **given, **self._constants)
+
+    def _bound(self, made: Any) -> Run:
+        """Starts the compiled kernel on tensors and numbers, in the order that `start` has them."""
+        names = [param.name for param in self._kernel.params]
+        # Only what stays the same is remembered: a tensor kept here would never be freed.
+        fixed = tuple(self._constants[name] for name in names if name in self._constants)
+        order = [*self._tensors, *self._numbers, *(name for name in names if name in self._constants)]
+        assert len(names) > 1, f"{self._kernel}: a kernel has several arguments"
+        pick = itemgetter(*map(order.index, names))
+        straight = _straight(made)
+
+        def run(grid: Grid, changing: tuple[Any, ...]) -> None:
+            arguments = pick(changing + fixed)
+            grid = (*grid, 1, 1)[:3]
+            if straight is None or _watched():
+                made[grid](*arguments)
+            else:
+                straight(grid, arguments)
+
+        return run
+
+
+_prepared: dict[tuple[Any, ...], Prepared] = {}
+
+
+def start_kernel(
+    kernel: Any,
+    grid: Grid,
+    tensors: Mapping[str, Any],
+    numbers: Mapping[str, float],
+    constants: Mapping[str, Any],
+) -> None:
+    """kernel[grid](**tensors, **numbers, **constants), by what was prepared for these names and constants."""
+    # Its id, as Triton works a kernel's hash out anew each time; what is prepared keeps the kernel, so nobody else
+    # gets the id.
+    key = (id(kernel), *tensors, *numbers, *constants, *constants.values())
+    prepared = _prepared.get(key)
+    if prepared is None:
+        prepared = _prepared[key] = Prepared(kernel, tensors, numbers, constants)
+    prepared.start(grid, tuple(tensors.values()), tuple(numbers.values()))
+
+
+def _straight(made: Any) -> Callable[[Grid, tuple[Any, ...]], None] | None:
+    """What `made[grid](*arguments)` does, without the two calls of hooks that nobody has set; None if not known how.
+
+    Addresses are given as whole numbers, which every launcher takes: it need not ask the tensors, nor the driver.
+    """
+    import triton
+
+    if not triton.__version__.startswith(_KNOWN_VERSIONS):
+        return None
+    current_device, current_stream = _current()
+    launcher, function, packed = made.run, made.function, made.packed_metadata
+
+    def run(grid: Grid, arguments: tuple[Any, ...]) -> None:
+        stream = current_stream(current_device())
+        launcher(*grid, stream, function, packed, None, None, None, *arguments)
+
+    return run
+
+
+@cache
+def _current() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """How Triton asks for the current device and its stream."""
+    from triton.runtime import driver
+
+    return driver.active.get_current_device, driver.active.get_current_stream
+
+
+def _watched() -> bool:
+    """Whether somebody, a profiler, wants to be told of every launch."""
+    runtime = _runtime()
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+@cache
+def _runtime() -> Any:
+    from triton import knobs
+
+    return knobs.runtime
+
+
+def _check_numbers(kernel: Any, numbers: Mapping[str, float]) -> None:
+    """Triton builds whole numbers that are 1, or multiples of 16, into a kernel, which then would serve others, too."""
+    promised = getattr(kernel, "do_not_specialize", None)
+    if promised is None:  # as the interpreter keeps it
+        promised = getattr(kernel, "kwargs", {}).get("do_not_specialize") or ()
+    wrong = [name for name, x in numbers.items() if isinstance(x, int) and name not in promised]
+    assert not wrong, f"{kernel}: {wrong} must be in do_not_specialize"
+
+
+def _constant(x: Any) -> Any:
+    if isinstance(x, torch.dtype):
+        from triton import language as tl
+
+        return getattr(tl, str(x).removeprefix("torch."))
+    return x
