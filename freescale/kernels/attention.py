@@ -63,12 +63,7 @@ def hstu_attention(
         backend: "auto" takes loops on the CPU and Triton kernels on a GPU.
     """
     layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
-    if position_bias is not None and len(position_bias) < layout.longest:
-        raise ValueError(
-            f"position_bias has {len(position_bias)} weights for sequences of up to {layout.longest} tokens"
-        )
-    if time_bias is not None and (query_time is None or key_time is None):
-        raise ValueError("time_bias needs query_time and key_time")
+    check_bias(position_bias, time_bias, query_time, key_time, layout)
     layout.check(mask)
     backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=False)
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
@@ -98,6 +93,22 @@ def hstu_attention(
         else:
             out = tiled_silu_attention(q, k, v, layout.tiles, scale=scale, buckets=buckets, **bias)
     return out.to(v_THV.dtype)
+
+
+def check_bias(
+    position_bias: Tensor | None,
+    time_bias: Tensor | None,
+    query_time: Tensor | None,
+    key_time: Tensor | None,
+    layout: SequenceLayout,
+) -> None:
+    """Refuse tables that do not fit the batch."""
+    if position_bias is not None and position_bias.shape[0] < layout.longest:
+        raise ValueError(
+            f"position_bias has {position_bias.shape[0]} weights for sequences of up to {layout.longest} tokens"
+        )
+    if time_bias is not None and (query_time is None or key_time is None):
+        raise ValueError("time_bias needs query_time and key_time")
 
 
 def softmax_attention(

@@ -108,12 +108,12 @@ def fused_attention(
         none = v.new_zeros(0, q.shape[1], v.shape[2])
         return none + 0 * sum((x.sum() for x in (*inputs, v)), start=v.new_zeros(())).to(v.dtype)
     tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, work.mean_length, biased=bool(bias))
-    return _FusedAttention.apply(  # type: ignore[no-untyped-call]
+    return FusedAttention.apply(  # type: ignore[no-untyped-call]
         *(last_dense(x) for x in (q, k, v)), *bias, work, mask, alpha, scale, tiles
     )
 
 
-class _FusedAttention(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):
     """Attention over [T, heads, width]."""
 
     @staticmethod
@@ -131,6 +131,7 @@ class _FusedAttention(torch.autograd.Function):
         scale: float | None,
         tiles: Tiles,
     ) -> Tensor:
+        """[T, heads, width of v]."""
         from freescale.kernels.triton_attention import forward_kernel
 
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
@@ -153,8 +154,7 @@ class _FusedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Keys and values, queries, then the tables of the bias; the bias of all pairs is made again if it is large."""
         q, k, v, *tables = ctx.saved_tensors[:6]
         rest = ctx.saved_tensors[6:]
@@ -169,6 +169,8 @@ class _FusedAttention(torch.autograd.Function):
         d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2)
         dk, dv = (_over_group(x, like, launch.group) for x, like in ((call.dk, k), (call.dv, v)))
         return call.dq, dk, dv, *d_tables, *(None,) * 6
+
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
 
 class _Backward(NamedTuple):

@@ -8,6 +8,7 @@ the gate, both ways, and what the layer adds to its input is added by the produc
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class Room:
 
     def for_u(self, u: Tensor) -> Tensor:
         """Where the gradient of u goes."""
-        self._wide = u.new_empty(len(u), 4 * u.shape[1])
+        self._wide = u.new_empty(u.shape[0], 4 * u.shape[1])
         return self._wide[:, : u.shape[1]]
 
     def around(self, du: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
     """
     if can_fuse(x_TD, width=weight.shape[1] // 4) if fused is None else fused:
         room = Room()
-        u, v, q, k, past = _Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
+        u, v, q, k, past = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
         return Projected(u, v, q, k, past, room)
     u, *rest = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
     v, q, k = (F.silu(part) for part in rest)
@@ -99,7 +100,7 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
 def gate(made: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
     """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
     if can_fuse(made.u) if fused is None else fused:
-        return _Gate.apply(made.u, attended_TD, made.room or Room())  # type: ignore[no-untyped-call]
+        return Gate.apply(made.u, attended_TD, made.room or Room())  # type: ignore[no-untyped-call]
     return F.silu(made.u) * plain_norm(attended_TD)
 
 
@@ -107,36 +108,37 @@ def add_product(made: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | 
     """Past + y weight^T, the states after the layer. Fused, it is written over `made.past`, which nobody else needs."""
     fused = can_fuse(y_TD) if fused is None else fused
     if fused and made.past.dtype == y_TD.dtype:
-        return _AddProduct.apply(made.past, y_TD, weight)  # type: ignore[no-untyped-call]
+        return AddProduct.apply(made.past, y_TD, weight)  # type: ignore[no-untyped-call]
     return made.past + F.linear(y_TD, weight)
 
 
-class _Project(torch.autograd.Function):
+class Project(torch.autograd.Function):
     """SiLU(norm(x) W); keeps norm(x), what its rows were divided by, and the numbers before the SiLU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: Room) -> tuple[Tensor, ...]:
+        """U, v, q, k and what goes past the layer."""
         from freescale.kernels import triton_rows
 
-        dtype = _compute_dtype(x)
-        x = last_dense(x)
-        normed, past = (torch.empty(x.shape, dtype=kind, device=x.device) for kind in (dtype, x.dtype))
-        rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        dtype, x = compute_dtype(x), last_dense(x)
+        num_rows, device = x.shape[0], x.device
+        normed = torch.empty(x.shape, dtype=dtype, device=device)
+        past = torch.empty(x.shape, dtype=x.dtype, device=device)
+        rstd = torch.empty(num_rows, dtype=torch.float32, device=device)
         tensors = {"X": x, "Bias": bias, "Out": normed, "Rstd": rstd, "Past": past}
         _by_rows(triton_rows.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
         narrow = weight.to(dtype)
-        with torch.autocast(x.device.type, enabled=False):
-            before = normed @ narrow
+        before = _product(normed, narrow)
         width = before.shape[1] // 4
-        after = before.new_empty(len(x), 3 * width)
+        after = before.new_empty(num_rows, 3 * width)
         _by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
         ctx.save_for_backward(normed, rstd, narrow, before)
         ctx.room, ctx.dtypes = room, (x.dtype, weight.dtype, bias.dtype)
         return before[:, :width], *after.chunk(3, dim=-1), past
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of x, weight and bias."""
         from freescale.kernels import triton_rows
 
         normed, rstd, weight, before = ctx.saved_tensors
@@ -149,20 +151,21 @@ class _Project(torch.autograd.Function):
             {"X": before, **dict(zip("ABC", parts)), "Out": d_before},
             {f"{name}_row": part.stride(0) for name, part in zip("abc", parts)},
         )
-        with torch.autocast(normed.device.type, enabled=False):
-            d_weight = normed.t() @ d_before
-            d_normed = d_before @ weight.t()
+        d_weight, d_normed = _product(normed.t(), d_before), _product(d_before, weight.t())
         dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
         tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Past": grads[4].contiguous(), "DX": dx}
         d_bias = _norm_backward(tensors, normed.shape[1])
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
 
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
-class _Gate(torch.autograd.Function):
+
+class Gate(torch.autograd.Function):
     """SiLU(u) * norm(a); keeps u and a."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, attended: Tensor, room: Room) -> Tensor:
+        """The gated states."""
         from freescale.kernels import triton_rows
 
         u, attended = last_dense(u), last_dense(attended)
@@ -174,8 +177,8 @@ class _Gate(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Of u and a."""
         from freescale.kernels import triton_rows
 
         u, attended = ctx.saved_tensors
@@ -186,33 +189,41 @@ class _Gate(torch.autograd.Function):
         _by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides, numbers=_FEW)
         return du, da, None
 
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
-class _AddProduct(torch.autograd.Function):
+
+class AddProduct(torch.autograd.Function):
     """x += y W^T in one product: apart, the sum would read and write all states again (73 us a layer of 105 MB)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """X, written over."""
         narrow = weight.to(y.dtype)
-        with torch.autocast(x.device.type, enabled=False):
-            x.addmm_(y, narrow.t())
+        x.addmm_(y, narrow.t())  # in place, so autocast leaves it alone
         ctx.mark_dirty(x)
         ctx.save_for_backward(y, narrow)
         ctx.dtype = weight.dtype
         return x
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of x, y and the weight."""
         y, weight = ctx.saved_tensors
-        with torch.autocast(grad.device.type, enabled=False):
-            return grad, grad @ weight, (grad.t() @ y).to(ctx.dtype)
+        return grad, _product(grad, weight), _product(grad.t(), y).to(ctx.dtype)
+
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The product as both are: told where to write, autocast leaves it alone. Switching that off would take 8 us."""
+    return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
 
 
 def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:
     """Start the backward of the norm; the sum over all rows of the gradient past it, in a fixed order."""
     from freescale.kernels import triton_rows
 
-    num_rows = len(tensors["Y"])
+    num_rows = tensors["Y"].shape[0]
     shape = _shape(width, _FEW)
     num_programs = -(-num_rows // (shape["ROWS"] * _STEPS))
     sums = tensors["Rstd"].new_empty(num_programs, width)
@@ -230,12 +241,13 @@ def _by_rows(
     kernel: Any, width: int, tensors: dict[str, Tensor], strides: dict[str, int], *, numbers: int = _MANY
 ) -> None:
     """Start a kernel over all rows of its first tensor."""
-    num_rows, shape = len(next(iter(tensors.values()))), _shape(width, numbers)
+    num_rows, shape = next(iter(tensors.values())).shape[0], _shape(width, numbers)
     start_kernel(
         kernel, (-(-num_rows // shape["ROWS"]),), tensors, {"num_rows": num_rows}, {**strides, **shape}
     )
 
 
+@cache
 def _shape(width: int, numbers: int) -> dict[str, int]:
     """Rows of about so many numbers a program."""
     block = max(16, 1 << (width - 1).bit_length())
@@ -243,6 +255,7 @@ def _shape(width: int, numbers: int) -> dict[str, int]:
     return {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What products of x are computed in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

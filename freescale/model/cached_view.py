@@ -90,6 +90,9 @@ class CachedView:
         if "byte_buckets" in self.__dict__:
             self.byte_buckets[: len(other.byte_buckets)].copy_(other.byte_buckets)
 
+    def whole(self, *, time: bool) -> None:
+        """None: keys and values come from caches."""
+
     def silu(
         self,
         q_THD: Tensor,

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import SequenceLayout, add_product, gate, project_uvqk
+from freescale.kernels import (
+    LayerWeights,
+    SequenceLayout,
+    add_product,
+    can_fuse_layer,
+    fused_layer,
+    gate,
+    project_uvqk,
+)
 from freescale.model.blocks import InputLayer, RelativeBias
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
@@ -55,19 +63,23 @@ class HSTULayer(nn.Module):
 
     def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
         """States after this layer, [T, D]; `number` is the layer's own."""
+        x_TD = self._attended(x_TD, view, number)
+        return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
+
+    def _attended(self, x_TD: Tensor, view: View, number: int) -> Tensor:
+        """As one function where it can be, else by its parts."""
+        position, time = self.bias.position, self.bias.time
+        drops = self.training and self.dropout.p > 0
+        batch = None
+        if not drops and can_fuse_layer(x_TD, heads=self.heads):
+            batch = view.whole(time=time is not None)
+        if batch is not None:
+            weights = LayerWeights(self.uvqk, self.output.weight, self.output.bias, position, time)
+            return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale)
         made = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (made.q, made.k, made.v))
-        attended = view.silu(
-            q,
-            k,
-            v,
-            layer=number,
-            scale=self.scale,
-            position_bias=self.bias.position,
-            time_bias=self.bias.time,
-        )
-        x_TD = add_product(made, self.dropout(gate(made, attended.flatten(1))), self.output.weight)
-        return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
+        attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
+        return add_product(made, self.dropout(gate(made, attended.flatten(1))), self.output.weight)
 
 
 class HSTU(nn.Module):

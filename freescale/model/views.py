@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
+from freescale.kernels import AttentionMask, SequenceLayout, WholeBatch, hstu_attention, softmax_attention
 from freescale.kernels.reference import for_every_head
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
@@ -34,6 +34,12 @@ class View(Protocol):
     @property
     def places(self) -> Tensor:
         """[T] place of each token in its own sequence, counted from the sequence's first token."""
+
+    def whole(self, *, time: bool) -> WholeBatch | None:
+        """The batch, for layers that are computed as one function, with times or without.
+
+        None where keys and values must be seen on their way.
+        """
 
     def silu(
         self,
@@ -94,6 +100,17 @@ class BatchView:
         """[T] place of each token in its own sequence."""
         return self._layout.places
 
+    def whole(self, *, time: bool) -> WholeBatch | None:
+        """The batch, unless somebody keeps keys and values."""
+        if self._keep is not None:
+            return None
+        query_time, key_time = self._times() if time else (None, None)
+        return WholeBatch(self._layout, self._mask, query_time, key_time)
+
+    def _times(self) -> tuple[Tensor, Tensor]:
+        """Of queries and keys. The request comes when the next event happens, so that is the query's time."""
+        return self._batch.tokens["target_time"], self._batch.tokens["time"]
+
     def silu(
         self,
         q_THD: Tensor,
@@ -108,12 +125,8 @@ class BatchView:
         """Scale * SiLU(q k^T + bias) v."""
         options: dict[str, Any] = {"position_bias": position_bias}
         if time_bias is not None:
-            options |= {
-                "time_bias": time_bias,
-                # The request comes when the next event happens, so that is the query's time.
-                "query_time": self._batch.tokens["target_time"],
-                "key_time": self._batch.tokens["time"],
-            }
+            query_time, key_time = self._times()
+            options |= {"time_bias": time_bias, "query_time": query_time, "key_time": key_time}
         return hstu_attention(
             *self._heads(layer, q_THD, k_THD, v_THV),
             self._batch.offsets,
