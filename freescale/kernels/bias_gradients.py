@@ -69,13 +69,13 @@ class TableGradients:
             programs=_KEPT_PROGRAMS if parts else None,
         )
         rows = self._tile.queries // self._tile.keys + 1 + bucket_rows(self._tile.keys)
-        self._sums = launch.q.new_empty(len(self._plan.runs), rows * self._tile.keys, dtype=launch.sums_dtype)
+        self._sums = launch.q.new_empty(self._plan.runs.shape[0], rows * self._tile.keys, dtype=launch.sums_dtype)
 
     def add_kept(self, number: int, scores: Tensor) -> None:
         """Add a part, from its score gradients."""
         from freescale.kernels.triton_kept_scores import kept_gradient_kernel
 
-        begin, end = self._plan.part_runs[number : number + 2]
+        begin, end = self._plan.part_runs[number], self._plan.part_runs[number + 1]
         self._start(kept_gradient_kernel, begin, end, {}, {"Scores": scores}, self._parts[number])
 
     def add_again(self, pairs: Tensor, grad: Tensor) -> None:
@@ -84,7 +84,7 @@ class TableGradients:
 
         launch = self._launch
         read = {"Q": launch.q, "K": launch.k, "V": launch.v, "DO": grad}
-        self._start(table_gradient_kernel, 0, len(self._plan.runs), read, {"Bias": pairs}, None)
+        self._start(table_gradient_kernel, 0, self._plan.runs.shape[0], read, {"Bias": pairs}, None)
 
     def _start(
         self,
@@ -99,13 +99,16 @@ class TableGradients:
         buckets = launch.nothing if tables.buckets is None else tables.buckets
         if part is not None and tables.buckets is not None:
             buckets = part.of_store(buckets)
+        sums, runs = self._sums, self._plan.runs
+        if begin:
+            sums, runs = sums[begin:], runs[begin:]
         launch.start(
             kernel,
             end - begin,
             self._tile,
             read=read,
             write={},
-            more={**more, "Sums": self._sums[begin:], "Buckets": buckets, "Runs": self._plan.runs[begin:]},
+            more={**more, "Sums": sums, "Buckets": buckets, "Runs": runs},
             numbers={},
             options={
                 "HAS_POSITION": tables.position is not None,
@@ -118,16 +121,16 @@ class TableGradients:
         """Gradients of the position and the time table; `factor` is what score gradients are multiplied with."""
         tables, plan = self._tables, self._plan
         columns, timed = self._tile.keys, tables.time is not None
-        chunks = len(plan.groups.order) if timed else plan.num_chunks
-        groups = len(plan.groups.starts) - 1 if timed else plan.num_groups
+        chunks = plan.groups.order.shape[0] if timed else plan.num_chunks
+        groups = plan.groups.starts.shape[0] - 1 if timed else plan.num_groups
         parts = _group_sums(self._sums.view(-1, columns), plan.chunks, chunks)
-        sums = _group_sums(parts, plan.groups, groups) * factor
+        sums = _group_sums(parts, plan.groups, groups).mul_(factor)
         d_position = d_time = None
         if tables.position is not None:
             rising = sums[: plan.num_groups].flatten()
             d_position = _by_place(rising, plan, columns, tables.position, ahead=is_square(self._launch.mask))
         if tables.time is not None:
-            d_time = sums[plan.num_groups :].flatten()[: len(tables.time)].to(tables.time.dtype)
+            d_time = sums[plan.num_groups :].flatten()[: tables.time.shape[0]].to(tables.time.dtype)
         return d_position, d_time
 
 
@@ -158,7 +161,7 @@ def _by_place(rising: Tensor, plan: TablePlan, columns: int, table: Tensor, *, a
     """What the table's weights get of sums by rising distance; keys seen `ahead` of their query count as distance 0."""
     zero = columns - 1 - plan.first_group * columns
     out = table.new_zeros(table.shape)
-    known = min(len(table), len(rising) - zero)
+    known = min(table.shape[0], rising.shape[0] - zero)
     out[:known] = rising[zero : zero + known].to(table.dtype)
     if ahead:
         out[0] += rising[:zero].sum().to(table.dtype)

@@ -102,7 +102,7 @@ def fused_attention(
     tiles: Tiles | None = None,
 ) -> Tensor:
     """Scale * SiLU(alpha q k^T + bias) v, or softmax(alpha q k^T) v where `scale` is None."""
-    if not len(q):
+    if not q.shape[0]:
         # Connected to its inputs, so that their gradients are zeros and not missing.
         inputs = [x for x in (q, k, bias.position, bias.time) if x is not None]
         none = v.new_zeros(0, q.shape[1], v.shape[2])
@@ -269,7 +269,7 @@ def _kept_tile(q: Tensor) -> Tile:
 def _by_query_head(x: Tensor, launch: Launch) -> Tensor:
     """Room for the gradient that each query head gives to keys or values; where some share a head, parts to add up."""
     dtype = x.dtype if launch.group == 1 else launch.sums_dtype
-    return x.new_empty(len(x), launch.q.shape[1], x.shape[2], dtype=dtype)
+    return x.new_empty(x.shape[0], launch.q.shape[1], x.shape[2], dtype=dtype)
 
 
 def _over_group(parts: Tensor, x: Tensor, group: int) -> Tensor:

@@ -51,7 +51,7 @@ class Room:
         """Memory for all four parts with this gradient of u in it, which most often is there already."""
         wide, self._wide = self._wide, None
         if wide is None or (du.data_ptr(), du.stride()) != (wide.data_ptr(), wide.stride()):
-            wide = du.new_empty(len(du), 4 * du.shape[1])
+            wide = du.new_empty(du.shape[0], 4 * du.shape[1])
             wide[:, : du.shape[1]] = du
         return wide
 

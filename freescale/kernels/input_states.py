@@ -44,7 +44,7 @@ def input_states(
     """
     kind = rows_UD.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows_UD.dtype
-    if (len(slots_T) > 0 and can_fuse(rows_UD)) if fused is None else fused:
+    if (slots_T.shape[0] > 0 and can_fuse(rows_UD)) if fused is None else fused:
         return _InputStates.apply(rows_UD, slots_T, position_LD, layout, scale, dtype)  # type: ignore[no-untyped-call]
     states = take(rows_UD, slots_T) * scale + F.embedding(layout.places, position_LD)
     return states.to(dtype), rows_UD
@@ -67,18 +67,18 @@ class _InputStates(torch.autograd.Function):
 
         rows, position, slots = rows.contiguous(), position.contiguous(), slots.contiguous()
         width = rows.shape[1]
-        out = rows.new_empty(len(slots), width, dtype=dtype)
+        out = rows.new_empty(slots.shape[0], width, dtype=dtype)
         tiles = layout.token_tiles(_BLOCK_TOKENS)
         tensors = {"Rows": rows, "Slots": slots, "Position": position, "Tiles": tiles, "Out": out}
         tensors["Offsets"] = layout.device_offsets
         block = max(16, 1 << (width - 1).bit_length())
         together = min(_BLOCK_TOKENS, max(1, 4096 // block))
         shape = {"WIDTH": width, "BLOCK": block, "ROWS": together, "num_warps": 4 if block <= 1024 else 8}
-        grid = len(tiles), _BLOCK_TOKENS // together
+        grid = tiles.shape[0], _BLOCK_TOKENS // together
         start_kernel(input_kernel, grid, tensors, {"scale": float(scale)}, shape)
         ctx.save_for_backward(slots)
         ctx.layout, ctx.scale = layout, scale
-        ctx.kinds = (len(rows), rows.dtype), (len(position), position.dtype)
+        ctx.kinds = (rows.shape[0], rows.dtype), (position.shape[0], position.dtype)
         return out, rows.view_as(rows)
 
     @staticmethod

@@ -15,18 +15,19 @@ Numbers must leave no trace in them: floats do not, whole numbers only where the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, reduce
+from functools import reduce
 from operator import attrgetter, itemgetter, or_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Triton's launchers that `_straight` has been written for; any other is started the public way.
+# Triton's launchers that `_straight` is written for; any other is started the public way.
 _KNOWN_VERSIONS = ("3.6.", "3.9.")
 
 Grid = tuple[int, ...]
 Run = Callable[[Grid, tuple[Any, ...]], None]
+Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _address = Tensor.data_ptr
 _dtype = attrgetter("dtype")
@@ -70,11 +71,12 @@ class Prepared:
             # Rare, and another kernel, which Triton finds.
             self._by_triton(grid, tensors, numbers)
             return
-        kinds = (torch.cuda.current_device(), *map(_dtype, rest), *[x.base.dtype for x in first])
+        device = torch.cuda.current_device()
+        kinds = (device, *map(_dtype, rest), *[x.base.dtype for x in first])
         run = self._compiled.get(kinds)
         if run is None:
             made = self._by_triton(grid, tensors, numbers)
-            self._compiled[kinds] = self._bound(made)
+            self._compiled[kinds] = self._bound(made, device)
         else:
             run(grid, first + addresses + numbers)
 
@@ -84,25 +86,16 @@ class Prepared:
         _check_numbers(self._kernel, given)
         return self._kernel[grid](**dict(zip(self._tensors, tensors)), **given, **self._constants)
 
-    def _bound(self, made: Any) -> Run:
+    def _bound(self, made: Any, device: int) -> Run:
         """Starts the compiled kernel on tensors and numbers, in the order that `start` has them."""
         names = [param.name for param in self._kernel.params]
-        # Only what stays the same is remembered: a tensor kept here would never be freed.
-        fixed = tuple(self._constants[name] for name in names if name in self._constants)
-        order = [*self._tensors, *self._numbers, *(name for name in names if name in self._constants)]
         assert len(names) > 1, f"{self._kernel}: a kernel has several arguments"
+        # Only what stays the same is remembered: a tensor kept here would never be freed.
+        settled = [name for name in names if name in self._constants]
+        fixed = tuple(self._constants[name] for name in settled)
+        order = [*self._tensors, *self._numbers, *settled]
         pick = itemgetter(*map(order.index, names))
-        straight = _straight(made)
-
-        def run(grid: Grid, changing: tuple[Any, ...]) -> None:
-            arguments = pick(changing + fixed)
-            grid = (*grid, 1, 1)[:3]
-            if straight is None or _watched():
-                made[grid](*arguments)
-            else:
-                straight(grid, arguments)
-
-        return run
+        return _straight(made, device, pick, fixed) or _public(made, pick, fixed)
 
 
 _prepared: dict[tuple[Any, ...], Prepared] = {}
@@ -125,45 +118,35 @@ def start_kernel(
     prepared.start(grid, tuple(tensors.values()), tuple(numbers.values()))
 
 
-def _straight(made: Any) -> Callable[[Grid, tuple[Any, ...]], None] | None:
-    """What `made[grid](*arguments)` does, without the two calls of hooks that nobody has set; None if not known how.
+def _public(made: Any, pick: Pick, fixed: tuple[Any, ...]) -> Run:
+    """As Triton documents it. Addresses are whole numbers, which every launcher takes as well as tensors."""
 
-    Addresses are given as whole numbers, which every launcher takes: it need not ask the tensors, nor the driver.
-    """
-    import triton
-
-    if not triton.__version__.startswith(_KNOWN_VERSIONS):
-        return None
-    current_device, current_stream = _current()
-    launcher, function, packed = made.run, made.function, made.packed_metadata
-
-    def run(grid: Grid, arguments: tuple[Any, ...]) -> None:
-        stream = current_stream(current_device())
-        launcher(*grid, stream, function, packed, None, None, None, *arguments)
+    def run(grid: Grid, changing: tuple[Any, ...]) -> None:
+        made[(*grid, 1, 1)[:3]](*pick(changing + fixed))
 
     return run
 
 
-@cache
-def _current() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """How Triton asks for the current device and its stream."""
-    from triton.runtime import driver
+def _straight(made: Any, device: int, pick: Pick, fixed: tuple[Any, ...]) -> Run | None:
+    """The same without what Triton does around it, two calls of hooks above all; None where it is not known how."""
+    import triton
 
-    return driver.active.get_current_device, driver.active.get_current_stream
+    if not triton.__version__.startswith(_KNOWN_VERSIONS):
+        return None
+    runtime, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
+    public, launcher = _public(made, pick, fixed), made.run
+    function, packed = made.function, made.packed_metadata  # after `run`, which loads the kernel
 
+    def run(grid: Grid, changing: tuple[Any, ...]) -> None:
+        # Somebody, a profiler, may want to be told of every launch.
+        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            public(grid, changing)
+            return
+        x, y, z = (*grid, 1, 1)[:3]
+        arguments = pick(changing + fixed)
+        launcher(x, y, z, stream_of(device), function, packed, None, None, None, *arguments)
 
-def _watched() -> bool:
-    """Whether somebody, a profiler, wants to be told of every launch."""
-    runtime = _runtime()
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
-
-
-@cache
-def _runtime() -> Any:
-    from triton import knobs
-
-    return knobs.runtime
+    return run
 
 
 def _check_numbers(kernel: Any, numbers: Mapping[str, float]) -> None:

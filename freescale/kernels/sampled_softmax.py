@@ -95,8 +95,8 @@ class _SampledSoftmax(torch.autograd.Function):
         states, rows = states.contiguous(), rows.contiguous()
         target, negative = target.int(), negative.int()
         sums = torch.float64 if states.dtype == torch.float64 else torch.float32
-        num_tokens, num_negatives = len(states), negative.shape[1]
-        row_scale = rows.new_empty(len(rows), dtype=sums)
+        num_tokens, num_negatives = states.shape[0], negative.shape[1]
+        row_scale = rows.new_empty(rows.shape[0], dtype=sums)
         if normalize:
             _over_rows(kernels.row_scale_kernel, {"X": rows, "Scale": row_scale})
         losses, totals, state_scale, positives = (states.new_empty(num_tokens, dtype=sums) for _ in range(4))
@@ -114,7 +114,7 @@ class _SampledSoftmax(torch.autograd.Function):
             "Positives": positives,
         }
         shape = _shape(states, num_negatives, normalize)
-        grid, given = (len(tensors["Tiles"]),), {**tensors, "Losses": losses}
+        grid, given = (tensors["Tiles"].shape[0],), {**tensors, "Losses": losses}
         start_kernel(kernels.loss_kernel, grid, given, {"beta": beta}, shape)
         ctx.save_for_backward(*tensors.values())
         ctx.names, ctx.shape, ctx.beta, ctx.layout = tuple(tensors), shape, beta, layout
@@ -133,16 +133,16 @@ class _SampledSoftmax(torch.autograd.Function):
         d_units = states.new_empty(num_tokens + negative.numel(), width, dtype=tensors["Logits"].dtype)
         given = {**tensors, "DLoss": grad, "DStates": d_states, "DUnits": d_units}
         start_kernel(
-            kernels.state_gradient_kernel, (len(tensors["Tiles"]),), given, {"beta": ctx.beta}, ctx.shape
+            kernels.state_gradient_kernel, (tensors["Tiles"].shape[0],), given, {"beta": ctx.beta}, ctx.shape
         )
         blocks = -(-negative.shape[1] // ctx.shape["BLOCK_N"]) * -(-width // ctx.shape["BLOCK_D"])
         given = {name: tensors[name] for name in ("States", "Logits", "Totals", "StateScale")}
         given |= {"Sequences": ctx.layout.by_length.sequence, "Offsets": ctx.layout.device_offsets}
         given |= {"DLoss": grad, "DUnits": d_units}
         numbers = {"beta": ctx.beta, "num_tokens": num_tokens}
-        start_kernel(kernels.negative_gradient_kernel, (len(negative) * blocks,), given, numbers, ctx.shape)
+        start_kernel(kernels.negative_gradient_kernel, (negative.shape[0] * blocks,), given, numbers, ctx.shape)
         places = torch.cat([tensors["Targets"], negative.flatten()])
-        d_rows = sum_gradients(d_units, places, len(rows))
+        d_rows = sum_gradients(d_units, places, rows.shape[0])
         if ctx.shape["UNIT"]:
             unit_rows, d_rows = d_rows, torch.empty_like(rows)
             scaled = {"X": rows, "Scale": tensors["RowScale"], "DUnit": unit_rows, "DX": d_rows}

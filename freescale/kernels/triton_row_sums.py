@@ -112,7 +112,7 @@ def sum_by_slot(
     values = values.contiguous()
     width = values.shape[1]
     out = values.new_empty(num_rows, width, dtype=_wide(values.dtype))
-    if not len(slots):
+    if not slots.shape[0]:
         return out.zero_() if onto is None else out.copy_(onto)
     # Keys of 32 bits: half the passes of the sort.
     ordered, order = slots.flatten().int().sort(stable=True)
@@ -126,10 +126,10 @@ def sum_by_slot(
     shape = {**fixed, "BLOCK_D": block, "ROWS": rows, "AT_ONCE": 4, "num_warps": 4}
     numbers = {"num_rows": num_rows, "scale": float(scale)}
     start_kernel(few_kernel, (-(-num_rows // rows), -(-width // block)), tensors, numbers, shape)
-    if len(ordered) > LIMIT:
+    if ordered.shape[0] > LIMIT:
         block = _block(width, 64)
         shape = {**fixed, "BLOCK_D": block, "AT_ONCE": 128, "num_warps": 8}
-        grid = -(-len(ordered) // LIMIT), -(-width // block)
+        grid = -(-ordered.shape[0] // LIMIT), -(-width // block)
         start_kernel(many_kernel, grid, {**tensors, "Sorted": ordered}, {"scale": float(scale)}, shape)
     return out
 
@@ -142,7 +142,7 @@ def sum_by_place(values: Tensor, sequences: ByLength, num_places: int) -> Tensor
     block = _block(width, 128)
     tensors = {"X": values, "First": sequences.first, "Reach": sequences.reach, "Out": out}
     shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": 32, "num_warps": 4}
-    numbers = {"longest": len(sequences.reach)}
+    numbers = {"longest": sequences.reach.shape[0]}
     start_kernel(place_kernel, (num_places, -(-width // block)), tensors, numbers, shape)
     return out
 

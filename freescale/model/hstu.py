@@ -68,13 +68,15 @@ class HSTULayer(nn.Module):
 
     def _attended(self, x_TD: Tensor, view: View, number: int) -> Tensor:
         """As one function where it can be, else by its parts."""
-        position, time = self.bias.position, self.bias.time
+        bias = self.bias
+        position, time = bias.position, bias.time
         drops = self.training and self.dropout.p > 0
         batch = None
         if not drops and can_fuse_layer(x_TD, heads=self.heads):
             batch = view.whole(time=time is not None)
         if batch is not None:
-            weights = LayerWeights(self.uvqk, self.output.weight, self.output.bias, position, time)
+            output = self.output
+            weights = LayerWeights(self.uvqk, output.weight, output.bias, position, time)
             return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale)
         made = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (made.q, made.k, made.v))
