@@ -7,6 +7,7 @@ gradients of one sequence alone do not fit, they are worked out again, tile by t
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from freescale.kernels.attention_launch import Launch, Tile
@@ -69,7 +70,9 @@ class TableGradients:
             programs=_KEPT_PROGRAMS if parts else None,
         )
         rows = self._tile.queries // self._tile.keys + 1 + bucket_rows(self._tile.keys)
-        self._sums = launch.q.new_empty(self._plan.runs.shape[0], rows * self._tile.keys, dtype=launch.sums_dtype)
+        self._sums = launch.q.new_empty(
+            self._plan.runs.shape[0], rows * self._tile.keys, dtype=launch.sums_dtype
+        )
 
     def add_kept(self, number: int, scores: Tensor) -> None:
         """Add a part, from its score gradients."""
@@ -125,12 +128,15 @@ class TableGradients:
         groups = plan.groups.starts.shape[0] - 1 if timed else plan.num_groups
         parts = _group_sums(self._sums.view(-1, columns), plan.chunks, chunks)
         sums = _group_sums(parts, plan.groups, groups).mul_(factor)
+        # One after the other: weights by rising distance, then by bucket.
+        flat = sums.view(-1)
         d_position = d_time = None
         if tables.position is not None:
-            rising = sums[: plan.num_groups].flatten()
-            d_position = _by_place(rising, plan, columns, tables.position, ahead=is_square(self._launch.mask))
+            ahead = is_square(self._launch.mask)
+            d_position = _by_place(flat, plan, columns, tables.position, ahead=ahead)
         if tables.time is not None:
-            d_time = sums[plan.num_groups :].flatten()[: tables.time.shape[0]].to(tables.time.dtype)
+            begin = plan.num_groups * columns
+            d_time = flat[begin : begin + tables.time.shape[0]].to(tables.time.dtype)
         return d_position, d_time
 
 
@@ -157,12 +163,12 @@ def _group_sums(rows: Tensor, step: SumStep, groups: int) -> Tensor:
     return out
 
 
-def _by_place(rising: Tensor, plan: TablePlan, columns: int, table: Tensor, *, ahead: bool) -> Tensor:
+def _by_place(sums: Tensor, plan: TablePlan, columns: int, table: Tensor, *, ahead: bool) -> Tensor:
     """What the table's weights get of sums by rising distance; keys seen `ahead` of their query count as distance 0."""
     zero = columns - 1 - plan.first_group * columns
-    out = table.new_zeros(table.shape)
-    known = min(table.shape[0], rising.shape[0] - zero)
-    out[:known] = rising[zero : zero + known].to(table.dtype)
+    places = table.shape[0]
+    known = min(places, plan.num_groups * columns - zero)
+    out = torch.constant_pad_nd(sums[zero : zero + known], (0, places - known)).to(table.dtype)
     if ahead:
-        out[0] += rising[:zero].sum().to(table.dtype)
+        out[0] += sums[:zero].sum().to(table.dtype)
     return out

@@ -79,28 +79,34 @@ def joined(tiles: Ints, *, limit: int) -> Ints:
 
 def plan_tables(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int) -> TablePlan:
     """Plan for these runs of these parts; a tile is `columns` wide and `wide` times as high."""
+    from freescale.kernels.tile_pair_loops import ordered
+
     diagonal = runs[:, 2] * wide - runs[:, 3]
+    lowest, highest = int(diagonal.min(initial=0)), int(diagonal.max(initial=0))
+    span = highest - lowest + 1
     # Near the diagonal a tile has most buckets, so most to do: these first.
-    order = np.lexsort((diagonal, part))
-    runs, diagonal, part = runs[order], diagonal[order], part[order]
+    order, edges = ordered(part * span + (diagonal - lowest), num_parts * span)
+    runs, diagonal = runs[order], diagonal[order]
     # Of each program, the groups that its rows of sums belong to: some of distances, then all of buckets.
-    by_distance = diagonal[:, None] + np.arange(wide + 1)
-    first = min(0, int(by_distance.min(initial=0)))
-    num_groups = int(by_distance.max(initial=first)) - first + 1
-    by_bucket = np.tile(num_groups + np.arange(bucket_rows(columns)), (len(runs), 1))
-    group = np.concatenate([by_distance - first, by_bucket], axis=1).ravel()
-    sizes = np.bincount(group, minlength=num_groups + bucket_rows(columns))
-    counts = -(-sizes // CHUNK)
+    first = min(0, lowest)
+    num_groups = highest + wide - first + 1
+    rows = wide + 1 + bucket_rows(columns)
+    group = np.empty((len(runs), rows), np.int64)
+    group[:, : wide + 1] = (diagonal - first)[:, None] + np.arange(wide + 1)
+    group[:, wide + 1 :] = num_groups + np.arange(bucket_rows(columns))
+    members, begins = ordered(group.ravel(), num_groups + bucket_rows(columns))
+    counts = -(-np.diff(begins) // CHUNK)
+    ends = np.cumsum(counts)
     of = np.repeat(np.arange(len(counts)), counts)
-    starts = (np.cumsum(sizes) - sizes)[of] + CHUNK * (np.arange(len(of)) - (np.cumsum(counts) - counts)[of])
+    starts = begins[of] + CHUNK * (np.arange(len(of)) - (ends - counts)[of])
     return TablePlan(
         runs=torch.from_numpy(runs),
-        part_runs=np.searchsorted(part, np.arange(num_parts + 1)).tolist(),
+        part_runs=edges[::span].tolist(),
         first_group=first,
         num_groups=num_groups,
-        num_chunks=int(counts[:num_groups].sum()),
-        chunks=_step(np.argsort(group, kind="stable"), np.append(starts, len(group))),
-        groups=_step(np.arange(len(of)), np.append(0, np.cumsum(counts))),
+        num_chunks=int(ends[num_groups - 1]),
+        chunks=_step(members, np.append(starts, group.size)),
+        groups=_step(np.arange(len(of)), np.append(0, ends)),
     )
 
 

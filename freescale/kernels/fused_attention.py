@@ -268,8 +268,9 @@ def _kept_tile(q: Tensor) -> Tile:
 
 def _by_query_head(x: Tensor, launch: Launch) -> Tensor:
     """Room for the gradient that each query head gives to keys or values; where some share a head, parts to add up."""
-    dtype = x.dtype if launch.group == 1 else launch.sums_dtype
-    return x.new_empty(x.shape[0], launch.q.shape[1], x.shape[2], dtype=dtype)
+    if launch.group == 1:
+        return x.new_empty(x.shape)
+    return x.new_empty(x.shape[0], launch.num_heads, x.shape[2], dtype=launch.sums_dtype)
 
 
 def _over_group(parts: Tensor, x: Tensor, group: int) -> Tensor:

@@ -140,7 +140,9 @@ class _SampledSoftmax(torch.autograd.Function):
         given |= {"Sequences": ctx.layout.by_length.sequence, "Offsets": ctx.layout.device_offsets}
         given |= {"DLoss": grad, "DUnits": d_units}
         numbers = {"beta": ctx.beta, "num_tokens": num_tokens}
-        start_kernel(kernels.negative_gradient_kernel, (negative.shape[0] * blocks,), given, numbers, ctx.shape)
+        start_kernel(
+            kernels.negative_gradient_kernel, (negative.shape[0] * blocks,), given, numbers, ctx.shape
+        )
         places = torch.cat([tensors["Targets"], negative.flatten()])
         d_rows = sum_gradients(d_units, places, rows.shape[0])
         if ctx.shape["UNIT"]:
