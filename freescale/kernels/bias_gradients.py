@@ -13,7 +13,7 @@ from torch import Tensor
 from freescale.kernels.attention_launch import Launch, Tile
 from freescale.kernels.attention_work import BIAS_ROWS, Part, is_square
 from freescale.kernels.bias_plan import CHUNK, SumStep, TablePlan, bucket_rows
-from freescale.kernels.kernel_start import start_kernel
+from freescale.kernels.kernel_start import kernels_of, start_kernel
 from freescale.kernels.pair_bias import BiasTables
 
 # Bytes that kept score gradients may take; 0 works them out again always.
@@ -76,14 +76,14 @@ class TableGradients:
 
     def add_kept(self, number: int, scores: Tensor) -> None:
         """Add a part, from its score gradients."""
-        from freescale.kernels.triton_kept_scores import kept_gradient_kernel
+        kept_gradient_kernel = kernels_of("triton_kept_scores").kept_gradient_kernel
 
         begin, end = self._plan.part_runs[number], self._plan.part_runs[number + 1]
         self._start(kept_gradient_kernel, begin, end, {}, {"Scores": scores}, self._parts[number])
 
     def add_again(self, pairs: Tensor, grad: Tensor) -> None:
         """Add the whole batch; score gradients are worked out again from the bias of all pairs and the output's."""
-        from freescale.kernels.triton_bias_gradients import table_gradient_kernel
+        table_gradient_kernel = kernels_of("triton_bias_gradients").table_gradient_kernel
 
         launch = self._launch
         read = {"Q": launch.q, "K": launch.k, "V": launch.v, "DO": grad}
@@ -150,7 +150,7 @@ def _recomputing_tile(launch: Launch) -> Tile:
 
 def _group_sums(rows: Tensor, step: SumStep, groups: int) -> Tensor:
     """Sum of the rows of each group."""
-    from freescale.kernels.triton_bias_gradients import group_sum_kernel
+    group_sum_kernel = kernels_of("triton_bias_gradients").group_sum_kernel
 
     out = rows.new_empty(groups, rows.shape[1])
     start_kernel(

@@ -19,6 +19,7 @@ from freescale.kernels.attention_launch import Launch, Tile, last_dense
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import AttentionWork, Part, Side
 from freescale.kernels.bias_gradients import TableGradients, score_parts, score_room
+from freescale.kernels.kernel_start import kernels_of
 from freescale.kernels.pair_bias import BiasTables, pair_bias
 
 MAX_WIDTH = 256
@@ -132,7 +133,7 @@ class FusedAttention(torch.autograd.Function):
         tiles: Tiles,
     ) -> Tensor:
         """[T, heads, width of v]."""
-        from freescale.kernels.triton_attention import forward_kernel
+        forward_kernel = kernels_of("triton_attention").forward_kernel
 
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
         bias = BiasTables(position_bias, time_bias, buckets)
@@ -204,7 +205,7 @@ class _Backward(NamedTuple):
 
     def _keys_and_values(self, pairs: Tensor, scores: Tensor, part: Part | None) -> None:
         """Gradients of keys and values, by one kernel or by one each; score gradients are kept for a part."""
-        from freescale.kernels.triton_attention import keys_backward_kernel
+        keys_backward_kernel = kernels_of("triton_attention").keys_backward_kernel
 
         together = [(self.tiles.keys, True, True)]
         apart = [(self.tiles.keys, True, False), (self.tiles.values, False, True)]
@@ -216,14 +217,14 @@ class _Backward(NamedTuple):
             )
 
     def _queries(self, pairs: Tensor) -> None:
-        from freescale.kernels.triton_attention import queries_backward_kernel
+        queries_backward_kernel = kernels_of("triton_attention").queries_backward_kernel
 
         more = {"Bias": pairs, **self.row_sums}
         self._start(queries_backward_kernel, "queries", self.tiles.queries, {"DQ": self.dq}, more, {}, None)
 
     def _kept_queries(self, scores: Tensor, part: Part) -> None:
         """Gradient of the queries of a part, from score gradients that were kept."""
-        from freescale.kernels.triton_kept_scores import kept_queries_kernel
+        kept_queries_kernel = kernels_of("triton_kept_scores").kept_queries_kernel
 
         launch = self.launch
         launch.tiles(
@@ -288,7 +289,7 @@ def _row_sums(launch: Launch, grad: Tensor, saved: tuple[Tensor, ...]) -> dict[s
 
 def _small(pairs: Tensor, *inputs: Tensor) -> bool:
     """Whether the bias of all pairs takes less room than the inputs, which are kept anyway."""
-    return pairs.numel() * pairs.element_size() < sum(x.numel() * x.element_size() for x in inputs)
+    return pairs.nbytes < sum(x.nbytes for x in inputs)
 
 
 def _how(pairs: Tensor, launch: Launch) -> str:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from freescale.kernels.attention_launch import last_dense
 from freescale.kernels.fusing import can_fuse
-from freescale.kernels.kernel_start import start_kernel
+from freescale.kernels.kernel_start import kernels_of, start_kernel
 
 EPS = 1e-6
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.
@@ -118,7 +118,7 @@ class Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: Room) -> tuple[Tensor, ...]:
         """U, v, q, k and what goes past the layer."""
-        from freescale.kernels import triton_rows
+        triton_rows = kernels_of("triton_rows")
 
         dtype, x = compute_dtype(x), last_dense(x)
         num_rows, device = x.shape[0], x.device
@@ -139,7 +139,7 @@ class Project(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of x, weight and bias."""
-        from freescale.kernels import triton_rows
+        triton_rows = kernels_of("triton_rows")
 
         normed, rstd, weight, before = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
@@ -166,7 +166,7 @@ class Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, attended: Tensor, room: Room) -> Tensor:
         """The gated states."""
-        from freescale.kernels import triton_rows
+        triton_rows = kernels_of("triton_rows")
 
         u, attended = last_dense(u), last_dense(attended)
         out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
@@ -179,7 +179,7 @@ class Gate(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         """Of u and a."""
-        from freescale.kernels import triton_rows
+        triton_rows = kernels_of("triton_rows")
 
         u, attended = ctx.saved_tensors
         du = ctx.room.for_u(u)
@@ -221,7 +221,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:
     """Start the backward of the norm; the sum over all rows of the gradient past it, in a fixed order."""
-    from freescale.kernels import triton_rows
+    triton_rows = kernels_of("triton_rows")
 
     num_rows = tensors["Y"].shape[0]
     shape = _shape(width, _FEW)

@@ -14,8 +14,9 @@ Numbers must leave no trace in them: floats do not, whole numbers only where the
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import attrgetter, itemgetter, or_
 from typing import Any
 
@@ -31,6 +32,15 @@ Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _address = Tensor.data_ptr
 _dtype = attrgetter("dtype")
+
+
+@cache
+def kernels_of(module: str) -> Any:
+    """A module of kernels, imported when first asked for: where no kernel is started, Triton need not be there.
+
+    An import statement in a function takes 3 us every time, a whole layer has fifteen.
+    """
+    return importlib.import_module(f"freescale.kernels.{module}")
 
 
 class Prepared:
@@ -65,7 +75,10 @@ class Prepared:
         if not self._compiles:
             self._by_triton(grid, tensors, numbers)
             return
-        first, rest = tensors[: self._described], tensors[self._described :]
+        first: tuple[Any, ...] = ()
+        rest = tensors
+        if self._described:
+            first, rest = tensors[: self._described], tensors[self._described :]
         addresses = tuple(map(_address, rest))
         if reduce(or_, addresses, 0) % 16:
             # Rare, and another kernel, which Triton finds.

@@ -12,7 +12,7 @@ from torch import Tensor
 from freescale.kernels.attention_launch import Launch
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import BIAS_ROWS, AttentionWork, BiasStore
-from freescale.kernels.kernel_start import start_kernel
+from freescale.kernels.kernel_start import kernels_of, start_kernel
 from freescale.kernels.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 
 # Rows and columns that a program works on at a time.
@@ -35,7 +35,7 @@ def time_buckets(
     work: AttentionWork, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor
 ) -> Tensor:
     """Time bucket of every pair, in the places of the batch's `BiasStore`."""
-    from freescale.kernels import triton_bias
+    triton_bias = kernels_of("triton_bias")
 
     store = work.bias_store(mask)
     out = torch.empty(store.size, dtype=torch.uint8, device=store.blocks.device)
@@ -69,7 +69,7 @@ def _bucket_edges(device: torch.device) -> Tensor:
 
 def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
     """Bias of every pair over alpha; float16 for half-precision inputs, whose own rounding is eight times coarser."""
-    from freescale.kernels import triton_bias
+    triton_bias = kernels_of("triton_bias")
 
     if not tables:
         return launch.nothing
