@@ -1,7 +1,7 @@
 """A whole HSTU layer as one function of autograd: projections, attention, gate and product.
 
 Apart they are four functions with six views between them, and autograd keeps a node for each and hands tensors from
-one to the next: a third of a layer's host time, which is what a small batch waits for. The parts are those of
+one to the next: about a fifth of a layer's host time, which is what a small batch waits for. The parts are those of
 `hstu_parts` and `fused_attention`, and each keeps for its gradients what it keeps alone.
 """
 
