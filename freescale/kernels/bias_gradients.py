@@ -18,6 +18,8 @@ from freescale.kernels.pair_bias import BiasTables
 
 # Bytes that kept score gradients may take; 0 works them out again always.
 SCORE_BYTES = 2**30
+# From this head width on two products take longer than a score gradient written and read.
+KEPT_WIDTH = 128
 # Tiles of kept score gradients, and about how many programs share them: enough for every warp of a large GPU several
 # times over, few enough that adding up their sums is a small matter.
 _KEPT_TILE, _KEPT_PROGRAMS = Tile(32, 32, 1, 1), 8192
@@ -37,10 +39,16 @@ _EXACT_TILES = {256: Tile(64, 64, 8, 1), 512: Tile(64, 32, 8, 1), 2048: Tile(32,
 
 def score_parts(launch: Launch, tables: BiasTables) -> list[Part]:
     """The parts of the batch whose score gradients are kept at a time; none where they are not wanted or do not fit."""
-    if not tables:
+    if not tables and not _pays(launch):
         return []
     room = SCORE_BYTES // (launch.q.dtype.itemsize * launch.q.shape[1])
     return launch.work.parts(launch.mask, room=room)
+
+
+def _pays(launch: Launch) -> bool:
+    """Whether queries had better read score gradients than work them out again, though no table wants them."""
+    q = launch.q
+    return launch.mask is None and q.dtype.itemsize == 2 and q.shape[-1] >= KEPT_WIDTH
 
 
 def score_room(launch: Launch, parts: list[Part]) -> Tensor:

@@ -192,7 +192,7 @@ class _Backward(NamedTuple):
         tables = TableGradients(self.launch, bias, parts) if bias else None
         scores = score_room(self.launch, parts)
         for number, part in enumerate(parts):
-            self._keys_and_values(part.of_store(pairs), scores, part)
+            self._keys_and_values(part.of_store(pairs) if bias else pairs, scores, part)
             self._kept_queries(scores, part)
             if tables is not None:
                 tables.add_kept(number, scores)

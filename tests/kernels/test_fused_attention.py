@@ -167,6 +167,16 @@ def test_half_precision_adds_the_bias_by_a_product(way):
     compare(make_inputs([70, 17], dtype=torch.float16), mode="bias", atol=5e-2)
 
 
+@pytest.mark.parametrize("mode", ["plain", "softmax"])
+@pytest.mark.parametrize("key_heads", [2, 1])
+def test_queries_may_read_score_gradients_without_a_table(mode, key_heads, way, monkeypatch):
+    monkeypatch.setattr(bias_gradients, "KEPT_WIDTH", 0)
+    case = make_inputs(
+        [140, 17], heads=2, key_heads=key_heads if mode == "softmax" else 2, dtype=torch.float16
+    )
+    compare(case, mode=mode, atol=5e-2)
+
+
 def test_single_precision(way):
     compare(make_inputs([70, 17], dtype=torch.float32), mode="bias", atol=1e-3)
 
