@@ -13,14 +13,18 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from freescale import commands
+from freescale.assembly import build_source
 from freescale.comm import choose
 from freescale.comm.launch import RENDEZVOUS, note_failure
-from freescale.commands import train_run
-from freescale.config import load_config
+from freescale.config import Config, load_config
 from freescale.train import loop
+
+SOURCES: dict[str, Any] = {}
 
 
 class Silent:
@@ -38,6 +42,7 @@ def main() -> None:
     loop.save = lambda run, step, *, best: (
         None
     )  # a large table takes longer to write than these runs to train
+    commands.build_source = build_source_once
     plan = json.loads(Path(sys.argv[1]).read_text())
     routes, rendezvous = dict(choose.ROUTES), os.environ[RENDEZVOUS]
     first = os.environ["RANK"] == "0"
@@ -52,12 +57,22 @@ def main() -> None:
 
             take_the_place_of_collective(task["copy_kernel"])
         began = time.monotonic()
-        train_run(load_config(None, task["keys"]), resume="never", open_terminal=lambda total: Silent())
+        commands.train_run(
+            load_config(None, task["keys"]), resume="never", open_terminal=lambda total: Silent()
+        )
         if first:
             (out / "trained").write_text(f"{time.monotonic() - began:.1f}")
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def build_source_once(config: Config, *, cache: Path | None = None) -> Any:
+    """The data set of a recipe, made when first asked for: millions of items take longer than these runs."""
+    key = repr((config.data.path, config.synthetic, config.run.seed))
+    if key not in SOURCES:
+        SOURCES[key] = build_source(config, cache=cache)
+    return SOURCES[key]
 
 
 def agreed(note: Path, yes: bool, first: bool) -> bool:

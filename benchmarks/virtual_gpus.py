@@ -53,8 +53,8 @@ SMALL = (
     "run.device=cpu",
 )
 LARGE = (
-    "synthetic.users=2000",
-    "synthetic.items=2000000",
+    "synthetic.users=2304",
+    "synthetic.items=10000000",
     "synthetic.mean_length=1000",
     "synthetic.sigma=1.2",
     "synthetic.max_length=8192",
@@ -66,11 +66,11 @@ LARGE = (
     "model.dtype=bfloat16",
     "head.num_negatives=128",
     "embedding.id_map=hash",
-    "embedding.rows=2000000",
+    "embedding.rows=10000000",
     "embedding.optimizer=rowwise_adagrad",
     "run.device=cuda",
 )
-"""A table of 4 GB spread over the ranks, of which a step of 4 ranks reads and updates about 130,000 rows, a seventh of
+"""A table of 20 GB spread over the ranks, of which a step of 4 ranks reads and updates about 130,000 rows, a tenth of
 them those of the step before; long-tailed lengths, so that ranks differ, and enough work that the host keeps ahead of
 the GPU. The batch grows with the ranks."""
 SAMPLES_A_RANK = 48

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # A bucket that holds the whole model would only begin to travel when the backward has ended; many small ones pay for
 # their starts.
-BUCKETS = 4
+BUCKETS = 8
 LEAST_BYTES, MOST_BYTES = 2 << 20, 25 << 20
 
 

@@ -277,7 +277,7 @@ def test_prioritized_training_has_the_bits_of_the_plain_path(kind: str) -> None:
     assert run_on_gpu(prioritized_bits, 2, kind) == [True, True]
 
 
-def steps_without_waiting(rank: int) -> int:
+def steps_without_waiting(rank: int, folder: str) -> int:
     """Whole training steps, prioritized; a call that makes the host wait for the GPU is an error."""
     from freescale.assembly import build_run, build_source
     from freescale.comm.ranks import Ranks
@@ -295,23 +295,20 @@ def steps_without_waiting(rank: int) -> int:
         "balance.refit_every=null",
         "comm.transport=copy_engine",
     )
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config(None, [*SMALL, *keys, f"run.out={folder}"])
-        world = dist.group.WORLD
-        ranks = Ranks(
-            rank=rank, num_ranks=2, device=GPU, group=world, control=world, background=dist.new_group()
-        )
-        run = build_run(config, build_source(config), ranks, Progress())
-        reports = reports_of(run)
-        with run.open_schedule(0) as schedule:
-            run.accounts.begin(1)
-            for ready in named(schedule, 0):
-                torch.cuda.set_sync_debug_mode("error" if 5 <= ready.plan.step < 12 else "default")
-                result = run.train_step.run(ready, schedule)
-                reports.add(ready, result, seconds=run.accounts.end_step())
-            reports.settle()
-        return reports.lag
+    config = load_config(None, [*SMALL, *keys, f"run.out={folder}"])
+    world = dist.group.WORLD
+    ranks = Ranks(rank=rank, num_ranks=2, device=GPU, group=world, control=world, background=dist.new_group())
+    run = build_run(config, build_source(config), ranks, Progress())
+    reports = reports_of(run)
+    with run.open_schedule(0) as schedule:
+        run.accounts.begin(1)
+        for ready in named(schedule, 0):
+            torch.cuda.set_sync_debug_mode("error" if 5 <= ready.plan.step < 12 else "default")
+            result = run.train_step.run(ready, schedule)
+            reports.add(ready, result, seconds=run.accounts.end_step())
+        reports.settle()
+    return reports.lag
 
 
-def test_the_host_never_waits_for_the_gpu_in_a_step() -> None:
-    assert run_on_gpu(steps_without_waiting, 2) == [1, 1]
+def test_the_host_never_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
+    assert run_on_gpu(steps_without_waiting, 2, str(tmp_path)) == [1, 1]
