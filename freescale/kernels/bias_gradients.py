@@ -18,8 +18,9 @@ from freescale.kernels.pair_bias import BiasTables
 
 # Bytes that kept score gradients may take; 0 works them out again always.
 SCORE_BYTES = 2**30
-# From this head width on two products take longer than a score gradient written and read.
-KEPT_WIDTH = 128
+# Heads wider than the first and up to the second: there two products take longer than a score gradient written and read
+# (6 % of forward and backward on an H200). Narrower ones were not tried; wider ones want other tiles.
+KEPT_WIDTHS = (64, 128)
 # Tiles of kept score gradients, and about how many programs share them: enough for every warp of a large GPU several
 # times over, few enough that adding up their sums is a small matter.
 _KEPT_TILE, _KEPT_PROGRAMS = Tile(32, 32, 1, 1), 8192
@@ -47,8 +48,10 @@ def score_parts(launch: Launch, tables: BiasTables) -> list[Part]:
 
 def _pays(launch: Launch) -> bool:
     """Whether queries had better read score gradients than work them out again, though no table wants them."""
-    q = launch.q
-    return launch.mask is None and q.dtype.itemsize == 2 and q.shape[-1] >= KEPT_WIDTH
+    q, (above, most) = launch.q, KEPT_WIDTHS
+    return (
+        launch.mask is None and q.dtype.itemsize == 2 and above < max(q.shape[-1], launch.v.shape[-1]) <= most
+    )
 
 
 def score_room(launch: Launch, parts: list[Part]) -> Tensor:

@@ -170,7 +170,7 @@ def test_half_precision_adds_the_bias_by_a_product(way):
 @pytest.mark.parametrize("mode", ["plain", "softmax"])
 @pytest.mark.parametrize("key_heads", [2, 1])
 def test_queries_may_read_score_gradients_without_a_table(mode, key_heads, way, monkeypatch):
-    monkeypatch.setattr(bias_gradients, "KEPT_WIDTH", 0)
+    monkeypatch.setattr(bias_gradients, "KEPT_WIDTHS", (0, 64))
     case = make_inputs(
         [140, 17], heads=2, key_heads=key_heads if mode == "softmax" else 2, dtype=torch.float16
     )
