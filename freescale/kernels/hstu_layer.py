@@ -2,7 +2,8 @@
 
 Apart they are four functions with six views between them, and autograd keeps a node for each and hands tensors from
 one to the next: about a fifth of a layer's host time, which is what a small batch waits for. The parts are those of
-`hstu_parts` and `fused_attention`, and each keeps for its gradients what it keeps alone.
+`hstu_parts` and `fused_attention`, and each keeps for its gradients what it keeps alone. The kernels of attention write
+the gradients before the SiLU themselves, so that those after it need not be written and read again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention import check_bias
 from freescale.kernels.attention_mask import AttentionMask
-from freescale.kernels.fused_attention import MAX_WIDTH, FusedAttention, tiles_for
+from freescale.kernels.fused_attention import MAX_WIDTH, BeforeSilu, FusedAttention, tiles_for
 from freescale.kernels.fusing import can_fuse
 from freescale.kernels.hstu_parts import AddProduct, Gate, Project, Room, compute_dtype
 from freescale.kernels.layout import SequenceLayout
@@ -61,6 +62,8 @@ def fused_layer(
 
 class _Kept:
     """What a part keeps for its gradients; to the part it is autograd's context."""
+
+    room: Room
 
     def __init__(self) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
@@ -125,11 +128,18 @@ class _Layer(torch.autograd.Function):
         project, attention, gate, product = _given_back(ctx)
         past, dy, d_output = AddProduct.gradients(product, grad)
         du, da, _ = Gate.gradients(gate, dy)
-        q = attention.saved_tensors[0]
-        dq, dk, dv, d_position, d_time, *_ = FusedAttention.gradients(attention, da.view(q.shape))
-        flat = [x.view(da.shape) for x in (dv, dq, dk) if x is not None]
-        dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, past)
-        return dx, d_uvqk, d_output, d_bias, d_position, d_time, *(None,) * 4
+        before, d_before = project.saved_tensors[3], project.room.around(du)
+        by_head = attention.saved_tensors[0].shape
+        made = BeforeSilu(*_qkv(before, by_head), *_qkv(d_before, by_head))
+        d_tables = FusedAttention.gradients(attention, da.view(by_head), made)[3:5]
+        dx, d_uvqk, d_bias, _ = Project.gradients_before(project, d_before, past)
+        return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 4
+
+
+def _qkv(wide: Tensor, by_head: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of u, v, q, k side by side, by head."""
+    v, q, k = (part.view(by_head) for part in wide.chunk(4, dim=1)[1:])
+    return q, k, v
 
 
 def _given_back(ctx: Any) -> list[_Kept]:

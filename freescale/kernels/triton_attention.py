@@ -24,6 +24,7 @@ from freescale.kernels.triton_tiles import (
     read_rows,
     score_places,
     tanh,
+    through_silu,
     visible,
     weights_and_slope,
     write_rows,
@@ -181,19 +182,20 @@ def keys_pair(
 
 @triton.jit
 def keys_backward_kernel(
-    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Codes, Bias, Scores,
+    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Codes, Bias, Scores, BeforeK, BeforeV,
     q_row, k_row, v_row, do_row, dk_row, dv_row, q_head, k_head, v_head, do_head, dk_head, dv_head,
     num_heads, half_alpha, dv_scale, dk_scale, window, prefix,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr,
+    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one key tile: of the keys, the values, or both; of shared heads one part for each query head.
 
     Both at once saves a product, but at width 256 their sums do not fit into the registers together. The score
-    gradients that KEEP asks for are those of every pair of tiles met here; beside them, memory stays as it is.
+    gradients that KEEP asks for are those of every pair of tiles met here; beside them, memory stays as it is. With
+    SILU keys and values came out of one, and the gradients before it are written.
     """
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_N)
     key_head = head // GROUP
@@ -236,9 +238,19 @@ def keys_backward_kernel(
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, False,
         )  # fmt: skip
     if WANT_K:
-        write_rows(DK, dk * dk_scale, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
+        dk = dk * dk_scale
+        if SILU:
+            dk = through_silu(
+                dk, BeforeK, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N
+            )
+        write_rows(DK, dk, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
     if WANT_V:
-        write_rows(DV, dv * dv_scale, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N)
+        dv = dv * dv_scale
+        if SILU:
+            dv = through_silu(
+                dv, BeforeV, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N
+            )
+        write_rows(DV, dv, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N)
 
 
 @triton.jit
@@ -272,15 +284,16 @@ def queries_pair(
 
 @triton.jit
 def queries_backward_kernel(
-    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Codes, Bias,
+    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Codes, Bias, BeforeQ,
     q_row, k_row, v_row, do_row, dq_row, q_head, k_head, v_head, do_head, dq_head,
     num_heads, half_alpha, dq_scale, window, prefix,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
+    SILU: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one query tile."""
+    """Gradient of one query tile; SILU as for the keys."""
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
@@ -309,4 +322,7 @@ def queries_backward_kernel(
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip
-    write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
+    dq = dq * dq_scale
+    if SILU:
+        dq = through_silu(dq, BeforeQ, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
+    write_rows(DQ, dq, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)

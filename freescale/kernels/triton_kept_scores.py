@@ -26,6 +26,7 @@ from freescale.kernels.triton_tiles import (
     read_bias,
     read_rows,
     score_places,
+    through_silu,
     visible,
     write_rows,
 )
@@ -33,11 +34,11 @@ from freescale.kernels.triton_tiles import (
 
 @triton.jit
 def kept_queries_kernel(
-    K, DQ, Scores, Tiles, Pairs, Codes,
+    K, DQ, Scores, Tiles, Pairs, Codes, BeforeQ,
     k_row, dq_row, k_head, dq_head, num_heads, dq_scale, window, prefix,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile from score gradients that were kept: one product instead of three."""
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
@@ -65,7 +66,10 @@ def kept_queries_kernel(
         # What is not seen may never have been written.
         ds = tl.where(seen, ds, 0.0)
         dq = tl.dot(ds, k, dq, input_precision=PRECISION, out_dtype=ACC)
-    write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
+    dq = dq * dq_scale
+    if SILU:
+        dq = through_silu(dq, BeforeQ, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
+    write_rows(DQ, dq, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
 
 
 @triton.jit

@@ -81,6 +81,21 @@ def write_rows(
 
 
 @triton.jit
+def through_silu(
+    grad, X, start, first, head, row_stride, head_stride, length,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradient before a SiLU from that after it; X holds the numbers before it, laid out like what is written."""
+    rows = first + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    at = X + start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
+    inside = (rows[:, None] < length) & (columns[None, :] < WIDTH)
+    x = tl.load(at, mask=inside, other=0.0).to(grad.dtype)
+    gate = tl.sigmoid(x)
+    return grad * gate * (1 + x * (1 - gate))
+
+
+@triton.jit
 def bias_rows(store0, length, i0, SQUARE: tl.constexpr):
     """Where the bias of the block with query i0 starts, and how wide its rows are; see `BiasStore`."""
     block = (i0 // BIAS_ROWS).to(tl.int64)
