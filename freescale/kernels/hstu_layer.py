@@ -21,6 +21,9 @@ from freescale.kernels.fusing import can_fuse
 from freescale.kernels.hstu_parts import AddProduct, Gate, Project, Room, compute_dtype
 from freescale.kernels.layout import SequenceLayout
 
+# The kernels of wider heads have no registers left for the numbers before the SiLU: up to 1.4 KB a thread would spill.
+_WIDEST_SILU = 128
+
 
 class LayerWeights(NamedTuple):
     """The weights of an HSTU layer: u, v, q, k side by side, its output, and the tables of its bias."""
@@ -128,11 +131,18 @@ class _Layer(torch.autograd.Function):
         project, attention, gate, product = _given_back(ctx)
         past, dy, d_output = AddProduct.gradients(product, grad)
         du, da, _ = Gate.gradients(gate, dy)
-        before, d_before = project.saved_tensors[3], project.room.around(du)
         by_head = attention.saved_tensors[0].shape
-        made = BeforeSilu(*_qkv(before, by_head), *_qkv(d_before, by_head))
-        d_tables = FusedAttention.gradients(attention, da.view(by_head), made)[3:5]
-        dx, d_uvqk, d_bias, _ = Project.gradients_before(project, d_before, past)
+        da = da.view(by_head)
+        if by_head[2] <= _WIDEST_SILU:
+            before, d_before = project.saved_tensors[3], project.room.around(du)
+            made = BeforeSilu(*_qkv(before, by_head), *_qkv(d_before, by_head))
+            d_tables = FusedAttention.gradients(attention, da, made)[3:5]
+            dx, d_uvqk, d_bias, _ = Project.gradients_before(project, d_before, past)
+        else:
+            dq, dk, dv, *rest = FusedAttention.gradients(attention, da)
+            d_tables = tuple(rest[:2])
+            flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]
+            dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, past)
         return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 4
 
 

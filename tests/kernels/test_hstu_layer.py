@@ -33,11 +33,19 @@ def _layer(**bias: bool) -> HSTULayer:
 
 
 @pytest.mark.parametrize(
-    ("position", "time", "window"),
-    [(False, False, None), (True, False, 9), (False, True, None), (True, True, None)],
+    ("position", "time", "window", "by_attention"),
+    [
+        (False, False, None, True),
+        (True, False, 9, True),
+        (False, True, None, True),
+        (True, True, None, True),
+        (True, True, None, False),
+    ],
 )
-def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position, time, window):
+def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position, time, window, by_attention):
+    """By attention: its kernels write the gradients before the SiLU."""
     torch.manual_seed(0)
+    monkeypatch.setattr(hstu_layer, "_WIDEST_SILU", 128 if by_attention else 0)
     layer, batch = _layer(position_bias=position, time_bias=time), _batch()
     mask = None if window is None else AttentionMask(window=window)
     x = torch.randn(TOKENS, DIM).requires_grad_()
