@@ -66,7 +66,7 @@ def test_fused_input_states_are_the_plain_ones(lengths, width):
         loss = (out * weight).sum() + past.sin().sum()
         results.append((out, *torch.autograd.grad(loss, (rows, position))))
     for plain, ours in zip(*results):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)
 
 
 def test_places_reached_are_counted():
