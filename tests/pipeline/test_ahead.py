@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -115,28 +114,15 @@ def test_an_error_comes_out_where_its_batch_is_asked_for_and_nothing_follows_it(
     ahead.close()
 
 
-def test_a_loop_that_is_interrupted_while_it_waits_ends_the_thread() -> None:
-    release, waiting = threading.Event(), threading.Event()
+def test_a_loop_that_is_interrupted_ends_the_thread() -> None:
+    def interrupted(step: int) -> bool:
+        if step == 3:
+            raise KeyboardInterrupt
+        return True
 
-    source = Source(10**9)
-
-    def slow() -> int | None:
-        if source.made:  # not the first: then the thread may still be starting
-            waiting.set()
-            assert release.wait(60)
-        return source()
-
-    def interrupt() -> None:
-        assert waiting.wait(60)
-        _thread.interrupt_main()
-        release.set()
-
-    ahead = Ahead(slow, device=CPU)
-    other = threading.Thread(target=interrupt)
-    other.start()
+    ahead = Ahead(Source(20), device=CPU, look_past=interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(ahead)
-    other.join()
     ahead.close()
 
 
