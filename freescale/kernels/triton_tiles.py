@@ -70,14 +70,24 @@ def read_rows(
 
 
 @triton.jit
+def row_places(
+    start, first, head, row_stride, head_stride, length,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Where the rows of a tile stand in a tensor [T, heads, width], and which of the places are there."""
+    rows = first + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    at = start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
+    return at, (rows[:, None] < length) & (columns[None, :] < WIDTH)
+
+
+@triton.jit
 def write_rows(
     X, x, start, first, head, row_stride, head_stride, length,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    rows = first + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    at = X + start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
-    tl.store(at, x.to(X.dtype.element_ty), mask=(rows[:, None] < length) & (columns[None, :] < WIDTH))
+    at, inside = row_places(start, first, head, row_stride, head_stride, length, WIDTH, BLOCK, ROWS)
+    tl.store(X + at, x.to(X.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -86,11 +96,8 @@ def through_silu(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradient before a SiLU from that after it; X holds the numbers before it, laid out like what is written."""
-    rows = first + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    at = X + start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
-    inside = (rows[:, None] < length) & (columns[None, :] < WIDTH)
-    x = tl.load(at, mask=inside, other=0.0).to(grad.dtype)
+    at, inside = row_places(start, first, head, row_stride, head_stride, length, WIDTH, BLOCK, ROWS)
+    x = tl.load(X + at, mask=inside, other=0.0).to(grad.dtype)
     gate = tl.sigmoid(x)
     return grad * gate * (1 + x * (1 - gate))
 

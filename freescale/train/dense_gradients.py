@@ -61,7 +61,7 @@ def reduced_in_backward(
         transport = LocalTransport(group, timeout_s=timeout_s)
     elif not speaks(group, device):
         transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
-    hook = _over_group(group, gate) if transport is None else _over_transport(transport, gate)
+    hook = _over_group(group, gate) if transport is None else _over_transport(transport, gate, device)
     wrapped.register_comm_hook(None, _reported(hook, handed_over))
     return wrapped
 
@@ -92,16 +92,16 @@ def _over_group(group: dist.ProcessGroup, gate: Gate) -> Hook:
     return add_up
 
 
-def _over_transport(transport: Transport, gate: Gate) -> Hook:
+def _over_transport(transport: Transport, gate: Gate, device: torch.device) -> Hook:
     """Without gloo's threads: 12.5 ms instead of 13.5 for a step on two ranks and two cores with 17 KB to add up.
 
     Where waiting only queues, on streams of a GPU, the whole sum is queued at once beside the backward. Else half of
     it: what arrives is added up, and sent on, at the end of the backward.
     """
-    lane: torch.cuda.Stream | None = None
+    queued = only_queues(transport)
+    lane = torch.cuda.Stream(device, priority=-1) if queued and device.type == "cuda" else None
 
     def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        nonlocal lane
         gate.shut(Deadline.DENSE_GRADIENTS)
         values = bucket.buffer()
         done: torch.futures.Future[Tensor] = torch.futures.Future(
@@ -109,9 +109,7 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
         )
         # Before DDP looks at the bucket: DDP queues its own callback after its hooks.
         at_the_end = Variable._execution_engine.queue_callback
-        if only_queues(transport):
-            if lane is None and values.is_cuda:
-                lane = torch.cuda.Stream(values.device, priority=-1)
+        if queued:
             with _behind(lane):
                 done.set_result(start_sum(transport, values).wait())
             at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
