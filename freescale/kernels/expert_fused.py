@@ -195,14 +195,15 @@ class FusedSteps:
         matrices = weight.flatten(0, 1)
         tma = _can_describe(matrices, box, out.shape[1] % tile.columns, inner % tile.inner)
         tma_rows = tma and not gathered and _can_describe(values, (TILE_ROWS, tile.inner))
-        named = {
-            "Source": _described(values, (TILE_ROWS, tile.inner)) if tma_rows else values,
-            "Tokens": tokens,
-            "W": _described(matrices, box) if tma else weight,
-            "Tiles": span.tiles,
-            "Out": out,
-        }
+        named = {"Source": values, "Tokens": tokens, "W": weight, "Tiles": span.tiles, "Out": out}
         named |= {"Hidden": out, "Weights": out, "DWeights": out, **(tensors or {})}
+        descriptors = {}
+        if tma:
+            del named["W"]
+            descriptors["W"] = _described(matrices, box)
+        if tma_rows:
+            del named["Source"]
+            descriptors["Source"] = _described(values, (TILE_ROWS, tile.inner))
         row_tiles = num_tiles(span.stop - span.start, len(weight))
         constants = {
             "COLUMNS_IN_ALL": out.shape[1],
@@ -220,6 +221,7 @@ class FusedSteps:
             named,
             {"num_row_tiles": row_tiles, "num_weight_parts": parts},
             {**constants, **_sizes(tile, values.dtype)},
+            descriptors,
         )
 
     def _weights(
@@ -234,9 +236,11 @@ class FusedSteps:
         out = a.new_empty(num_experts, *shape) if into is None else into
         straight, box = (b, (tile.inner, tile.columns)) if gather_left else (a, (tile.inner, TILE_ROWS))
         tma = _can_describe(straight, box)
-        sides = {"Left": a, "Right": b}
+        sides, descriptors = {"Left": a, "Right": b}, {}
         if tma:
-            sides["Right" if gather_left else "Left"] = _described(straight, box)
+            side = "Right" if gather_left else "Left"
+            del sides[side]
+            descriptors[side] = _described(straight, box)
         grid = (-(-shape[0] // TILE_ROWS), -(-shape[1] // tile.columns))
         start_kernel(
             weights_kernel,
@@ -251,6 +255,7 @@ class FusedSteps:
                 "ADD": into is not None,
                 **_sizes(tile, a.dtype),
             },
+            descriptors,
         )
         return out
 

@@ -18,6 +18,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
 from operator import attrgetter, itemgetter, or_
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -120,15 +121,27 @@ def start_kernel(
     tensors: Mapping[str, Any],
     numbers: Mapping[str, float],
     constants: Mapping[str, Any],
+    descriptors: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """kernel[grid](**tensors, **numbers, **constants), by what was prepared for these names and constants."""
+    """kernel[grid](**tensors, **numbers, **constants, **descriptors), by what was prepared for these names.
+
+    Args:
+        kernel: a Triton function.
+        grid: as many programs as it has places.
+        tensors: what it is given as addresses.
+        numbers: see above.
+        constants: see above.
+        descriptors: what it is given as descriptors of tensors.
+    """
     # Its id, as Triton works a kernel's hash out anew each time; what is prepared keeps the kernel, so nobody else
     # gets the id.
-    key = (id(kernel), *tensors, *numbers, *constants, *constants.values())
+    key = (id(kernel), *descriptors, None, *tensors, *numbers, *constants, *constants.values())
     prepared = _prepared.get(key)
     if prepared is None:
-        prepared = _prepared[key] = Prepared(kernel, tensors, numbers, constants)
-    prepared.start(grid, tuple(tensors.values()), tuple(numbers.values()))
+        prepared = _prepared[key] = Prepared(
+            kernel, (*descriptors, *tensors), numbers, constants, described=len(descriptors)
+        )
+    prepared.start(grid, (*descriptors.values(), *tensors.values()), tuple(numbers.values()))
 
 
 def _public(made: Any, pick: Pick, fixed: tuple[Any, ...]) -> Run:
