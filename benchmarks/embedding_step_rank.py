@@ -128,7 +128,7 @@ class FreeScale:
         from freescale.embedding.optimizer import RowwiseAdagrad
         from freescale.embedding.plan import TableSpec
         from freescale.embedding.sharded import ShardedEmbedding
-        from freescale.train.dense_gradients import reduced_in_backward
+        from freescale.train.dense_gradients import Sums, reduced_in_backward
 
         group = dist.group.WORLD if dist.get_world_size() > 1 else None
         spec = TableSpec(
@@ -136,7 +136,7 @@ class FreeScale:
         )
         self.embedding = ShardedEmbedding([spec], group=group)
         mlp = make_mlp(dtype, smooth=smooth)
-        self.mlp = mlp if group is None else reduced_in_backward(mlp, group)
+        self.mlp, self.sums = (mlp, Sums(None)) if group is None else reduced_in_backward(mlp, group)
         self.adam = torch.optim.Adam(self.mlp.parameters(), lr=DENSE_LR)
 
     def steps(self, batches: Iterator[Batch], count: int) -> None:
@@ -146,8 +146,9 @@ class FreeScale:
             vectors = self.embedding({"item": batch.ids})["item"]
             loss = loss_sum(self.mlp, vectors, batch.labels) / batch.global_events
             loss.backward()
-            self.adam.step()
             self.embedding.step(lr=TABLE_LR)
+            self.sums.wait()
+            self.adam.step()
             if done == count:
                 return
 

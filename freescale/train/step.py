@@ -17,7 +17,7 @@ from freescale.errors import TrainingError
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute
-from freescale.train.dense_gradients import reduced_in_backward, sum_gradients
+from freescale.train.dense_gradients import Sums, reduced_in_backward, sum_gradients
 from freescale.train.expert_load import ExpertLoad
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.owned_experts import OwnedExperts
@@ -103,8 +103,9 @@ class TrainStep:
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
         self._model: nn.Module = model
+        self._sums = Sums(None)
         if ranks.group is not None:
-            self._model = reduced_in_backward(
+            self._model, self._sums = reduced_in_backward(
                 model,
                 ranks.group,
                 timeout_s=ranks.timeout_s,
@@ -134,6 +135,8 @@ class TrainStep:
         self.timer.start(items.rows)
         loss = Readback(self._forward_backward(ready, items))
         self.timer.finish(ready.batch)
+        if not self._sums.outlast_backward:
+            self.timer.summed()
         counts = Readback(self.load.take())
         if loss.here:  # on a CPU; on a GPU a loss that is not finite is found when the step is reported
             self.check(ready.plan, ready.batch.samples["row"], StepResult(loss, None, counts))
@@ -141,12 +144,17 @@ class TrainStep:
             items.send_back()
         sum_gradients(self._item_parameters, self._ranks)
         factor = self._lr_factor(step)
+        # Rows first: dense gradients may be added up meanwhile.
+        schedule.update(ready, lr=self._table_lr * factor)
+        if self._sums.outlast_backward:
+            self.timer.wait_for_sums()
+            self._sums.wait()
+            self.timer.summed()
         with compute("update weights"):
             norm = self._clip()
             for group in self._optimizer.param_groups:
                 group["lr"] = self._lr * factor
             self._optimizer.step()
-        schedule.update(ready, lr=self._table_lr * factor)
         return StepResult(loss, None if norm is None else Readback(norm), counts)
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:

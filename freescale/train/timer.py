@@ -43,6 +43,7 @@ class StepTimer:
         self._began: spans.Mark = None
         self._last_gradient: spans.Mark = None
         self._arrival: spans.Arrival | None = None
+        self._waiting: spans.Mark = None
         self._away: list[tuple[Moment, Moment]] = []
 
     def start(self, rows: Tensor) -> None:
@@ -68,11 +69,19 @@ class StepTimer:
         self._began = self._last_gradient = spans.mark()
 
     def finish(self, batch: SequenceBatch) -> None:
-        """The backward is through, dense gradients are added up; `batch` is what was computed."""
-        spans.waited(self._arrival, self._last_gradient, on_device=self._cuda)
+        """The backward is through; `batch` is what was computed."""
+        self._waiting = self._last_gradient
         spans.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         away, self._away = self._away, []
         self._running.append(_TimedStep(batch, self._start, self._end, away))
+
+    def wait_for_sums(self) -> None:
+        """Only now this rank begins to wait for dense gradients, not where the backward ended."""
+        self._waiting = spans.mark()
+
+    def summed(self) -> None:
+        """Dense gradients are added up."""
+        spans.waited(self._arrival, self._waiting, on_device=self._cuda)
 
     def take(self) -> list[MeasuredStep]:
         """The steps measured since the last call."""

@@ -31,7 +31,7 @@ def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
     """Three steps, the second of which is accumulated from two backwards, against one model that sees everything."""
     if one_machine:
         os.environ["LOCAL_WORLD_SIZE"] = str(num_ranks)
-    model, alone = reduced_in_backward(make_model(), dist.group.WORLD), make_model()
+    (model, _), alone = reduced_in_backward(make_model(), dist.group.WORLD), make_model()
     for step in range(3):
         model.zero_grad()
         alone.zero_grad()
@@ -86,7 +86,7 @@ def test_buckets_are_summed_beside_the_backward_where_waiting_only_queues(num_ra
 def seconds_until_the_input_has_its_gradient(rank: int) -> float:
     """Rank 1 comes late; rank 0 must not wait for it before its own backward is through."""
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    model = reduced_in_backward(make_model(), dist.group.WORLD)
+    model, _ = reduced_in_backward(make_model(), dist.group.WORLD)
     model(data_of(rank, 0)).sum().backward()
     dist.barrier()
     seen = []
