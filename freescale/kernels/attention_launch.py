@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention_mask import NO_WINDOW, AttentionMask
-from freescale.kernels.attention_work import AttentionWork, Part, Side, is_square
+from freescale.kernels.attention_work import AttentionWork, Part, Side, Sight, is_square
 from freescale.kernels.kernel_start import Prepared
 
 
@@ -54,10 +54,10 @@ class Launch:
         self.nothing = work.nothing
         self.precision = _precision(q.dtype)
         self.sums_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self._codes = None if mask is None else work.codes(mask)
+        self._sight = Sight("none", work.nothing) if mask is None else work.sight(mask)
         # All that a kernel is compiled for, besides its tile, its options and the strides of its tensors. Not the mask
         # itself: it would be kept for good.
-        seen = None if mask is None else (mask.window, mask.prefix, self._codes is None)
+        seen = None if mask is None else (mask.window, mask.prefix, self._sight.kind)
         widths = (self.num_heads, self.group, q.shape[2], v.shape[2])
         self._facts = (*widths, q.dtype, q.is_cuda, self.precision, softmax, seen)
 
@@ -117,14 +117,14 @@ class Launch:
             constants = self._constants(kernel, tile, {**read, **write}, {**options, "TMA": described})
             prepared = _prepared[key] = Prepared(
                 kernel,
-                (*read, *write, *more, "Codes"),
+                (*read, *write, *more, "Sight"),
                 (*numbers, "half_alpha"),
                 constants,
                 described=len(read) if described else 0,
             )
         if described:
             reads = tuple(_described(x, _rows(name, tile)) for name, x in read.items())
-        tensors = (*reads, *writes, *more.values(), self.nothing if self._codes is None else self._codes)
+        tensors = (*reads, *writes, *more.values(), self._sight.tokens)
         # Floats always: Triton would build a whole number 1 into the kernel, which then serves other factors, too.
         factors = (*map(float, numbers.values()), self.alpha / 2)
         prepared.start((num_programs,), tensors, factors)
@@ -152,7 +152,7 @@ class Launch:
             "GROUP": self.group,
             "SQUARE": is_square(mask),
             "LISTED": mask is not None,
-            "SEGMENTS": self._codes is not None,
+            "SEGMENTS": self._sight.kind,
             "FAST": q.dtype.itemsize == 2 and q.is_cuda,
             "PRECISION": self.precision,
             "ACC": q.dtype if q.dtype == torch.float64 else torch.float32,

@@ -109,15 +109,6 @@ class AttentionMask:
         starts = np.concatenate([[0], changes])[: len(segments)]
         return Pieces(starts, segments[starts], summaries[starts])
 
-    def codes(self, device: torch.device) -> Tensor | None:
-        """Segment * 2 + is a summary, for every token, as the kernels read them."""
-        if self.segments is None:
-            return None
-        codes = self.segments.to(device, non_blocking=True).to(torch.int32) * 2
-        return (
-            codes if self.summaries is None else codes + self.summaries.to(device, non_blocking=True).bool()
-        )
-
     def allowed(self, start: int, stop: int, num_targets: int) -> Tensor:
         """The plain truth for one sequence: [length, length], true where row sees column."""
         length = stop - start

@@ -71,6 +71,19 @@ class BiasStore(NamedTuple):
     widest: int
 
 
+class Sight(NamedTuple):
+    """What segments let a token see.
+
+    Args:
+        kind: "none" of them; "runs": segments follow each other, and `tokens` has the number in its sequence of the
+            last token that sees each; "any" order: segment * 2, and 1 more for summaries.
+        tokens: [T] int32.
+    """
+
+    kind: str
+    tokens: Tensor
+
+
 class AttentionWork:
     """Plans of one batch, each made when first asked for and then shared by all layers.
 
@@ -93,7 +106,7 @@ class AttentionWork:
         self._parts: dict[tuple[bool, int], list[Part]] = {}
         self._table_plans: dict[tuple[object, ...], TablePlan] = {}
         self._stores: dict[bool, BiasStore] = {}
-        self._mask_codes: tuple[AttentionMask, Tensor | None] | None = None
+        self._sight: tuple[AttentionMask, Sight] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
         self._planner: TilePlanner | None = None
 
@@ -137,11 +150,24 @@ class AttentionWork:
             own += more
         return out
 
-    def codes(self, mask: AttentionMask) -> Tensor | None:
-        """The mask's segment codes as the kernels read them."""
-        if self._mask_codes is None or self._mask_codes[0] is not mask:
-            self._mask_codes = (mask, mask.codes(self._device))
-        return self._mask_codes[1]
+    def sight(self, mask: AttentionMask) -> Sight:
+        """The mask's segments as the kernels read them."""
+        if self._sight is None or self._sight[0] is not mask:
+            self._sight = (mask, self._made_sight(mask))
+        return self._sight[1]
+
+    def _made_sight(self, mask: AttentionMask) -> Sight:
+        if mask.segments is None:
+            return Sight("none", self.nothing)
+        last_seers = self._plans(mask).last_seers()
+        if last_seers is not None:
+            counts, last = to_device(*last_seers, device=self._device)
+            tokens = torch.repeat_interleave(last, counts, output_size=int(self._starts[-1]))
+            return Sight("runs", tokens.to(torch.int32))
+        codes = mask.segments.to(self._device, non_blocking=True).to(torch.int32) * 2
+        if mask.summaries is not None:
+            codes += mask.summaries.to(self._device, non_blocking=True).bool()
+        return Sight("any", codes)
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.
@@ -248,9 +274,12 @@ class AttentionWork:
 
     def _met(self, rows: int, columns: int, mask: AttentionMask) -> TilePairs:
         """The pairs of tiles in which a mask shows something; the lists of forward and backward share them."""
+        return self._plans(mask).pairs(rows=rows, columns=columns)
+
+    def _plans(self, mask: AttentionMask) -> TilePlanner:
         if self._planner is None or self._planner.mask is not mask:
             self._planner = TilePlanner(mask, self._starts)
-        return self._planner.pairs(rows=rows, columns=columns)
+        return self._planner
 
     def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
         """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""

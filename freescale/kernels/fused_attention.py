@@ -114,21 +114,6 @@ def fused_attention(
     )
 
 
-class BeforeSilu(NamedTuple):
-    """Queries, keys and values came out of a SiLU: the numbers before it, and room for their gradients.
-
-    All are [T, heads, width], and each gradient is laid out like its numbers. Writing them at once saves writing the
-    gradients after the SiLU and reading them again.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
-
 class FusedAttention(torch.autograd.Function):
     """Attention over [T, heads, width]."""
 
@@ -170,7 +155,7 @@ class FusedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def gradients(ctx: Any, grad: Tensor, before: BeforeSilu | None = None) -> tuple[Tensor | None, ...]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Keys and values, queries, then the tables of the bias; the bias of all pairs is made again if it is large."""
         q, k, v, *tables = ctx.saved_tensors[:6]
         rest = ctx.saved_tensors[6:]
@@ -181,8 +166,7 @@ class FusedAttention(torch.autograd.Function):
         pairs = rest[0] if rest and scale is not None else pair_bias(launch, bias)
         inner = alpha if scale is None else alpha * scale / 2
         factors = {"dk_scale": inner, "dv_scale": 1.0 if scale is None else scale, "dq_scale": inner}
-        made = _outputs(launch) if before is None else before[3:]
-        call = _Backward(launch, tiles, grad, _row_sums(launch, grad, rest), factors, *made, before)
+        call = _Backward(launch, tiles, grad, _row_sums(launch, grad, rest), factors, *_outputs(launch))
         d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2)
         dk, dv = (_over_group(x, like, launch.group) for x, like in ((call.dk, k), (call.dv, v)))
         return call.dq, dk, dv, *d_tables, *(None,) * 6
@@ -201,7 +185,6 @@ class _Backward(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
-    before: BeforeSilu | None
 
     def run(self, bias: BiasTables, pairs: Tensor, *, factor: float) -> tuple[Tensor | None, Tensor | None]:
         """Fill the gradients of queries, keys and values; those of the bias tables are returned."""
@@ -228,7 +211,7 @@ class _Backward(NamedTuple):
         apart = [(self.tiles.keys, True, False), (self.tiles.values, False, True)]
         for tile, want_k, want_v in together if self.tiles.values is None else apart:
             wanted = {"WANT_K": want_k, "WANT_V": want_v, "KEEP": part is not None and want_k}
-            more = {"Bias": pairs, "Scores": scores, **self.row_sums, **self._before("K", "V")}
+            more = {"Bias": pairs, "Scores": scores, **self.row_sums}
             self._start(
                 keys_backward_kernel, "keys", tile, {"DK": self.dk, "DV": self.dv}, more, wanted, part
             )
@@ -236,7 +219,7 @@ class _Backward(NamedTuple):
     def _queries(self, pairs: Tensor) -> None:
         queries_backward_kernel = kernels_of("triton_attention").queries_backward_kernel
 
-        more = {"Bias": pairs, **self.row_sums, **self._before("Q")}
+        more = {"Bias": pairs, **self.row_sums}
         self._start(queries_backward_kernel, "queries", self.tiles.queries, {"DQ": self.dq}, more, {}, None)
 
     def _kept_queries(self, scores: Tensor, part: Part) -> None:
@@ -251,9 +234,9 @@ class _Backward(NamedTuple):
             part=part,
             read={"K": launch.k},
             write={"DQ": self.dq},
-            more={"Scores": scores, **self._before("Q")},
+            more={"Scores": scores},
             numbers={"dq_scale": self.factors["dq_scale"]},
-            options={"SILU": self.before is not None},
+            options={},
         )
 
     def _start(
@@ -269,15 +252,8 @@ class _Backward(NamedTuple):
             write=write,
             more=more,
             numbers=self.factors,
-            options={**options, "BIAS": _how(more["Bias"], launch), "SILU": self.before is not None},
+            options={**options, "BIAS": _how(more["Bias"], launch)},
         )
-
-    def _before(self, *names: str) -> dict[str, Tensor]:
-        """What stood before the SiLU, as the kernels name it."""
-        nothing, before = self.launch.nothing, self.before
-        return {
-            f"Before{name}": nothing if before is None else getattr(before, name.lower()) for name in names
-        }
 
 
 def _outputs(launch: Launch) -> tuple[Tensor, Tensor, Tensor]:

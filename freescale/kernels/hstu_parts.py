@@ -141,7 +141,8 @@ class Project(torch.autograd.Function):
         """Of x, weight and bias."""
         triton_rows = kernels_of("triton_rows")
 
-        before = ctx.saved_tensors[3]
+        normed, rstd, weight, before = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         parts = [last_dense(grad) for grad in grads[1:4]]
         d_before = ctx.room.around(grads[0])
         _by_rows(
@@ -150,16 +151,9 @@ class Project(torch.autograd.Function):
             {"X": before, **dict(zip("ABC", parts)), "Out": d_before},
             {f"{name}_row": part.stride(0) for name, part in zip("abc", parts)},
         )
-        return Project.gradients_before(ctx, d_before, grads[4])
-
-    @staticmethod
-    def gradients_before(ctx: Any, d_before: Tensor, past: Tensor) -> tuple[Tensor | None, ...]:
-        """The same from the gradient before the SiLU, of all four parts, and that of what goes past the layer."""
-        normed, rstd, weight, _ = ctx.saved_tensors
-        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         d_weight, d_normed = _product(normed.t(), d_before), _product(d_before, weight.t())
         dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
-        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Past": past.contiguous(), "DX": dx}
+        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Past": grads[4].contiguous(), "DX": dx}
         d_bias = _norm_backward(tensors, normed.shape[1])
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
 

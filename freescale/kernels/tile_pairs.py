@@ -31,8 +31,8 @@ class TilePlanner:
         self._lengths: Ints = np.diff(starts)
         self._history: Ints = self._lengths - mask.target_counts(len(self._lengths))
         self._pieces = None if mask.runs is None else mask.runs.within(starts)
-        # Where the segment of each piece begins, if segments follow each other.
-        self._segment_starts = None if self._pieces is None else _segment_starts(self._pieces, starts)
+        # Where the segment of each piece begins and ends, if segments follow each other.
+        self._segments = None if self._pieces is None else _segment_bounds(self._pieces, starts)
         self._tiles: dict[int, _Tiles] = {}
         self._pairs: dict[tuple[int, int], TilePairs] = {}
 
@@ -46,6 +46,18 @@ class TilePlanner:
         if (rows, columns) not in self._pairs:
             self._pairs[rows, columns] = self._found(self._of(rows), self._of(columns))
         return self._pairs[rows, columns]
+
+    def last_seers(self) -> tuple[Ints, Ints] | None:
+        """Tokens of each piece, and the number in its sequence of the last one that sees them by their segments.
+
+        None where no number can say it: a segment comes back after another.
+        """
+        if self._pieces is None or self._segments is None:
+            return None
+        pieces, end = self._pieces, int(self._starts[-1])
+        own = self._starts[np.searchsorted(self._starts, pieces.starts, side="right") - 1]
+        last = np.where(pieces.summary, NO_WINDOW, self._segments[1] - own - 1)
+        return np.diff(pieces.starts, append=end), last
 
     def _of(self, block: int) -> _Tiles:
         if block not in self._tiles:
@@ -78,8 +90,8 @@ class TilePlanner:
         ahead = self.mask.prefix > 0
         seen = columns.counts[rows.sequence] if ahead else -(-(rows.end - rows.start) // columns.block)
         begin, summaries = own, np.zeros(0, np.int64)
-        if self._segment_starts is not None and not ahead:
-            begin = own + (self._segment_starts[rows.piece] - rows.start) // columns.block
+        if self._segments is not None and not ahead:
+            begin = own + (self._segments[0][rows.piece] - rows.start) // columns.block
             summaries = np.flatnonzero(columns.any_summary)
         passed = np.searchsorted(summaries, own)
         early = np.searchsorted(summaries, begin) - passed
@@ -135,16 +147,16 @@ class _Tiles:
         self.all_summary = of_summaries == last - self.piece
 
 
-def _segment_starts(pieces: Pieces, starts: Ints) -> Ints | None:
-    """First token of the segment of each piece; None where segment numbers fall inside a sequence."""
+def _segment_bounds(pieces: Pieces, starts: Ints) -> tuple[Ints, Ints] | None:
+    """First token of the segment of each piece, and of what follows it; None where numbers fall inside a sequence."""
     fresh = np.zeros(len(pieces.starts), bool)
     fresh[np.searchsorted(pieces.starts, starts[:-1][np.diff(starts) > 0])] = True
     steps = pieces.segment[1:] - pieces.segment[:-1]
     if (steps[~fresh[1:]] < 0).any():
         return None
     fresh[1:] |= steps != 0
-    found: Ints = pieces.starts[fresh][np.cumsum(fresh) - 1]
-    return found
+    begins, segment = pieces.starts[fresh], np.cumsum(fresh) - 1
+    return begins[segment], np.append(begins[1:], starts[-1])[segment]
 
 
 def numbered(counts: Ints) -> tuple[Ints, Ints]:

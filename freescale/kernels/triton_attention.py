@@ -18,13 +18,13 @@ from freescale.kernels.triton_tiles import (
     TILE_FIELDS,
     half_scores,
     identity,
+    masked_stages,
     own_tile,
     pair_number,
     read_row_sums,
     read_rows,
     score_places,
     tanh,
-    through_silu,
     visible,
     weights_and_slope,
     write_rows,
@@ -59,7 +59,7 @@ def softmax_step(h, out, top, total):
 
 @triton.jit
 def forward_pair(
-    q, out, top, total, eye, K, V, Codes, Bias,
+    q, out, top, total, eye, K, V, Sight, Bias,
     k_row, v_row, k_head, v_head, half_alpha, window, prefix,
     start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -78,7 +78,7 @@ def forward_pair(
         rows = first + tl.arange(0, BLOCK_M)
         keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
         )
     if SOFTMAX:
         if MASKED:
@@ -93,15 +93,16 @@ def forward_pair(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, Out, LogSum, Tiles, Pairs, Codes, Bias,
+    Q, K, V, Out, LogSum, Tiles, Pairs, Sight, Bias,
     q_row, k_row, v_row, o_row, q_head, k_head, v_head, o_head,
-    num_heads, half_alpha, scale, window, prefix,
+    num_heads, half_alpha, scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile over the key tiles it meets."""
+    MASKED_STAGES: tl.constexpr = masked_stages(STAGES, LISTED)
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
@@ -114,16 +115,16 @@ def forward_kernel(
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         out, top, total = forward_pair(
-            q, out, top, total, eye, K, V, Codes, Bias,
+            q, out, top, total, eye, K, V, Sight, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
-    for n in tl.range(middle, end, num_stages=1):
+    for n in tl.range(middle, end, num_stages=MASKED_STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         out, top, total = forward_pair(
-            q, out, top, total, eye, K, V, Codes, Bias,
+            q, out, top, total, eye, K, V, Sight, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
@@ -140,7 +141,7 @@ def forward_kernel(
 
 @triton.jit
 def keys_pair(
-    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias, Scores,
+    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
     q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
     start, length, history, store0, first, m0, head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -163,7 +164,7 @@ def keys_pair(
     seen = h > 0
     if MASKED:
         seen = visible(
-            rows[None, :], keys[:, None], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[None, :], keys[:, None], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
         )
     if WANT_K:
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION, out_dtype=ACC)
@@ -182,21 +183,21 @@ def keys_pair(
 
 @triton.jit
 def keys_backward_kernel(
-    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Codes, Bias, Scores, BeforeK, BeforeV,
+    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Sight, Bias, Scores,
     q_row, k_row, v_row, do_row, dk_row, dv_row, q_head, k_head, v_head, do_head, dk_head, dv_head,
-    num_heads, half_alpha, dv_scale, dk_scale, window, prefix,
+    num_heads, half_alpha, dv_scale, dk_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr, SILU: tl.constexpr,
+    GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one key tile: of the keys, the values, or both; of shared heads one part for each query head.
 
     Both at once saves a product, but at width 256 their sums do not fit into the registers together. The score
-    gradients that KEEP asks for are those of every pair of tiles met here; beside them, memory stays as it is. With
-    SILU keys and values came out of one, and the gradients before it are written.
+    gradients that KEEP asks for are those of every pair of tiles met here; beside them, memory stays as it is.
     """
+    MASKED_STAGES: tl.constexpr = masked_stages(STAGES, LISTED)
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_N)
     key_head = head // GROUP
     k = read_rows(K, start, first, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
@@ -219,10 +220,10 @@ def keys_backward_kernel(
         full_end = tl.maximum(length // BLOCK_M, full_begin)
         num_diagonal = full_begin - diagonal
         num_masked = num_diagonal + (length > full_end * BLOCK_M).to(tl.int32)
-    for n in tl.range(0, num_masked, num_stages=1):
+    for n in tl.range(0, num_masked, num_stages=MASKED_STAGES):
         m0 = pair_number(Pairs, tl.where(n < num_diagonal, diagonal + n, full_end), LISTED) * BLOCK_M
         dk, dv = keys_pair(
-            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias, Scores,
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
             q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
             start, length, history, store0, first, m0, head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
@@ -231,31 +232,21 @@ def keys_backward_kernel(
     for n in tl.range(full_begin, full_end, num_stages=STAGES):
         m0 = pair_number(Pairs, n, LISTED) * BLOCK_M
         dk, dv = keys_pair(
-            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Codes, Bias, Scores,
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
             q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
             start, length, history, store0, first, m0, head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, False,
         )  # fmt: skip
     if WANT_K:
-        dk = dk * dk_scale
-        if SILU:
-            dk = through_silu(
-                dk, BeforeK, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N
-            )
-        write_rows(DK, dk, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
+        write_rows(DK, dk * dk_scale, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
     if WANT_V:
-        dv = dv * dv_scale
-        if SILU:
-            dv = through_silu(
-                dv, BeforeV, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N
-            )
-        write_rows(DV, dv, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N)
+        write_rows(DV, dv * dv_scale, start, first, head, dv_row, dv_head, length, V_WIDTH, BLOCK_V, BLOCK_N)
 
 
 @triton.jit
 def queries_pair(
-    q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
+    q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
     k_row, v_row, k_head, v_head, half_alpha, window, prefix,
     start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -276,7 +267,7 @@ def queries_pair(
         rows = first + tl.arange(0, BLOCK_M)
         keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
         )
     _, ds = weights_and_slope(h, dp, log_sum[:, None], delta[:, None], seen, SOFTMAX, FAST, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION, out_dtype=ACC)
@@ -284,16 +275,16 @@ def queries_pair(
 
 @triton.jit
 def queries_backward_kernel(
-    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Codes, Bias, BeforeQ,
+    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Sight, Bias,
     q_row, k_row, v_row, do_row, dq_row, q_head, k_head, v_head, do_head, dq_head,
-    num_heads, half_alpha, dq_scale, window, prefix,
+    num_heads, half_alpha, dq_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
-    SILU: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one query tile; SILU as for the keys."""
+    """Gradient of one query tile."""
+    MASKED_STAGES: tl.constexpr = masked_stages(STAGES, LISTED)
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
@@ -307,22 +298,19 @@ def queries_backward_kernel(
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         dq = queries_pair(
-            q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
+            q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
-    for n in tl.range(middle, end, num_stages=1):
+    for n in tl.range(middle, end, num_stages=MASKED_STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         dq = queries_pair(
-            q, do, dq, eye, log_sum, delta, K, V, Codes, Bias,
+            q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
             SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip
-    dq = dq * dq_scale
-    if SILU:
-        dq = through_silu(dq, BeforeQ, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
-    write_rows(DQ, dq, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
+    write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)

@@ -59,9 +59,9 @@ def write_by_distance(Sums, run, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, B
 
 @triton.jit
 def table_gradient_kernel(
-    Q, K, V, DO, Sums, Buckets, Codes, Bias, Runs,
+    Q, K, V, DO, Sums, Buckets, Sight, Bias, Runs,
     q_row, k_row, v_row, do_row, q_head, k_head, v_head, do_head,
-    num_heads, half_alpha, window, prefix,
+    num_heads, half_alpha, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
@@ -89,7 +89,7 @@ def table_gradient_kernel(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
         _, ds = weights_and_slope(h, dp, i, i, i, False, FAST, False)
         total += ds
-    seen = visible(i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS)
+    seen = visible(i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS)
     total = tl.where(seen, total, 0.0)
     if HAS_TIME:
         bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)

@@ -21,12 +21,12 @@ from freescale.kernels.triton_tiles import (
     BIAS_ROWS,
     TILE_FIELDS,
     bias_rows,
+    masked_stages,
     own_tile,
     pair_number,
     read_bias,
     read_rows,
     score_places,
-    through_silu,
     visible,
     write_rows,
 )
@@ -34,13 +34,14 @@ from freescale.kernels.triton_tiles import (
 
 @triton.jit
 def kept_queries_kernel(
-    K, DQ, Scores, Tiles, Pairs, Codes, BeforeQ,
-    k_row, dq_row, k_head, dq_head, num_heads, dq_scale, window, prefix,
+    K, DQ, Scores, Tiles, Pairs, Sight,
+    k_row, dq_row, k_head, dq_head, num_heads, dq_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr, SILU: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile from score gradients that were kept: one product instead of three."""
+    MASKED_STAGES: tl.constexpr = masked_stages(STAGES, LISTED)
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
     rows = first + tl.arange(0, BLOCK_M)
@@ -53,7 +54,7 @@ def kept_queries_kernel(
             Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
         )
         dq = tl.dot(ds, k, dq, input_precision=PRECISION, out_dtype=ACC)
-    for n in tl.range(middle, end, num_stages=1):
+    for n in tl.range(middle, end, num_stages=MASKED_STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         keys = n0 + tl.arange(0, BLOCK_N)
         k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
@@ -61,20 +62,17 @@ def kept_queries_kernel(
             Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
         )
         seen = visible(
-            rows[:, None], keys[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
         )
         # What is not seen may never have been written.
         ds = tl.where(seen, ds, 0.0)
         dq = tl.dot(ds, k, dq, input_precision=PRECISION, out_dtype=ACC)
-    dq = dq * dq_scale
-    if SILU:
-        dq = through_silu(dq, BeforeQ, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
-    write_rows(DQ, dq, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
+    write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
 
 
 @triton.jit
 def kept_gradient_kernel(
-    Scores, Sums, Buckets, Codes, Runs, num_heads: tl.constexpr, window, prefix,
+    Scores, Sums, Buckets, Sight, Runs, num_heads: tl.constexpr, window, prefix: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
@@ -111,7 +109,7 @@ def kept_gradient_kernel(
         high = tl.max(bucket)
         if LISTED or j0 + BLOCK_N > i0 + 1 or i0 + BLOCK_M > length:
             seen = visible(
-                i[:, None], j[None, :], Codes, start, length, history, window, prefix, LISTED, SEGMENTS
+                i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
             )
             # What is not seen may never have been written.
             total = tl.where(seen, total, 0.0)

@@ -70,36 +70,15 @@ def read_rows(
 
 
 @triton.jit
-def row_places(
-    start, first, head, row_stride, head_stride, length,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Where the rows of a tile stand in a tensor [T, heads, width], and which of the places are there."""
-    rows = first + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    at = start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
-    return at, (rows[:, None] < length) & (columns[None, :] < WIDTH)
-
-
-@triton.jit
 def write_rows(
     X, x, start, first, head, row_stride, head_stride, length,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    at, inside = row_places(start, first, head, row_stride, head_stride, length, WIDTH, BLOCK, ROWS)
-    tl.store(X + at, x.to(X.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def through_silu(
-    grad, X, start, first, head, row_stride, head_stride, length,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Gradient before a SiLU from that after it; X holds the numbers before it, laid out like what is written."""
-    at, inside = row_places(start, first, head, row_stride, head_stride, length, WIDTH, BLOCK, ROWS)
-    x = tl.load(X + at, mask=inside, other=0.0).to(grad.dtype)
-    gate = tl.sigmoid(x)
-    return grad * gate * (1 + x * (1 - gate))
+    rows = first + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    at = X + start * row_stride + head * head_stride + rows[:, None] * row_stride + columns[None, :]
+    inside = (rows[:, None] < length) & (columns[None, :] < WIDTH)
+    tl.store(at, x.to(X.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -174,18 +153,34 @@ def half_scores(
 
 @triton.jit
 def visible(
-    i, j, Codes, start, length, history, window, prefix, LISTED: tl.constexpr, SEGMENTS: tl.constexpr
+    i, j, Sight, start, length, history, window, prefix, LISTED: tl.constexpr, SEGMENTS: tl.constexpr
 ):  # fmt: skip
-    """Where query i sees key j; i and j broadcast against each other. The same words as `AttentionMask`."""
-    seen = j <= i
+    """Where query i sees key j; i and j broadcast against each other. The same words as `AttentionMask`.
+
+    Almost all of it is said by the last query that sees a key, one number a key: two comparisons are left for a pair.
+    `Sight` holds it for SEGMENTS "runs", and for "any" numbers of segments (see `attention_work.Sight`).
+    """
     if LISTED:
-        seen = seen & ((tl.minimum(i, history) - j <= window) | (j < prefix))
-        if SEGMENTS:
-            own = tl.load(Codes + start + i, mask=i < length, other=0)
-            other = tl.load(Codes + start + j, mask=j < length, other=0)
-            seen = seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))
-        seen = ((seen | (i < prefix)) & (j < history)) | (i == j)
-    return seen & (i < length)
+        last = tl.where((history - j <= window) | (j < prefix), length - 1, j + window)
+        if SEGMENTS == "runs":
+            last = tl.minimum(last, tl.load(Sight + start + j, mask=j < length, other=0))
+        last = tl.minimum(tl.where(j < history, last, j), length - 1)
+        seen = (j <= i) & (i <= last)
+        if SEGMENTS == "any":
+            own = tl.load(Sight + start + i, mask=i < length, other=0)
+            other = tl.load(Sight + start + j, mask=j < length, other=0)
+            seen = (seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))) | ((i == j) & (i < length))
+        if prefix > 0:
+            seen = seen | ((i < tl.minimum(prefix, length)) & (j < history))
+        return seen
+    else:
+        return (j <= i) & (i < length)
+
+
+@triton.constexpr_function
+def masked_stages(stages, listed):
+    """Tiles in flight where some scores are hidden: under a mask there are many such pairs, else one or two."""
+    return stages if listed else 1
 
 
 @triton.jit

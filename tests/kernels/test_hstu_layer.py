@@ -33,19 +33,11 @@ def _layer(**bias: bool) -> HSTULayer:
 
 
 @pytest.mark.parametrize(
-    ("position", "time", "window", "by_attention"),
-    [
-        (False, False, None, True),
-        (True, False, 9, True),
-        (False, True, None, True),
-        (True, True, None, True),
-        (True, True, None, False),
-    ],
+    ("position", "time", "window"),
+    [(False, False, None), (True, False, 9), (False, True, None), (True, True, None)],
 )
-def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position, time, window, by_attention):
-    """By attention: its kernels write the gradients before the SiLU."""
+def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position, time, window):
     torch.manual_seed(0)
-    monkeypatch.setattr(hstu_layer, "_WIDEST_SILU", 128 if by_attention else 0)
     layer, batch = _layer(position_bias=position, time_bias=time), _batch()
     mask = None if window is None else AttentionMask(window=window)
     x = torch.randn(TOKENS, DIM).requires_grad_()
@@ -67,7 +59,7 @@ def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position
         torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
 
 
-def test_queries_from_kept_score_gradients_go_through_the_silu_too(monkeypatch):
+def test_gradients_from_kept_scores_are_those_of_the_plain_layer(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(bias_gradients, "KEPT_WIDTHS", (0, 64))
     layer, batch = _layer(position_bias=False, time_bias=False).half(), _batch()
