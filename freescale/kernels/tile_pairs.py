@@ -48,16 +48,18 @@ class TilePlanner:
         return self._pairs[rows, columns]
 
     def last_seers(self) -> tuple[Ints, Ints] | None:
-        """Tokens of each piece, and the number in its sequence of the last one that sees them by their segments.
+        """Tokens of each piece, and the last token of the batch that sees them by their segments; -1 for any later one.
 
         None where no number can say it: a segment comes back after another.
         """
         if self._pieces is None or self._segments is None:
             return None
-        pieces, end = self._pieces, int(self._starts[-1])
-        own = self._starts[np.searchsorted(self._starts, pieces.starts, side="right") - 1]
-        last = np.where(pieces.summary, NO_WINDOW, self._segments[1] - own - 1)
-        return np.diff(pieces.starts, append=end), last
+        counts: Ints = np.diff(self._pieces.starts, append=self._starts[-1])
+        return counts, np.where(self._pieces.summary, -1, self._segments[1] - 1)
+
+    def longest_segment(self) -> int:
+        """Its tokens; 0 without segments that follow each other."""
+        return 0 if self._segments is None else int((self._segments[1] - self._segments[0]).max(initial=0))
 
     def _of(self, block: int) -> _Tiles:
         if block not in self._tiles:

@@ -21,7 +21,6 @@ from freescale.kernels.triton_tiles import (
     BIAS_ROWS,
     TILE_FIELDS,
     bias_rows,
-    masked_stages,
     own_tile,
     pair_number,
     read_bias,
@@ -33,6 +32,28 @@ from freescale.kernels.triton_tiles import (
 
 
 @triton.jit
+def kept_pair(
+    dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+    start, length, history, store0, first, n0, head, key_head,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add what one key tile gives to the gradient of a query tile."""
+    k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
+    ds = tl.load(Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE))
+    if MASKED:
+        rows = first + tl.arange(0, BLOCK_M)
+        keys = n0 + tl.arange(0, BLOCK_N)
+        seen = visible(
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
+        )
+        # What is not seen may never have been written.
+        ds = tl.where(seen, ds, 0.0)
+    return tl.dot(ds, k, dq, input_precision=PRECISION, out_dtype=ACC)
+
+
+@triton.jit
 def kept_queries_kernel(
     K, DQ, Scores, Tiles, Pairs, Sight,
     k_row, dq_row, k_head, dq_head, num_heads, dq_scale, window, prefix: tl.constexpr,
@@ -41,32 +62,25 @@ def kept_queries_kernel(
     TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile from score gradients that were kept: one product instead of three."""
-    MASKED_STAGES: tl.constexpr = masked_stages(STAGES, LISTED)
     tile, head, start, length, first, history, store0 = own_tile(Tiles, num_heads, BLOCK_M)
     begin, middle, end = query_range(Tiles, tile, first, length, BLOCK_M, BLOCK_N, LISTED)
-    rows = first + tl.arange(0, BLOCK_M)
     key_head = head // GROUP
     dq = tl.zeros([BLOCK_M, BLOCK_D], ACC)
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
-        k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, True, TMA)
-        ds = tl.load(
-            Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
-        )
-        dq = tl.dot(ds, k, dq, input_precision=PRECISION, out_dtype=ACC)
-    for n in tl.range(middle, end, num_stages=MASKED_STAGES):
-        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
-        keys = n0 + tl.arange(0, BLOCK_N)
-        k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, False, TMA)
-        ds = tl.load(
-            Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
-        )
-        seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
-        )
-        # What is not seen may never have been written.
-        ds = tl.where(seen, ds, 0.0)
-        dq = tl.dot(ds, k, dq, input_precision=PRECISION, out_dtype=ACC)
+        dq = kept_pair(
+            dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+            start, length, history, store0, first, n0, head, key_head,
+            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SEGMENTS, TMA, PRECISION, ACC, LISTED,
+        )  # fmt: skip
+    if not LISTED:
+        for n in tl.range(middle, end, num_stages=1):
+            n0 = n * BLOCK_N
+            dq = kept_pair(
+                dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+                start, length, history, store0, first, n0, head, key_head,
+                WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SEGMENTS, TMA, PRECISION, ACC, True,
+            )  # fmt: skip
     write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
 
 

@@ -163,7 +163,8 @@ def visible(
     if LISTED:
         last = tl.where((history - j <= window) | (j < prefix), length - 1, j + window)
         if SEGMENTS == "runs":
-            last = tl.minimum(last, tl.load(Sight + start + j, mask=j < length, other=0))
+            ahead = tl.load(Sight + start + j, mask=j < length, other=0).to(tl.int32)
+            last = tl.where(ahead < 0, last, tl.minimum(last, j + ahead))
         last = tl.minimum(tl.where(j < history, last, j), length - 1)
         seen = (j <= i) & (i <= last)
         if SEGMENTS == "any":
@@ -175,12 +176,6 @@ def visible(
         return seen
     else:
         return (j <= i) & (i < length)
-
-
-@triton.constexpr_function
-def masked_stages(stages, listed):
-    """Tiles in flight where some scores are hidden: under a mask there are many such pairs, else one or two."""
-    return stages if listed else 1
 
 
 @triton.jit
