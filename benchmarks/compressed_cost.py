@@ -274,12 +274,13 @@ def attention_alone(setting: Setting, *, users: int, bias: bool, rounds: int) ->
     def turn(offsets: Tensor, mask: AttentionMask | None) -> Call:
         shape = (int(offsets[-1]), setting.heads, width)
         q, k, v = (torch.randn(shape, device=setting.device).to(dtype).requires_grad_() for _ in range(3))
+        inputs = [q, k, v] if table is None else [q, k, v, table]
         grad = torch.randn(shape, device=setting.device).to(dtype)
         layout = SequenceLayout(offsets, device=setting.device)
 
         def call() -> None:
             out = hstu_attention(q, k, v, offsets, scale=1 / n, position_bias=table, mask=mask, layout=layout)
-            out.backward(grad)
+            torch.autograd.grad(out, inputs, grad)
 
         return call
 

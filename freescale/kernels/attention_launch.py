@@ -152,7 +152,7 @@ class Launch:
             "GROUP": self.group,
             "SQUARE": is_square(mask),
             "LISTED": mask is not None,
-            "SEGMENTS": self._sight.kind,
+            "SIGHT": self._sight.kind,
             "FAST": q.dtype.itemsize == 2 and q.is_cuda,
             "PRECISION": self.precision,
             "ACC": q.dtype if q.dtype == torch.float64 else torch.float32,

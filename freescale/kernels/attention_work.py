@@ -71,14 +71,19 @@ class BiasStore(NamedTuple):
     widest: int
 
 
+MOST_COUNTED = 2**15 - 1
+"""Tokens of the longest sequence whose seers are counted in 16 bits."""
+
+
 class Sight(NamedTuple):
-    """What segments let a token see.
+    """What a mask lets tokens see, as the kernels read it.
 
     Args:
-        kind: "none" of them; "runs": segments follow each other, and `tokens` has how far behind each token the last
-            one stands that sees it, -1 for any distance; "any" order: segment * 2, and 1 more for summaries.
-        tokens: [T] int16 of "runs", else int32. Numbers of 32 bits the compiler fetches ahead, for every thread its own
-            4 bytes at a time: the forward of five segments took as long as that of the whole.
+        kind: "counts": how many tokens, from itself on, see each token. For sequences that are too long, or where a
+            segment comes back after another: "codes", the number of its segment twice, and one more for summaries;
+            "none" without segments.
+        tokens: [T] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4 bytes at
+            a time, and the forward of five segments took as long as that of the whole. Codes are int32.
     """
 
     kind: str
@@ -158,20 +163,40 @@ class AttentionWork:
         return self._sight[1]
 
     def _made_sight(self, mask: AttentionMask) -> Sight:
+        ends = self._plans(mask).segment_ends() if mask.segments is not None else None
+        in_order = mask.segments is None or ends is not None
+        if in_order and self._lengths.max(initial=0) <= MOST_COUNTED:
+            return Sight("counts", self._counts(mask, ends))
         if mask.segments is None:
             return Sight("none", self.nothing)
-        plans = self._plans(mask)
-        last_seers = plans.last_seers()
-        if last_seers is not None and plans.longest_segment() <= torch.iinfo(torch.int16).max:
-            counts, last = to_device(*last_seers, device=self._device)
-            num_tokens = int(self._starts[-1])
-            last = torch.repeat_interleave(last, counts, output_size=num_tokens)
-            ahead = last - torch.arange(num_tokens, device=self._device)
-            return Sight("runs", ahead.clamp(min=-1).to(torch.int16))
         codes = mask.segments.to(self._device, non_blocking=True).to(torch.int32) * 2
         if mask.summaries is not None:
             codes += mask.summaries.to(self._device, non_blocking=True).bool()
-        return Sight("any", codes)
+        return Sight("codes", codes)
+
+    def _counts(self, mask: AttentionMask, segment_ends: tuple[Ints, Ints] | None) -> Tensor:
+        """How many tokens, from itself on, see each token as `AttentionMask` says; a prefix is left to the kernels."""
+        num_tokens = int(self._starts[-1])
+        history = self._lengths - mask.target_counts(len(self._lengths))
+        per_sequence = (self._lengths, self._starts[1:], self._starts[:-1] + history)
+        sizes, ends, targets, *pieces = to_device(*per_sequence, *(segment_ends or ()), device=self._device)
+
+        def spread(values: Tensor, counts: Tensor) -> Tensor:
+            return torch.repeat_interleave(values, counts, output_size=num_tokens)
+
+        token = torch.arange(num_tokens, device=self._device)
+        end, first_target = spread(ends, sizes), spread(targets, sizes)
+        if mask.window is not None:
+            seen_by_targets = first_target - token <= mask.window
+            if mask.prefix:
+                seen_by_targets |= token - (end - spread(sizes, sizes)) < mask.prefix
+            end = torch.where(seen_by_targets, end, token + mask.window + 1)
+        if pieces:
+            segment_end = spread(pieces[1], pieces[0])
+            end = torch.where(segment_end < 0, end, torch.minimum(end, segment_end))
+        if mask.targets is not None:
+            end = torch.where(token < first_target, end, token + 1)
+        return (end - token).to(torch.int16)
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.

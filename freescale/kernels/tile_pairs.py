@@ -47,19 +47,15 @@ class TilePlanner:
             self._pairs[rows, columns] = self._found(self._of(rows), self._of(columns))
         return self._pairs[rows, columns]
 
-    def last_seers(self) -> tuple[Ints, Ints] | None:
-        """Tokens of each piece, and the last token of the batch that sees them by their segments; -1 for any later one.
+    def segment_ends(self) -> tuple[Ints, Ints] | None:
+        """Tokens of each piece, and the first token of the batch that no longer sees them by segments; -1 if all do.
 
         None where no number can say it: a segment comes back after another.
         """
         if self._pieces is None or self._segments is None:
             return None
         counts: Ints = np.diff(self._pieces.starts, append=self._starts[-1])
-        return counts, np.where(self._pieces.summary, -1, self._segments[1] - 1)
-
-    def longest_segment(self) -> int:
-        """Its tokens; 0 without segments that follow each other."""
-        return 0 if self._segments is None else int((self._segments[1] - self._segments[0]).max(initial=0))
+        return counts, np.where(self._pieces.summary, -1, self._segments[1])
 
     def _of(self, block: int) -> _Tiles:
         if block not in self._tiles:

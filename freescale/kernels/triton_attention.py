@@ -18,6 +18,7 @@ from freescale.kernels.triton_tiles import (
     TILE_FIELDS,
     half_scores,
     identity,
+    masked_stages,
     own_tile,
     pair_number,
     read_row_sums,
@@ -34,15 +35,12 @@ from freescale.kernels.triton_tiles import (
 def query_range(
     Tiles, tile, first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr
 ):
-    """Key tiles that a query tile meets: full pairs from begin to middle, partly hidden ones from middle to end.
-
-    Under a mask nearly half of the pairs are partly hidden, and all of them are taken for it: two comparisons more in a
-    full one cost less than a second loop, which begins with nothing fetched ahead.
-    """
+    """Key tiles that a query tile meets: full pairs from begin to middle, partly hidden ones from middle to end."""
     if LISTED:
         begin = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32)
+        middle = tl.load(Tiles + tile * TILE_FIELDS + 4).to(tl.int32)
         end = tl.load(Tiles + tile * TILE_FIELDS + 5).to(tl.int32)
-        return begin, end, end
+        return begin, middle, end
     else:
         end = tl.cdiv(tl.minimum(first + BLOCK_M, length), BLOCK_N)
         return first * 0, first // BLOCK_N, end
@@ -66,7 +64,7 @@ def forward_pair(
     start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the output of a query tile."""
@@ -80,7 +78,7 @@ def forward_pair(
         rows = first + tl.arange(0, BLOCK_M)
         keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
         )
     if SOFTMAX:
         if MASKED:
@@ -100,7 +98,7 @@ def forward_kernel(
     num_heads, half_alpha, scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile over the key tiles it meets."""
@@ -120,18 +118,17 @@ def forward_kernel(
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, LISTED,
+            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
-    if not LISTED:
-        for n in tl.range(middle, end, num_stages=1):
-            n0 = n * BLOCK_N
-            out, top, total = forward_pair(
-                q, out, top, total, eye, K, V, Sight, Bias,
-                k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-                start, length, history, store0, first, n0, key_head,
-                WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-                SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
-            )  # fmt: skip
+    for n in tl.range(middle, end, num_stages=masked_stages(STAGES, LISTED)):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        out, top, total = forward_pair(
+            q, out, top, total, eye, K, V, Sight, Bias,
+            k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+            start, length, history, store0, first, n0, key_head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, True,
+        )  # fmt: skip
     if SOFTMAX:
         out = out / total[:, None]
         at = LogSum + (start + rows) * num_heads + head
@@ -148,7 +145,7 @@ def keys_pair(
     start, length, history, store0, first, m0, head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +163,7 @@ def keys_pair(
     seen = h > 0
     if MASKED:
         seen = visible(
-            rows[None, :], keys[:, None], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[None, :], keys[:, None], Sight, start, length, history, window, prefix, LISTED, SIGHT
         )
     if WANT_K:
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION, out_dtype=ACC)
@@ -190,7 +187,7 @@ def keys_backward_kernel(
     num_heads, half_alpha, dv_scale, dk_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -208,9 +205,17 @@ def keys_backward_kernel(
     eye = identity(BLOCK_M)
     dk = tl.zeros([BLOCK_N, BLOCK_D], ACC)
     dv = tl.zeros([BLOCK_N, BLOCK_V], ACC)
+    # With a bias, which is one more thing to fetch, a second loop under a mask takes longer than comparing everywhere.
+    ONE_LOOP: tl.constexpr = LISTED and BIAS != "none"
     if LISTED:
         begin = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32)
-        end = tl.load(Tiles + tile * TILE_FIELDS + 5).to(tl.int32)
+        end = tl.load(Tiles + tile * TILE_FIELDS + 4).to(tl.int32)
+        last = tl.load(Tiles + tile * TILE_FIELDS + 5).to(tl.int32)
+        num_masked = last - end
+        num_diagonal = num_masked
+        diagonal = end
+        if ONE_LOOP:
+            end = last
     else:
         # Masked are the tiles on the diagonal and the last one, where it reaches beyond the sequence.
         diagonal = first // BLOCK_M
@@ -218,14 +223,15 @@ def keys_backward_kernel(
         end = tl.maximum(length // BLOCK_M, begin)
         num_diagonal = begin - diagonal
         num_masked = num_diagonal + (length > end * BLOCK_M).to(tl.int32)
-        for n in tl.range(0, num_masked, num_stages=1):
-            m0 = tl.where(n < num_diagonal, diagonal + n, end) * BLOCK_M
+    if not ONE_LOOP:
+        for n in tl.range(0, num_masked, num_stages=masked_stages(STAGES, LISTED)):
+            m0 = pair_number(Pairs, tl.where(n < num_diagonal, diagonal + n, end), LISTED) * BLOCK_M
             dk, dv = keys_pair(
                 k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
                 q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
                 start, length, history, store0, first, m0, head,
                 WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-                SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, True,
+                SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, True,
             )  # fmt: skip
     for n in tl.range(begin, end, num_stages=STAGES):
         m0 = pair_number(Pairs, n, LISTED) * BLOCK_M
@@ -234,7 +240,7 @@ def keys_backward_kernel(
             q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
             start, length, history, store0, first, m0, head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, LISTED,
+            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, ONE_LOOP,
         )  # fmt: skip
     if WANT_K:
         write_rows(DK, dk * dk_scale, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
@@ -249,7 +255,7 @@ def queries_pair(
     start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the gradient of a query tile."""
@@ -265,7 +271,7 @@ def queries_pair(
         rows = first + tl.arange(0, BLOCK_M)
         keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
         )
     _, ds = weights_and_slope(h, dp, log_sum[:, None], delta[:, None], seen, SOFTMAX, FAST, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION, out_dtype=ACC)
@@ -278,7 +284,7 @@ def queries_backward_kernel(
     num_heads, half_alpha, dq_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile."""
@@ -299,16 +305,15 @@ def queries_backward_kernel(
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, LISTED,
+            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
-    if not LISTED:
-        for n in tl.range(middle, end, num_stages=1):
-            n0 = n * BLOCK_N
-            dq = queries_pair(
-                q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
-                k_row, v_row, k_head, v_head, half_alpha, window, prefix,
-                start, length, history, store0, first, n0, key_head,
-                WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-                SOFTMAX, BIAS, SQUARE, LISTED, SEGMENTS, FAST, TMA, PRECISION, ACC, True,
-            )  # fmt: skip
+    for n in tl.range(middle, end, num_stages=masked_stages(STAGES, LISTED)):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        dq = queries_pair(
+            q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
+            k_row, v_row, k_head, v_head, half_alpha, window, prefix,
+            start, length, history, store0, first, n0, key_head,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
+            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, True,
+        )  # fmt: skip
     write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)

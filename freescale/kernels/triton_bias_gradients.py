@@ -64,7 +64,7 @@ def table_gradient_kernel(
     num_heads, half_alpha, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,7 @@ def table_gradient_kernel(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
         _, ds = weights_and_slope(h, dp, i, i, i, False, FAST, False)
         total += ds
-    seen = visible(i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS)
+    seen = visible(i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT)
     total = tl.where(seen, total, 0.0)
     if HAS_TIME:
         bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)

@@ -21,6 +21,7 @@ from freescale.kernels.triton_tiles import (
     BIAS_ROWS,
     TILE_FIELDS,
     bias_rows,
+    masked_stages,
     own_tile,
     pair_number,
     read_bias,
@@ -36,7 +37,7 @@ def kept_pair(
     dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
     start, length, history, store0, first, n0, head, key_head,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the gradient of a query tile."""
@@ -46,7 +47,7 @@ def kept_pair(
         rows = first + tl.arange(0, BLOCK_M)
         keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
+            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
         )
         # What is not seen may never have been written.
         ds = tl.where(seen, ds, 0.0)
@@ -58,7 +59,7 @@ def kept_queries_kernel(
     K, DQ, Scores, Tiles, Pairs, Sight,
     k_row, dq_row, k_head, dq_head, num_heads, dq_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile from score gradients that were kept: one product instead of three."""
@@ -71,16 +72,15 @@ def kept_queries_kernel(
         dq = kept_pair(
             dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
             start, length, history, store0, first, n0, head, key_head,
-            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SEGMENTS, TMA, PRECISION, ACC, LISTED,
+            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SIGHT, TMA, PRECISION, ACC, False,
         )  # fmt: skip
-    if not LISTED:
-        for n in tl.range(middle, end, num_stages=1):
-            n0 = n * BLOCK_N
-            dq = kept_pair(
-                dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
-                start, length, history, store0, first, n0, head, key_head,
-                WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SEGMENTS, TMA, PRECISION, ACC, True,
-            )  # fmt: skip
+    for n in tl.range(middle, end, num_stages=masked_stages(STAGES, LISTED)):
+        n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
+        dq = kept_pair(
+            dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+            start, length, history, store0, first, n0, head, key_head,
+            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SIGHT, TMA, PRECISION, ACC, True,
+        )  # fmt: skip
     write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
 
 
@@ -88,7 +88,7 @@ def kept_queries_kernel(
 def kept_gradient_kernel(
     Scores, Sums, Buckets, Sight, Runs, num_heads: tl.constexpr, window, prefix: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SEGMENTS: tl.constexpr, ACC: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
 ):  # fmt: skip
     """What a run of tiles gives to the tables, from score gradients that were kept.
@@ -123,7 +123,7 @@ def kept_gradient_kernel(
         high = tl.max(bucket)
         if LISTED or j0 + BLOCK_N > i0 + 1 or i0 + BLOCK_M > length:
             seen = visible(
-                i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SEGMENTS
+                i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
             )
             # What is not seen may never have been written.
             total = tl.where(seen, total, 0.0)

@@ -153,29 +153,36 @@ def half_scores(
 
 @triton.jit
 def visible(
-    i, j, Sight, start, length, history, window, prefix, LISTED: tl.constexpr, SEGMENTS: tl.constexpr
+    i, j, Sight, start, length, history, window, prefix, LISTED: tl.constexpr, SIGHT: tl.constexpr
 ):  # fmt: skip
     """Where query i sees key j; i and j broadcast against each other. The same words as `AttentionMask`.
 
-    Almost all of it is said by the last query that sees a key, one number a key: two comparisons are left for a pair.
-    `Sight` holds it for SEGMENTS "runs", and for "any" numbers of segments (see `attention_work.Sight`).
+    SIGHT says what `Sight` holds (see `attention_work.Sight`). Counts leave a difference and a comparison to each pair:
+    a thread of a tile of 64 queries and keys has 32 pairs of 16 keys, so that work on keys costs half as much.
     """
     if LISTED:
-        last = tl.where((history - j <= window) | (j < prefix), length - 1, j + window)
-        if SEGMENTS == "runs":
-            ahead = tl.load(Sight + start + j, mask=j < length, other=0).to(tl.int32)
-            last = tl.where(ahead < 0, last, tl.minimum(last, j + ahead))
-        last = tl.minimum(tl.where(j < history, last, j), length - 1)
-        seen = (j <= i) & (i <= last)
-        if SEGMENTS == "any":
-            own = tl.load(Sight + start + i, mask=i < length, other=0)
-            other = tl.load(Sight + start + j, mask=j < length, other=0)
-            seen = (seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))) | ((i == j) & (i < length))
+        if SIGHT == "counts":
+            count = tl.load(Sight + start + j, mask=j < length, other=0).to(tl.uint32)
+            # Without a sign: what lies ahead of the key is far behind it.
+            seen = (i - j).to(tl.uint32) < count
+        else:
+            seen = (j <= i) & ((tl.minimum(i, history) - j <= window) | (j < prefix))
+            if SIGHT == "codes":
+                own = tl.load(Sight + start + i, mask=i < length, other=0)
+                other = tl.load(Sight + start + j, mask=j < length, other=0)
+                seen = seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))
+            seen = ((seen & (j < history)) | (i == j)) & (i < length)
         if prefix > 0:
             seen = seen | ((i < tl.minimum(prefix, length)) & (j < history))
         return seen
     else:
         return (j <= i) & (i < length)
+
+
+@triton.constexpr_function
+def masked_stages(stages, listed):
+    """Tiles in flight where some scores are hidden: under a mask nearly half of all pairs, else one or two."""
+    return stages if listed else 1
 
 
 @triton.jit

@@ -68,6 +68,30 @@ def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, b
         assert length == 0 or allowed.diagonal().all()
 
 
+@settings(max_examples=150, deadline=None)
+@given(masked_batches())
+def test_tokens_that_see_a_token_are_counted_from_itself_on(batch):
+    """Everything but what a prefix sees ahead of it; or the numbers of segments, where one comes back after another."""
+    lengths, mask = batch
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    sight = AttentionWork(torch.from_numpy(starts), device=torch.device("cpu")).sight(mask)
+    if sight.kind == "codes":
+        runs = mask.runs.within(starts)
+        firsts = np.isin(runs.starts[1:], starts)
+        assert (np.diff(runs.segment)[~firsts] < 0).any()
+        return
+    assert sight.kind == "counts"
+    targets = mask.target_counts(len(lengths))
+    for n, length in enumerate(lengths):
+        allowed = mask.allowed(int(starts[n]), int(starts[n + 1]), int(targets[n]))
+        counts = sight.tokens[starts[n] : starts[n + 1]].long()
+        behind = torch.arange(length)[:, None] - torch.arange(length)
+        seen = (behind >= 0) & (behind < counts)
+        place = torch.arange(length)
+        seen |= (place[:, None] < mask.prefix) & (place < length - int(targets[n]))
+        assert torch.equal(seen, allowed)
+
+
 @settings(max_examples=100, deadline=None)
 @given(masked_batches(), st.sampled_from([(4, 4), (8, 4), (4, 16)]))
 def test_pairs_are_listed_once_in_order_and_the_work_lists_hold_the_same(batch, blocks):

@@ -13,6 +13,7 @@ from freescale.kernels import (
     AttentionMask,
     SequenceLayout,
     add_product,
+    attention_work,
     bias_gradients,
     gate,
     hstu_attention,
@@ -40,6 +41,7 @@ MASKS = {
     "targets": AttentionMask(targets=TARGETS),
     "segments": AttentionMask(segments=SEGMENTS, summaries=SUMMARIES),
     "all": AttentionMask(window=30, prefix=66, targets=TARGETS, segments=SEGMENTS, summaries=SUMMARIES),
+    "again": AttentionMask(window=30, prefix=2, targets=TARGETS, segments=SEGMENTS % 3, summaries=SUMMARIES),
 }
 
 
@@ -119,6 +121,12 @@ def way(request, monkeypatch):
     torch.use_deterministic_algorithms(True)
     yield request.param
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mask", ["window", "targets", "segments", "all"])
+def test_sequences_too_long_to_be_counted(monkeypatch, mask):
+    monkeypatch.setattr(attention_work, "MOST_COUNTED", 10)
+    compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 
 @pytest.mark.parametrize("mask", MASKS)
