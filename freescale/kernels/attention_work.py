@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from freescale.kernels.attention_mask import AttentionMask, Bools, Ints
 from freescale.kernels.bias_plan import TablePlan, joined, plan_tables
@@ -71,6 +72,8 @@ class BiasStore(NamedTuple):
     widest: int
 
 
+# A tile of keys may begin at the last token.
+_LARGEST_TILE = 128
 MOST_COUNTED = 2**15 - 1
 """Tokens of the longest sequence whose seers are counted in 16 bits."""
 
@@ -82,8 +85,8 @@ class Sight(NamedTuple):
         kind: "counts": how many tokens, from itself on, see each token. For sequences that are too long, or where a
             segment comes back after another: "codes", the number of its segment twice, and one more for summaries;
             "none" without segments.
-        tokens: [T] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4 bytes at
-            a time, and the forward of five segments took as long as that of the whole. Codes are int32.
+        tokens: [T and more] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4
+            bytes at a time, and the forward of five segments took as long as that of the whole. Codes are int32.
     """
 
     kind: str
@@ -196,7 +199,7 @@ class AttentionWork:
             end = torch.where(segment_end < 0, end, torch.minimum(end, segment_end))
         if mask.targets is not None:
             end = torch.where(token < first_target, end, token + 1)
-        return (end - token).to(torch.int16)
+        return F.pad((end - token).to(torch.int16), (0, _LARGEST_TILE))
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.

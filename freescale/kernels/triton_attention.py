@@ -75,10 +75,8 @@ def forward_pair(
         BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, False,
     )  # fmt: skip
     if MASKED:
-        rows = first + tl.arange(0, BLOCK_M)
-        keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
+            first, n0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
         )
     if SOFTMAX:
         if MASKED:
@@ -157,14 +155,15 @@ def keys_pair(
         BLOCK_M, BLOCK_N, BIAS, SQUARE, PRECISION, ACC, True,
     )  # fmt: skip
     rows = m0 + tl.arange(0, BLOCK_M)
-    keys = first + tl.arange(0, BLOCK_N)
     log_sum = read_row_sums(LogSum, start, rows, head, num_heads, length, SOFTMAX)
     delta = read_row_sums(Delta, start, rows, head, num_heads, length, SOFTMAX)
     seen = h > 0
     if MASKED:
         seen = visible(
-            rows[None, :], keys[:, None], Sight, start, length, history, window, prefix, LISTED, SIGHT
+            m0, first, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, True
         )
+        if not LISTED:
+            seen = seen & (rows[None, :] < length)
     if WANT_K:
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION, out_dtype=ACC)
     else:
@@ -268,10 +267,8 @@ def queries_pair(
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
     seen = h > 0
     if MASKED:
-        rows = first + tl.arange(0, BLOCK_M)
-        keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
+            first, n0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
         )
     _, ds = weights_and_slope(h, dp, log_sum[:, None], delta[:, None], seen, SOFTMAX, FAST, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION, out_dtype=ACC)

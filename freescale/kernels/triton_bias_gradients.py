@@ -77,7 +77,6 @@ def table_gradient_kernel(
     history = tl.load(Runs + run * TILE_FIELDS + 6).to(tl.int32)
     store0 = tl.load(Runs + run * TILE_FIELDS + 7)
     i = i0 + tl.arange(0, BLOCK_M)
-    j = j0 + tl.arange(0, BLOCK_N)
     bias = read_bias(Bias, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(ACC)
     total = tl.zeros([BLOCK_M, BLOCK_N], ACC)
     for head in tl.range(0, num_heads, num_stages=STAGES):
@@ -89,7 +88,10 @@ def table_gradient_kernel(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
         _, ds = weights_and_slope(h, dp, i, i, i, False, FAST, False)
         total += ds
-    seen = visible(i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT)
+    seen = visible(
+        i0, j0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
+    )
+    seen = seen & (i[:, None] < length)
     total = tl.where(seen, total, 0.0)
     if HAS_TIME:
         bucket = read_bias(Buckets, store0, length, i0, j0, BLOCK_M, BLOCK_N, SQUARE).to(tl.int32)

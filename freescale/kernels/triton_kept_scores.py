@@ -44,10 +44,8 @@ def kept_pair(
     k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
     ds = tl.load(Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE))
     if MASKED:
-        rows = first + tl.arange(0, BLOCK_M)
-        keys = n0 + tl.arange(0, BLOCK_N)
         seen = visible(
-            rows[:, None], keys[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
+            first, n0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
         )
         # What is not seen may never have been written.
         ds = tl.where(seen, ds, 0.0)
@@ -110,7 +108,6 @@ def kept_gradient_kernel(
         i0 = (row + n) * BLOCK_M
         j0 = (column + n) * BLOCK_N
         i = i0 + tl.arange(0, BLOCK_M)
-        j = j0 + tl.arange(0, BLOCK_N)
         at = Scores + score_places(store0, length, i0, j0, i0 * 0, num_heads, BLOCK_M, BLOCK_N, SQUARE)
         _, width = bias_rows(store0, length, i0, SQUARE)
         total = tl.load(at).to(ACC)
@@ -123,8 +120,9 @@ def kept_gradient_kernel(
         high = tl.max(bucket)
         if LISTED or j0 + BLOCK_N > i0 + 1 or i0 + BLOCK_M > length:
             seen = visible(
-                i[:, None], j[None, :], Sight, start, length, history, window, prefix, LISTED, SIGHT
+                i0, j0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
             )
+            seen = seen & (i[:, None] < length)
             # What is not seen may never have been written.
             total = tl.where(seen, total, 0.0)
             low = tl.min(tl.where(seen, bucket, NUM_BUCKETS))

@@ -153,16 +153,29 @@ def half_scores(
 
 @triton.jit
 def visible(
-    i, j, Sight, start, length, history, window, prefix, LISTED: tl.constexpr, SIGHT: tl.constexpr
+    i0, j0, Sight, start, length, history, window, prefix,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr, KEYS_DOWN: tl.constexpr,
 ):  # fmt: skip
-    """Where query i sees key j; i and j broadcast against each other. The same words as `AttentionMask`.
+    """Where queries i0 on see keys j0 on, queries down or keys down; the same words as `AttentionMask`.
+
+    Queries beyond the sequence may see something: most callers drop what they get.
 
     SIGHT says what `Sight` holds (see `attention_work.Sight`). Counts leave a difference and a comparison to each pair:
-    a thread of a tile of 64 queries and keys has 32 pairs of 16 keys, so that work on keys costs half as much.
+    a thread of a tile of 64 queries and keys has 32 pairs of 16 keys, so that work on keys costs half as much. They
+    are read beyond the sequence, too, where no query of it lies behind the key.
     """
+    down: tl.constexpr = BLOCK_N if KEYS_DOWN else BLOCK_M
+    across: tl.constexpr = BLOCK_M if KEYS_DOWN else BLOCK_N
+    if KEYS_DOWN:
+        key = tl.arange(0, down)[:, None]
+        i = i0 + tl.arange(0, across)[None, :]
+    else:
+        key = tl.arange(0, across)[None, :]
+        i = i0 + tl.arange(0, down)[:, None]
+    j = j0 + key
     if LISTED:
         if SIGHT == "counts":
-            count = tl.load(Sight + start + j, mask=j < length, other=0).to(tl.uint32)
+            count = tl.load(Sight + (start + j0) + key).to(tl.uint32)
             # Without a sign: what lies ahead of the key is far behind it.
             seen = (i - j).to(tl.uint32) < count
         else:
@@ -176,7 +189,7 @@ def visible(
             seen = seen | ((i < tl.minimum(prefix, length)) & (j < history))
         return seen
     else:
-        return (j <= i) & (i < length)
+        return j <= i
 
 
 @triton.constexpr_function
