@@ -136,7 +136,7 @@ class FreeScale:
         )
         self.embedding = ShardedEmbedding([spec], group=group)
         mlp = make_mlp(dtype, smooth=smooth)
-        self.mlp, self.sums = (mlp, Sums(None)) if group is None else reduced_in_backward(mlp, group)
+        self.mlp, self.sums = (mlp, Sums()) if group is None else reduced_in_backward(mlp, group)
         self.adam = torch.optim.Adam(self.mlp.parameters(), lr=DENSE_LR)
 
     def steps(self, batches: Iterator[Batch], count: int) -> None:

@@ -111,7 +111,7 @@ def account(program: Program, record: Record, before: Record | None) -> StepAcco
             result.compute += _overlap((start, end), side_work)
         elif isinstance(stage, Exchange):
             hidden = _overlap((start, end), side_work)
-            missing_until = np.minimum(end, record.lasts[number])
+            missing_until = np.clip(record.lasts[number], start, end)
             missing = missing_until - start - _overlap((start, missing_until), side_work)
             result.compute += hidden
             result.straggler += missing

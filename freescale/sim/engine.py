@@ -5,6 +5,7 @@ one of them on all ranks at once:
 
     Work        clock += seconds
     Exchange    nobody goes on before the last has arrived: clock = max over ranks + seconds
+    Ready       a rank arrives here at an exchange that stands further on, and waits for it only there
     Start       the side begins when the training thread gets here: side = max(side, main)
     Mark, Wait  the training thread waits for what the side had marked one step earlier: main = max(main, mark)
 
@@ -22,7 +23,7 @@ import numpy as np
 from freescale.balance.arrays import FloatArray
 from freescale.sim.accounts import Record, StepAccounts, account
 from freescale.sim.shared_cores import shared_finish
-from freescale.sim.stages import SIDE, Exchange, Mark, Program, Stage, Start, Work
+from freescale.sim.stages import SIDE, Exchange, Mark, Program, Ready, Stage, Start, Work
 from freescale.trace.spans import MAIN
 
 # Stages of this many (step, rank) pairs are kept before they are accounted for: 2 MB an array stays in the cache.
@@ -92,6 +93,7 @@ def _run_step(
     cores: int | None,
 ) -> None:
     new_marks: dict[str, FloatArray] = {}
+    ready: dict[str, FloatArray] = {}
     shared: list[int] = []
     for number, stage in enumerate(program):
         if cores is not None and shared and not (isinstance(stage, Work) and stage.lane == MAIN):
@@ -105,7 +107,9 @@ def _run_step(
             record.starts[number, row] = clock
             clocks[stage.lane] = record.ends[number, row] = clock + _row(stage.seconds, step)
         elif isinstance(stage, Exchange):
-            _run_exchange(stage, number, step, row, clocks, record)
+            _run_exchange(stage, number, step, row, clocks, ready, record)
+        elif isinstance(stage, Ready):
+            ready[stage.name] = clocks[MAIN]
         elif isinstance(stage, Start):
             clocks[SIDE] = np.maximum(clocks[SIDE], clocks[MAIN])
         elif isinstance(stage, Mark):
@@ -123,18 +127,25 @@ def _run_step(
 
 
 def _run_exchange(
-    stage: Exchange, number: int, step: int, row: int, clocks: dict[str, FloatArray], record: Record
+    stage: Exchange,
+    number: int,
+    step: int,
+    row: int,
+    clocks: dict[str, FloatArray],
+    ready: dict[str, FloatArray],
+    record: Record,
 ) -> None:
     clock = clocks[stage.lane]
-    last = clock.max()
+    arrived = clock if stage.ready is None else ready[stage.ready]
+    last = arrived.max()
     seconds = _row(stage.seconds, step)
     end = last + (seconds.max() if stage.whole else seconds)
     if stage.lead is not None and stage.total is not None:
-        early = (clock - _row(stage.lead, step)).max() + _row(stage.total, step).max()
+        early = (arrived - _row(stage.lead, step)).max() + _row(stage.total, step).max()
         end = np.maximum(end, early)
     record.starts[number, row] = clock
     record.lasts[number, row] = last
-    record.ends[number, row] = end
+    record.ends[number, row] = np.maximum(end, clock)
     clocks[stage.lane] = record.ends[number, row]
 
 

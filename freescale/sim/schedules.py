@@ -1,16 +1,19 @@
 """The two schedules of the project as programs for the engine: what happens in which order, and what waits for what.
 
 They follow `pipeline/schedule.py` (plain) and the drawing in `pipeline/prioritized.py`. The sum of the losses comes
-after the optimizer step, so it opens the next one.
+after the optimizer step, so it opens the next one. GPUs send rows home while their dense gradients are added up
+(`train/step.py`); the sums of CPU ranks end with the backward.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from freescale.sim.durations import Durations
-from freescale.sim.stages import SIDE, Exchange, Mark, Program, Start, Wait, Work
+from freescale.sim.stages import SIDE, Exchange, Mark, Program, Ready, Start, Wait, Work
 
 
-def plain(d: Durations) -> Program:
+def plain(d: Durations, *, rows_first: bool = False) -> Program:
     """Look rows up, compute, send gradients home, one after the other."""
     return (
         Exchange("sum the loss", d.control, whole=True),
@@ -21,14 +24,15 @@ def plain(d: Durations) -> Program:
         Work("gather rows", d.gather),
         Exchange("exchange rows", d.rows),
         Work("forward and backward", d.compute),
-        Exchange("sum dense gradients", d.dense_last, whole=True, lead=d.lead, total=d.dense_total),
-        Work("update weights", d.optimizer),
-        Exchange("send row gradients home", d.grads, whole=True),
-        Work("update rows", d.update),
+        *_updates(
+            d,
+            (Exchange("send row gradients home", d.grads, whole=True), Work("update rows", d.update)),
+            rows_first=rows_first,
+        ),
     )
 
 
-def prioritized(d: Durations) -> Program:
+def prioritized(d: Durations, *, rows_first: bool = False) -> Program:
     """Only rows and gradients that the neighbouring batch shares travel while the rank stands still."""
     return (
         Exchange("sum the loss", d.control, whole=True),
@@ -47,9 +51,22 @@ def prioritized(d: Durations) -> Program:
         Mark("split"),
         Work("load and plan", d.host, kind="host"),
         Work("forward and backward", d.compute),
-        Exchange("sum dense gradients", d.dense_last, whole=True, lead=d.lead, total=d.dense_total),
-        Work("update weights", d.optimizer),
-        Wait("wait for the split", "split"),
-        Exchange("send OL gradients", d.urgent_grads, whole=True),
-        Work("apply OL gradients", d.update_urgent),
+        *_updates(
+            d,
+            (
+                Wait("wait for the split", "split"),
+                Exchange("send OL gradients", d.urgent_grads, whole=True),
+                Work("apply OL gradients", d.update_urgent),
+            ),
+            rows_first=rows_first,
+        ),
     )
+
+
+def _updates(d: Durations, rows: Program, *, rows_first: bool) -> Program:
+    """What follows the backward: dense gradients and weights, then rows; or rows while dense gradients are added up."""
+    weights = Work("update weights", d.optimizer)
+    dense = Exchange("sum dense gradients", d.dense_last, whole=True, lead=d.lead, total=d.dense_total)
+    if not rows_first:
+        return (dense, weights, *rows)
+    return (Ready("dense"), *rows, replace(dense, ready="dense"), weights)

@@ -33,6 +33,7 @@ class Exchange:
         lead: [steps, ranks] how long before its arrival a rank had the first piece ready; pieces then travel under
             the compute before.
         total: [steps, ranks] seconds of all pieces, with `lead`; `seconds` are those of the last piece.
+        ready: name of the `Ready` with which a rank arrived; it goes on from there, and only here does it wait.
     """
 
     name: str
@@ -41,6 +42,14 @@ class Exchange:
     lane: str = MAIN
     lead: FloatArray | None = None
     total: FloatArray | None = None
+    ready: str | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The training thread arrives at an exchange that it waits for later in the step."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -63,5 +72,5 @@ class Wait:
     mark: str
 
 
-Stage = Work | Exchange | Start | Mark | Wait
+Stage = Work | Exchange | Ready | Start | Mark | Wait
 Program = Sequence[Stage]

@@ -141,7 +141,8 @@ def simulate_features(
         loads = plan(setting, features, num_ranks=num_ranks, plan_steps=min(plan_steps, num_steps))
     durations = measure_out(setting, loads, features, num_ranks=num_ranks, num_steps=num_steps)
     hides = features.prioritized and num_ranks > 1
-    program = prioritized(durations) if hides else plain(durations)
+    build = prioritized if hides else plain
+    program = build(durations, rows_first=setting.profile.device != "cpu")
     outcome = simulate(program, num_ranks=num_ranks, num_steps=num_steps, cores=cores, observe=observe)
     return Simulated(program, durations, loads, outcome)
 

@@ -28,21 +28,22 @@ class Sums:
     """Dense gradients that are being added up over the ranks.
 
     Args:
-        lane: the stream on which that happens; None where the backward ends with the sums.
+        outlast_backward: gradients are not there before `wait`: until then other things can be done.
     """
 
-    def __init__(self, lane: torch.cuda.Stream | None) -> None:
-        self._lane = lane
+    def __init__(self, *, outlast_backward: bool = False) -> None:
+        self.outlast_backward = outlast_backward
+        self._waits: list[Callable[[], object]] = []
 
-    @property
-    def outlast_backward(self) -> bool:
-        """Whether gradients are not there before `wait`: until then other things can be done."""
-        return self._lane is not None
+    def add(self, wait: Callable[[], object]) -> None:
+        """A bucket is under way; `wait` lets the current stream wait for it."""
+        self._waits.append(wait)
 
     def wait(self) -> None:
-        """Let the current stream wait for them."""
-        if self._lane is not None:
-            torch.cuda.current_stream(self._lane.device).wait_stream(self._lane)
+        """Let the current stream wait for all of them."""
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait()
 
 
 def reduced_in_backward(
@@ -83,16 +84,16 @@ def reduced_in_backward(
         transport = LocalTransport(group, timeout_s=timeout_s)
     elif not speaks(group, device):
         transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
-    lane = None
+    queued = transport is None or only_queues(transport)
+    sums = Sums(outlast_backward=queued and device.type == "cuda")
     if transport is None:
-        hook = _over_group(group, gate)
-    elif only_queues(transport):
-        lane = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        hook = _queued(transport, gate, lane)
+        hook = _over_group(group, gate, sums)
+    elif queued:
+        hook = _queued(transport, gate, sums, device)
     else:
         hook = _over_transport(transport, gate)
     wrapped.register_comm_hook(None, _reported(hook, handed_over))
-    return wrapped, Sums(lane)
+    return wrapped, sums
 
 
 def _dense_bytes(model: nn.Module) -> int:
@@ -107,12 +108,16 @@ def _reported(hook: Hook, handed_over: Callable[[], None]) -> Hook:
     return watched
 
 
-def _over_group(group: dist.ProcessGroup, gate: Gate) -> Hook:
+def _over_group(group: dist.ProcessGroup, gate: Gate, sums: Sums) -> Hook:
     def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         gate.shut(Deadline.DENSE_GRADIENTS)
         work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         assert work is not None
-        return work.get_future().then(added)
+        future = work.get_future().then(added)
+        if not sums.outlast_backward:
+            return future
+        sums.add(work.wait)
+        return _done(bucket.buffer())
 
     def added(done: torch.futures.Future[list[Tensor]]) -> Tensor:
         gate.open(Deadline.DENSE_GRADIENTS)
@@ -143,28 +148,32 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
     return add_up
 
 
-def _queued(transport: Transport, gate: Gate, lane: torch.cuda.Stream | None) -> Hook:
-    """Where waiting only queues, on streams of a GPU: the whole sum at once, beside the backward and what follows it.
-
-    DDP is told that it is done: it would let the stream of the backward wait for the last bucket, which nothing needs
-    before the weights are updated.
-    """
+def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) -> Hook:
+    """Where waiting only queues, on streams of a GPU: the whole sum at once, beside the backward and what follows."""
+    lane = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         gate.shut(Deadline.DENSE_GRADIENTS)
         values = bucket.buffer()
         with _behind(lane):
             values.copy_(start_sum(transport, values).wait())
+        if lane is not None:
+            sums.add(lambda: torch.cuda.current_stream(device).wait_stream(lane))
         _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
-        done = _future_of(values)
-        done.set_result(values)
-        return done
+        return _done(values)
 
     return add_up
 
 
 def _future_of(values: Tensor) -> torch.futures.Future[Tensor]:
     return torch.futures.Future(devices=[values.device] if values.is_cuda else [])
+
+
+def _done(values: Tensor) -> torch.futures.Future[Tensor]:
+    """What DDP is told where somebody else waits for the sum: it would let the stream of the backward wait for it."""
+    done = _future_of(values)
+    done.set_result(values)
+    return done
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:

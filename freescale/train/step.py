@@ -103,7 +103,7 @@ class TrainStep:
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
         self._model: nn.Module = model
-        self._sums = Sums(None)
+        self._sums = Sums()
         if ranks.group is not None:
             self._model, self._sums = reduced_in_backward(
                 model,

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 
-from freescale.sim.stages import SIDE, Exchange, Mark, Program, Start, Wait, Work
+from freescale.sim.stages import SIDE, Exchange, Mark, Program, Ready, Start, Wait, Work
 from freescale.trace.spans import MAIN
 
 Go = Callable[[float], None]
@@ -54,8 +54,15 @@ class Oracle:
                 if isinstance(stage, Work) and stage.lane == lane:
                     seconds = float(stage.seconds[step % len(stage.seconds), rank])
                     now = yield lambda t, go, s=seconds: self._at(t + s, go)
+                elif isinstance(stage, Exchange) and stage.lane == lane and stage.ready is not None:
+                    key = ("through", number, step, rank)
+                    now = yield lambda t, go, k=key: self._wait(k, t, go)
                 elif isinstance(stage, Exchange) and stage.lane == lane:
                     now = yield lambda t, go, n=number, s=step: self._arrive(n, s, rank, t, go)
+                elif isinstance(stage, Ready) and lane == MAIN:
+                    later = self._exchange_of(stage)
+                    key = ("through", later, step, rank)
+                    self._arrive(later, step, rank, now, lambda then, k=key: self._happen(k, then))
                 elif isinstance(stage, Start):
                     key = ("start", step, rank)
                     if lane == MAIN:
@@ -70,6 +77,14 @@ class Oracle:
                 self.spans[step, number, rank] = (begun, now)
             if lane == MAIN:
                 self.ends[step][rank] = now
+
+    def _exchange_of(self, ready: Ready) -> int:
+        """The exchange at which a rank arrives with this."""
+        return next(
+            number
+            for number, stage in enumerate(self.program)
+            if isinstance(stage, Exchange) and stage.ready == ready.name
+        )
 
     def _happen(self, key: object, now: float) -> None:
         self._happened[key] = now

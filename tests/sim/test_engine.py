@@ -56,14 +56,17 @@ def random_program(rng: np.random.Generator, *, ranks: int, steps: int) -> Progr
     steps=STEPS,
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["plain", "prioritized", "any"]),
+    rows_first=st.booleans(),
 )
-def test_the_oracle_gives_the_same_ends(ranks: int, steps: int, seed: int, kind: str) -> None:
+def test_the_oracle_gives_the_same_ends(
+    ranks: int, steps: int, seed: int, kind: str, rows_first: bool
+) -> None:
     rng = np.random.default_rng(seed)
     if kind == "any":
         program = random_program(rng, ranks=ranks, steps=steps)
     else:
         program = {"plain": plain, "prioritized": prioritized}[kind](
-            random_durations(rng, ranks=ranks, steps=steps)
+            random_durations(rng, ranks=ranks, steps=steps), rows_first=rows_first
         )
     outcome = simulate(program, num_ranks=ranks, num_steps=steps)
     expected = Oracle(program, num_ranks=ranks, num_steps=steps).run()
@@ -71,14 +74,25 @@ def test_the_oracle_gives_the_same_ends(ranks: int, steps: int, seed: int, kind:
 
 
 @settings(max_examples=60, deadline=None)
-@given(ranks=RANKS, steps=STEPS, seed=st.integers(0, 2**32 - 1), hides=st.booleans(), chunk=st.integers(1, 8))
-@example(ranks=1, steps=2, seed=235, hides=True, chunk=1)  # an exchange that everybody came to at 0.0
-def test_parts_are_those_of_the_trace(ranks: int, steps: int, seed: int, hides: bool, chunk: int) -> None:
+@given(
+    ranks=RANKS,
+    steps=STEPS,
+    seed=st.integers(0, 2**32 - 1),
+    hides=st.booleans(),
+    rows_first=st.booleans(),
+    chunk=st.integers(1, 8),
+)
+@example(
+    ranks=1, steps=2, seed=235, hides=True, rows_first=False, chunk=1
+)  # an exchange that everybody came to at 0.0
+def test_parts_are_those_of_the_trace(
+    ranks: int, steps: int, seed: int, hides: bool, rows_first: bool, chunk: int
+) -> None:
     """The accounts of all ranks at once are what `trace.bubbles` makes of their spans."""
     import freescale.sim.engine as engine
 
     durations = random_durations(np.random.default_rng(seed), ranks=ranks, steps=steps)
-    program = prioritized(durations) if hides else plain(durations)
+    program = (prioritized if hides else plain)(durations, rows_first=rows_first)
     seen: list[tuple[int, Record]] = []
     size, engine.CHUNK = engine.CHUNK, chunk
     try:
@@ -111,9 +125,16 @@ def test_parts_are_those_of_the_trace(ranks: int, steps: int, seed: int, hides: 
 
 
 @settings(max_examples=60, deadline=None)
-@given(ranks=RANKS, steps=STEPS, seed=st.integers(0, 2**32 - 1), hides=st.booleans(), data=st.data())
+@given(
+    ranks=RANKS,
+    steps=STEPS,
+    seed=st.integers(0, 2**32 - 1),
+    hides=st.booleans(),
+    rows_first=st.booleans(),
+    data=st.data(),
+)
 def test_a_longer_stage_never_ends_anything_earlier(
-    ranks: int, steps: int, seed: int, hides: bool, data: st.DataObject
+    ranks: int, steps: int, seed: int, hides: bool, rows_first: bool, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(seed)
     durations = random_durations(rng, ranks=ranks, steps=steps)
@@ -121,7 +142,10 @@ def test_a_longer_stage_never_ends_anything_earlier(
     name = data.draw(st.sampled_from([name for name in names if name not in ("lead", "contention")]))
     longer = dataclasses.replace(durations, **{name: getattr(durations, name) + rng.random((steps, ranks))})
     build = prioritized if hides else plain
-    short, long = (simulate(build(d), num_ranks=ranks, num_steps=steps).ends for d in (durations, longer))
+    short, long = (
+        simulate(build(d, rows_first=rows_first), num_ranks=ranks, num_steps=steps).ends
+        for d in (durations, longer)
+    )
     assert (long >= short - 1e-12).all()
 
 
