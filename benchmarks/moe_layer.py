@@ -221,10 +221,14 @@ def memory(case: Case, layer: Layer) -> dict[str, float]:
 
 
 def take_turns(calls: dict[str, Call], *, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call; they take turns so that a noisy moment meets all of them."""
+    """Median milliseconds of each call; they take turns so that a noisy moment meets all of them.
+
+    Each is called once before it is timed: after a neighbour that leaves the GPU cool, clocks are higher for a while.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn_number in range(rounds + 1):
         for name, call in calls.items():
+            call()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             call()
