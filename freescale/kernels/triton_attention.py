@@ -83,9 +83,9 @@ def forward_pair(
             h = tl.where(seen, h, float("-inf"))
         p, out, top, total = softmax_step(h, out, top, total)
     else:
-        p = h + h * tanh(h, FAST)
         if MASKED:
-            p = tl.where(seen, p, 0.0)
+            h = tl.where(seen, h, 0.0)
+        p = h + h * tanh(h, FAST)
     return tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION, out_dtype=ACC), top, total
 
 

@@ -218,14 +218,13 @@ def weights_and_slope(
             p = tl.where(seen, p, 0.0)
         return p, p * (dp - delta)
     else:
+        if MASKED:
+            # Before they are used, not after: fewer bits to remember in between.
+            h = tl.where(seen, h, 0.0)
+            dp = tl.where(seen, dp, 0.0)
         t = tanh(h, FAST)
         u = 1 + t
-        p = h * u
-        ds = dp * (u + h * (1 - t * t))
-        if MASKED:
-            p = tl.where(seen, p, 0.0)
-            ds = tl.where(seen, ds, 0.0)
-        return p, ds
+        return h * u, dp * (u + h * (1 - t * t))
 
 
 @triton.jit
