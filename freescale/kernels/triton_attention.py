@@ -204,8 +204,8 @@ def keys_backward_kernel(
     eye = identity(BLOCK_M)
     dk = tl.zeros([BLOCK_N, BLOCK_D], ACC)
     dv = tl.zeros([BLOCK_N, BLOCK_V], ACC)
-    # Under a mask, comparing everywhere takes less time than a second loop where there is a bias to fetch, too; and fewer
-    # registers, which wide heads have none left of.
+    # Under a mask, comparing everywhere takes less time than a second loop where there is a bias to fetch, too, and
+    # fewer registers, of which wide heads have none left.
     ONE_LOOP: tl.constexpr = LISTED and (BIAS != "none" or BLOCK_D > 64)
     if LISTED:
         begin = tl.load(Tiles + tile * TILE_FIELDS + 3).to(tl.int32)
