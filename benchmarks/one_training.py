@@ -56,7 +56,8 @@ def train_in_turn(
 ) -> dict[int, Path | str]:
     """Train recipes one after the other; by number, the folder of each run or what went wrong with it.
 
-    Ranks are started once, and again after a failure, for what comes after it. No run begins when the time is over.
+    Ranks are started once, and again after a failure, for what comes after it. No run begins when the time is over, and
+    none after Ctrl-C.
     """
     results: dict[int, Path | str] = {}
     deadline = time.time() + seconds
@@ -67,13 +68,15 @@ def train_in_turn(
             note.unlink()
         plan = folder / "plan.json"
         plan.write_text(json.dumps({"deadline": deadline, "tasks": tasks}))
-        problem = ""
+        problem, stopped = "", False
         try:
             launch([str(plan)], num_ranks=num_ranks, environment=environment, program=(RANK_FILE,))
         except FreeScaleError as error:
             problem = str(error).splitlines()[0]
+        except KeyboardInterrupt:
+            stopped = True
         results |= {n: folder / str(n) for n in left if (folder / str(n) / "trained").exists()}
-        if not problem:
+        if stopped or not problem:
             break
         results |= {n: problem for n in left if n not in results and _began(folder / str(n))}
         if len(results) == len(recipes):
