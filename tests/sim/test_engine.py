@@ -17,7 +17,9 @@ from freescale.sim.stages import SIDE, Exchange, Mark, Program, Stage, Start, Wa
 from freescale.trace.bubbles import split_step
 from tests.sim.oracle import Oracle
 
-RANKS, STEPS = st.integers(1, 5), st.integers(1, 6)
+CASE = {"ranks": st.integers(1, 5), "steps": st.integers(1, 6), "seed": st.integers(0, 2**32 - 1)}
+# The schedules: whether traffic is hidden, and whether rows go home while dense gradients are added up.
+SCHEDULE = {"hides": st.booleans(), "rows_first": st.booleans()}
 
 
 def random_durations(rng: np.random.Generator, *, ranks: int, steps: int) -> Durations:
@@ -51,13 +53,7 @@ def random_program(rng: np.random.Generator, *, ranks: int, steps: int) -> Progr
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    ranks=RANKS,
-    steps=STEPS,
-    seed=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from(["plain", "prioritized", "any"]),
-    rows_first=st.booleans(),
-)
+@given(**CASE, kind=st.sampled_from(["plain", "prioritized", "any"]), rows_first=st.booleans())
 def test_the_oracle_gives_the_same_ends(
     ranks: int, steps: int, seed: int, kind: str, rows_first: bool
 ) -> None:
@@ -74,14 +70,7 @@ def test_the_oracle_gives_the_same_ends(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    ranks=RANKS,
-    steps=STEPS,
-    seed=st.integers(0, 2**32 - 1),
-    hides=st.booleans(),
-    rows_first=st.booleans(),
-    chunk=st.integers(1, 8),
-)
+@given(**CASE, **SCHEDULE, chunk=st.integers(1, 8))
 @example(
     ranks=1, steps=2, seed=235, hides=True, rows_first=False, chunk=1
 )  # an exchange that everybody came to at 0.0
@@ -125,14 +114,7 @@ def test_parts_are_those_of_the_trace(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    ranks=RANKS,
-    steps=STEPS,
-    seed=st.integers(0, 2**32 - 1),
-    hides=st.booleans(),
-    rows_first=st.booleans(),
-    data=st.data(),
-)
+@given(**CASE, **SCHEDULE, data=st.data())
 def test_a_longer_stage_never_ends_anything_earlier(
     ranks: int, steps: int, seed: int, hides: bool, rows_first: bool, data: st.DataObject
 ) -> None:
