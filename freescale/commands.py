@@ -23,6 +23,7 @@ from freescale.train.checkpoint import Checkpoints, read_meta
 from freescale.train.events import JsonlSink, MetricSink, Progress, TensorBoardSink
 from freescale.train.export import write_export
 from freescale.train.loop import Run, load_run, train
+from freescale.train.run_lock import sole_run
 
 OpenTerminal = Callable[[int], MetricSink]
 
@@ -36,7 +37,10 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
         open_terminal: (total steps) -> where lines go.
     """
     out = Path(config.run.out)
-    with join_ranks(device=config.run.device, timeout_s=config.comm.timeout_s) as ranks:
+    with (
+        join_ranks(device=config.run.device, timeout_s=config.comm.timeout_s) as ranks,
+        sole_run(out, first=ranks.is_first),
+    ):
         with stage("set up"):
             source = build_source_together(config, ranks)
             if resume == "never":

@@ -18,6 +18,7 @@ from freescale.errors import ConfigError, nearest
 from freescale.sections import (
     Config,
     EmbeddingSection,
+    HeadSection,
     ItemsSection,
     ModelSection,
     MoeSection,
@@ -49,7 +50,10 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
         config = Config(**{name: make(**chosen[name]) for name, make in sections.items()})
         problems = _cross_checks(config)
     if problems:
-        where = f"in {recipe}" if recipe else "in the overrides"
+        places = [str(recipe)] if recipe else []
+        if overrides:
+            places.append("the keys given with it" if recipe else "the overrides")
+        where = "in " + (" and ".join(places) or "the defaults")
         raise ConfigError(
             f"{len(problems)} problem{'s' if len(problems) > 1 else ''} {where}:\n  - "
             + "\n  - ".join(problems),
@@ -229,6 +233,8 @@ def _check_range(value: Any, limits: Mapping[str, Any]) -> None:
 def _cross_checks(config: Config) -> list[str]:
     """Problems that only show when several keys are seen together."""
     problems = []
+    if not config.run.out.strip():
+        problems.append("run.out: must name a folder, got nothing")
     if config.model.dim % config.model.heads:
         problems.append(f"model.heads: must divide model.dim = {config.model.dim}, got {config.model.heads}")
     problems += _segment_problems(config) + _decoder_problems(config.model) + _item_problems(config)
@@ -240,6 +246,8 @@ def _cross_checks(config: Config) -> list[str]:
         problems.append("eval.metric: auc belongs to head.kind=ranking")
     if config.head.kind == "ranking" and config.eval.metric != "auc":
         problems.append(f"eval.metric: head.kind=ranking is judged by auc, got {config.eval.metric}")
+    if config.head.kind == "retrieval" and config.head.label_thresholds != HeadSection().label_thresholds:
+        problems.append("head.label_thresholds: does nothing without head.kind=ranking")
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
     return problems

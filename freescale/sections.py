@@ -99,7 +99,8 @@ class ModelSection:
     heads: int = _key(1, "attention heads; dim must be a multiple", at_least=1)
     dropout: float = _key(0.2, "dropout inside layers and on the input", at_least=0, at_most=0.95)
     dtype: Literal["float32", "bfloat16", "float64"] = _key(
-        "float32", "float32; bfloat16 = autocast on GPU; float64 = everything, tables included"
+        "float32",
+        "float32; bfloat16 = autocast on a GPU, float32 on a CPU; float64 = everything, tables included",
     )
     position_bias: bool = _key(True, "HSTU: relative position bias")
     time_bias: bool = _key(True, "HSTU: relative time bias, where the data has time stamps")

@@ -198,6 +198,8 @@ def test_the_last_override_of_a_key_wins():
             ["embedding.id_map=zero_collision", "embedding.guard=2", "pipeline.prioritized=true"],
             "embedding.guard: pipeline.prioritized has 3 batches under way, got 2",
         ),
+        (["run.out="], "run.out: must name a folder, got nothing"),
+        (["head.label_thresholds=[3]"], "head.label_thresholds: does nothing without head.kind=ranking"),
         (["eval.metric=auc"], "eval.metric: auc belongs to head.kind=ranking"),
         (["head.kind=ranking"], "eval.metric: head.kind=ranking is judged by auc, got ndcg@10"),
         (["head.kind=ranking", "eval.metric=auc", "head.label_thresholds=[]"], "needs at least one"),
@@ -205,6 +207,12 @@ def test_the_last_override_of_a_key_wins():
 )
 def test_keys_that_do_not_go_together_are_refused(overrides, said):
     assert said in problems(*overrides)
+
+
+def test_the_places_of_a_problem_are_named(tmp_path):
+    recipe = write(tmp_path, "run: {epochs: 3}")
+    assert f"in {recipe} and the keys given with it" in problems("model.dims=3", recipe=recipe)
+    assert "in the overrides" in problems("model.dims=3")
 
 
 def test_keys_that_go_together_are_taken():

@@ -69,7 +69,7 @@ class DatasetWriter:
             raise DataError(
                 f"No user has {self._min_events} events or more",
                 got=f"{self._dropped_users} users with fewer",
-                next_step="give more data, or lower min_events",
+                next_step="give more data, or a lower `--min-events`",
             )
         self._write_groups(final=True)
         if self._writer is not None:

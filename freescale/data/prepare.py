@@ -167,7 +167,7 @@ def _check_target(source: Path, out: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise DataError(
             f"The output folder {out} already holds a data set",
-            next_step="name another folder, or ask to overwrite it",
+            next_step="name another folder, or overwrite it (`--overwrite`)",
         )
 
 

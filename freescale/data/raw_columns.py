@@ -103,7 +103,7 @@ def _no_column(path: Path, name: str, wanted: str | None, header: list[str]) -> 
         f"{path} has no column for the {name}",
         got=repr(wanted) if wanted else f"none of the usual names ({', '.join(_ROLES[name].usual_names)})",
         allowed=_columns_there(header),
-        next_step=f"name the {name} column" + (f"; did you mean {guess!r}?" if guess else ""),
+        next_step=f"name the {name} column (`--{name}`)" + (f"; did you mean {guess!r}?" if guess else ""),
     )
 
 

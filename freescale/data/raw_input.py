@@ -122,5 +122,5 @@ def _undecided(source: Path, got: str) -> DataError:
         f"Cannot tell the format of {source}",
         got=got,
         allowed=", ".join(FORMATS[1:]),
-        next_step="name the format; csv needs a first line that names the columns",
+        next_step="name the format (`--format`); csv needs a first line that names the columns",
     )
