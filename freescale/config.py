@@ -18,7 +18,6 @@ from freescale.errors import ConfigError, nearest
 from freescale.sections import (
     Config,
     EmbeddingSection,
-    HeadSection,
     ItemsSection,
     ModelSection,
     MoeSection,
@@ -246,8 +245,6 @@ def _cross_checks(config: Config) -> list[str]:
         problems.append("eval.metric: auc belongs to head.kind=ranking")
     if config.head.kind == "ranking" and config.eval.metric != "auc":
         problems.append(f"eval.metric: head.kind=ranking is judged by auc, got {config.eval.metric}")
-    if config.head.kind == "retrieval" and config.head.label_thresholds != HeadSection().label_thresholds:
-        problems.append("head.label_thresholds: does nothing without head.kind=ranking")
     if config.head.kind == "ranking" and not config.head.label_thresholds:
         problems.append("head.label_thresholds: a ranking head needs at least one")
     return problems

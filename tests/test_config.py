@@ -199,7 +199,6 @@ def test_the_last_override_of_a_key_wins():
             "embedding.guard: pipeline.prioritized has 3 batches under way, got 2",
         ),
         (["run.out="], "run.out: must name a folder, got nothing"),
-        (["head.label_thresholds=[3]"], "head.label_thresholds: does nothing without head.kind=ranking"),
         (["eval.metric=auc"], "eval.metric: auc belongs to head.kind=ranking"),
         (["head.kind=ranking"], "eval.metric: head.kind=ranking is judged by auc, got ndcg@10"),
         (["head.kind=ranking", "eval.metric=auc", "head.label_thresholds=[]"], "needs at least one"),
