@@ -16,12 +16,14 @@ from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS
 from freescale.comm.ranks import device_name, pick_device
 from freescale.config import Config
-from freescale.errors import DataError
+from freescale.errors import ConfigError, DataError
 from freescale.profiling.exchange_times import measure_exchanges
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_host
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Profile, Timing
+
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def measure_profile(
@@ -44,7 +46,17 @@ def measure_profile(
         threads: of a CPU rank.
         command: how this was called, kept in the profile.
         say: told what is being done.
+
+    Raises:
+        ConfigError: another device; nothing is measured in its place.
     """
+    if device not in DEVICES:
+        raise ConfigError(
+            "there is no such device to measure",
+            got=device,
+            allowed=", ".join(DEVICES),
+            next_step="freescale profile --device cpu, or `freescale doctor` to see which devices there are",
+        )
     began = time.monotonic()
     chosen = pick_device(device)
     before = torch.get_num_threads()

@@ -7,9 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from freescale.balance.cost_fit import MeasuredStep
+from freescale.cli import app
 from freescale.config import load_config
+from freescale.errors import ConfigError
 from freescale.profiling import measure
 from freescale.profiling.step_times import shapes
 from freescale.sim.profile import TIMES, Timing, parse_profile
@@ -41,6 +44,18 @@ def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 <= profile.jitter < 5
     assert parse_profile(profile.to_json(), where="test") == profile
     assert len(said) == 3
+
+
+@pytest.mark.parametrize("device", ["tpu", "CPU", "cuda:1", ""])
+def test_another_device_is_refused_before_anything_is_measured(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "measure_steps", lambda *args, **options: pytest.fail("measured"))
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["profile", "--device", device], catch_exceptions=False)
+    assert caught.value.got == device
+    assert caught.value.allowed == "auto, cpu, cuda"
+    assert "--device cpu" in (caught.value.next_step or "")
 
 
 def test_the_spread_is_that_of_the_steps() -> None:
