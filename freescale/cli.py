@@ -18,7 +18,6 @@ from freescale.errors import FreeScaleError
 
 app = typer.Typer(
     name="freescale",
-    help="Train sequence recommendation models with almost no wasted GPU time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +26,25 @@ app = typer.Typer(
 
 plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
 app.add_typer(plan_app, name="plan")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from freescale import __version__
+
+        _print(f"freescale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train sequence recommendation models with almost no wasted GPU time."""
+
 
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run (run.out of its recipe).")]
 
