@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,18 @@ def _drawn(kind: str, text: str, count: int, rng: np.random.Generator) -> np.nda
     try:
         numbers = [float(part) for part in text.split(",")]
         if kind == "fixed":
-            (length,) = numbers
-            return np.full(count, length)
-        first, second, longest = numbers
+            (first,) = numbers
+            second, longest = 1.0, first
+        else:
+            first, second, longest = numbers
     except ValueError:
         raise ConfigError("the lengths cannot be read", got=f"{kind}:{text}", allowed=_KINDS[kind]) from None
-    if min(first, longest) < 1 or second < 0 or (kind == "pareto" and second == 0):
-        raise ConfigError("the lengths cannot be drawn", got=f"{kind}:{text}", allowed=_KINDS[kind])
+    is_spread = second > 0 or (kind == "lognormal" and second == 0)
+    if not (all(map(math.isfinite, numbers)) and min(first, longest) >= 1 and is_spread):
+        allowed = f"{_KINDS[kind]}, lengths of at least 1"
+        raise ConfigError("the lengths cannot be drawn", got=f"{kind}:{text}", allowed=allowed)
+    if kind == "fixed":
+        return np.full(count, first)
     if kind == "lognormal":
         return np.minimum(np.exp(rng.normal(np.log(first), second, count)), longest)
     return np.minimum(first * rng.random(count) ** (-1 / second), longest)
@@ -96,17 +102,44 @@ def _read(name: str) -> IntArray:
                 "this folder is no data set", got=path, next_step=f"freescale prepare INPUT {path}"
             )
         load_manifest(path)
-        path = path / LENGTHS_FILE
+        try:
+            return _checked(np.load(path / LENGTHS_FILE, allow_pickle=False), path / LENGTHS_FILE)
+        except (OSError, ValueError, EOFError) as error:
+            raise damaged(path / LENGTHS_FILE, str(error)) from None
+        except DataError as error:
+            raise damaged(path / LENGTHS_FILE, str(error.got)) from None
     try:
-        loaded = (
-            np.load(path, allow_pickle=False)
-            if path.suffix == ".npy"
-            else np.loadtxt(path, dtype=np.int64, ndmin=1)
-        )
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from None
-    if loaded.ndim != 1 or not len(loaded) or not np.issubdtype(loaded.dtype, np.integer) or loaded.min() < 0:
-        raise DataError(
-            "lengths are whole numbers of at least 0, one a history", got=f"{path}: {loaded.dtype}"
-        )
-    return np.asarray(loaded, dtype=np.int64)
+        return _checked(_load_file(path), path)
+    except (OSError, ValueError, EOFError) as error:
+        raise _unreadable(f"{path}: {error}") from None
+
+
+def _load_file(path: Path) -> np.ndarray[Any, Any]:
+    if path.suffix == ".npy":
+        return np.asarray(np.load(path, allow_pickle=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an empty file; refused below
+        return np.loadtxt(path, dtype=np.int64, ndmin=1)
+
+
+def _checked(lengths: np.ndarray[Any, Any], path: Path) -> IntArray:
+    """Lengths that can be trained on; a history without events is one of length 0."""
+    if not lengths.size:
+        raise _unreadable(f"{path} is empty")
+    if lengths.ndim != 1:
+        raise _unreadable(f"{path} has {' x '.join(map(str, lengths.shape))} numbers")
+    if not np.issubdtype(lengths.dtype, np.integer):
+        raise _unreadable(f"{path} has numbers of type {lengths.dtype}")
+    if lengths.min() < 0:
+        place = int(np.argmax(lengths < 0))
+        raise _unreadable(f"{path}: length {place + 1} of {len(lengths):,} is {lengths[place]}")
+    return np.asarray(lengths, dtype=np.int64)
+
+
+def _unreadable(got: str) -> DataError:
+    return DataError(
+        "these lengths cannot be used",
+        got=got,
+        allowed="a text file with one whole number of at least 0 a line, or such an array as .npy",
+        next_step="write one length a line, a line for every history; or take a prepared data set with --data DIR",
+    )

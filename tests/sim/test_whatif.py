@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,11 +237,50 @@ def test_bad_changes_say_what_is_allowed(key: str, value: str, said: str) -> Non
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("lengths", ["lognormal:512", "pareto:0,1,9", "fixed:x", "nothing-here"])
+@pytest.mark.parametrize(
+    "lengths", [
+        "lognormal:512", "pareto:0,1,9", "fixed:x", "fixed:-3", "fixed:0", "fixed:nan", "fixed:1,2,3",
+        "lognormal:9,nan,9", "nothing-here",
+    ],
+)  # fmt: skip
 def test_lengths_that_cannot_be_drawn(lengths: str) -> None:
     with pytest.raises((ConfigError, DataError)) as caught:
         draw_lengths(Workload(lengths=lengths), 10, seed=0)
     assert "allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("3\n-7\n5\n", "length 2 of 3 is -7"),
+        ("3\nmany\n", "'many'"),
+        ("1 2\n3 4\n", "2 x 2 numbers"),
+        ("1.5\n", "1.5"),
+        ("", "is empty"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_file_of_lengths_says_which_one_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        draw_lengths(Workload(lengths=str(path)), 10, seed=0)
+    assert said in str(caught.value.got)
+    assert "one whole number" in str(caught.value.allowed)
+    assert "freescale prepare" not in str(caught.value)
+
+
+def test_arrays_of_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.npy"
+    for wrong in (np.ones(3), np.array([4, -1]), np.ones((2, 2), dtype=np.int64)):
+        np.save(path, wrong)
+        with pytest.raises(DataError, match="cannot be used"):
+            draw_lengths(Workload(lengths=str(path)), 10, seed=0)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="cannot be used"):
+        draw_lengths(Workload(lengths=str(path)), 10, seed=0)
+    np.save(path, np.array([4, 0]))
+    assert set(draw_lengths(Workload(lengths=str(path)), 50, seed=0)) == {1, 4}
 
 
 def test_an_answer_names_what_moves_it_and_what_to_trust() -> None:
