@@ -213,12 +213,26 @@ def report(
     trace: Annotated[
         bool, typer.Option("--trace", help="Account for torch profiler traces of any program.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="With --trace: the page to write.")] = Path("trace-report.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="With --trace: the page to write; trace-report.html by itself.")
+    ] = None,
 ) -> None:
     """Show where the time went: RUN_DIR/report.html and trace.json from a run's log, or a page from profiler traces."""
     if trace:
-        _report_traces(paths, out)
+        if compare is not None:
+            raise FreeScaleError(
+                "--compare takes two runs, --trace takes profiler traces",
+                got="both",
+                next_step="leave one of them out",
+            )
+        _report_traces(paths, out or Path("trace-report.html"))
         return
+    if out is not None:
+        raise FreeScaleError(
+            "--out goes with --trace: the page of a run lies in its folder",
+            got=f"--out {out}",
+            next_step=f"freescale report {paths[0]}, and copy {paths[0] / 'report.html'}",
+        )
     from freescale.trace.report import write_report
 
     if len(paths) > 1:
@@ -356,6 +370,12 @@ def simulate(
             listed.add_row(name, escape(text))
         Console().print(listed)
         return
+    if data is not None and lengths is not None:
+        raise FreeScaleError(
+            "--data and --lengths both say where lengths come from",
+            got=f"--data {data} --lengths {lengths}",
+            next_step="leave one of them out",
+        )
     from freescale.sim.command import simulate_from_options
 
     answer, counts = simulate_from_options(

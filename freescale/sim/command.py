@@ -47,6 +47,12 @@ def simulate_from_options(
     setting = profiled_cluster(Setting(workload=workload, profile=measured, cluster=load_cluster(cluster)))
     features = Features()
     for key, value in parse_changes(changes):
+        if key == "workload.lengths" and lengths is not None:
+            raise ConfigError(
+                "the lengths are given twice",
+                got=f"{lengths} and {key}={value}",
+                next_step="leave one of them out",
+            )
         setting, features = changed(setting, features, key, value)
     if price is not None:
         setting, features = changed(setting, features, "cluster.price_per_gpu_hour", price)

@@ -118,6 +118,9 @@ def test_a_data_set_gives_its_lengths(tmp_path: Path) -> None:
         (["--sweep", "nothing"], "--sweep takes a key and values"),
         (["--sweep", "cluster.nic=1,2"], "cluster.nic is no number"),
         (["--data", "nowhere"], "there are no lengths"),
+        (["--data", "set", "--lengths", "fixed:3"], "--data set --lengths fixed:3"),
+        (["--lengths", "fixed:3", "workload.lengths=fixed:4"], "given twice"),
+        (["--lengths", "fixed:-3"], "lengths of at least 1"),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], said: str) -> None:

@@ -106,3 +106,14 @@ def test_the_command(tmp_path):
     wrong = CliRunner().invoke(app, ["report", str(after), str(before)])
     assert isinstance(wrong.exception, FreeScaleError)
     assert "--compare OTHER_DIR" in str(wrong.exception)
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path):
+    run = write_run(tmp_path / "on", straggler=0.02)
+    page = tmp_path / "x.html"
+    for options in (["--out", str(page)], ["--trace", "--compare", str(run)]):
+        wrong = CliRunner().invoke(app, ["report", str(run), *options])
+        assert isinstance(wrong.exception, FreeScaleError), wrong.output
+        assert "--trace" in str(wrong.exception)
+    assert not page.exists()
+    assert not (run / "report.html").exists()
