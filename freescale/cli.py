@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from freescale.errors import FreeScaleError
 
@@ -337,7 +337,9 @@ def simulate(
             metavar="[KEY=VALUE ...]", help="workload.*, cluster.*, setting.*, features.*; see --keys."
         ),
     ] = None,
-    gpus: Annotated[str, typer.Option(help="Numbers of GPUs: 8,64,256,1024.")] = "8,64,256",
+    gpus: Annotated[
+        str, typer.Option(help="Numbers of GPUs (of ranks, for a CPU profile): 8,64,256,1024.")
+    ] = "8,64,256",
     profile: Annotated[
         str, typer.Option(help="A profile that ships, or a file of `freescale profile`.")
     ] = "h200-derived",
@@ -359,15 +361,16 @@ def simulate(
         Path | None, typer.Option(help="Write a trace of three ranks for ui.perfetto.dev.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the sensitivity out.")] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List every KEY and stop.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List every KEY with its default and stop.")] = False,
 ) -> None:
     """Predict what many GPUs would give: step time, bubbles, limits and price, feature by feature."""
-    from freescale.sim.keys import known_keys
-
     if keys:
-        listed = Table("key", "meaning")
-        for name, text in known_keys().items():
-            listed.add_row(name, escape(text))
+        from freescale.sim.command import described_keys
+
+        rows = list(described_keys(profile=profile, cluster=cluster))
+        listed = Table(Column("key", min_width=max(len(name) for name, _, _ in rows)), "default", "meaning")
+        for name, default, text in rows:
+            listed.add_row(name, escape(default), escape(text))
         Console().print(listed)
         return
     if data is not None and lengths is not None:
@@ -378,7 +381,7 @@ def simulate(
         )
     from freescale.sim.command import simulate_from_options
 
-    answer, counts = simulate_from_options(
+    answer = simulate_from_options(
         changes=changes or [],
         gpus=gpus,
         profile=profile,
@@ -397,39 +400,13 @@ def simulate(
 
         _print(json.dumps(answer.as_json()))
         return
-    _print_answer(answer, counts)
+    from freescale.sim.terminal import answer_lines
+
+    for line in answer_lines(answer):
+        _print(line)
     for path in (page, timeline):
         if path is not None:
             _print(str(path))
-
-
-def _print_answer(answer: Any, counts: list[int]) -> None:
-    from freescale.sim.answer import PREDICTION
-    from freescale.sim.page import COLUMNS, cells
-    from freescale.sim.whatif import short_names
-
-    setting = answer.setting
-    _print(
-        f"{PREDICTION} {setting.cluster.name}, {setting.workload.words()}; compute from {setting.profile.hardware}"
-    )
-    for count in counts:
-        _print(
-            f"\n{f'{count:,} GPUs':<16}" + "".join(f"{name:>11}" for name in COLUMNS[1:-2]) + "  $/10⁹  limit"
-        )
-        rows = [one for one in answer.ladder if one.gpus == count]
-        for short, one in zip(short_names([one.features for one in rows]), rows):
-            name, *values, limit, dollars = cells(one, short)
-            _print(f"{name:<16}" + "".join(f"{value:>11}" for value in values) + f"{dollars:>7}  {limit}")
-        _print(
-            f"{count:,} GPUs: bubble {answer.baseline(count).bubble:.1%} -> {answer.best(count).bubble:.1%}, "
-            f"{answer.bubble_reduction(count):.1%} less"
-        )
-    for one in answer.influences[:5]:
-        _print(
-            f"{one.key} {one.low:g} to {one.high:g}: time lost {one.low_lost:.1%} to {one.high_lost:.1%} ({one.source})"
-        )
-    for note in answer.notes:
-        _print(note)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from freescale.sim.cluster import load_cluster
-from freescale.sim.confidence import Mark, marks
+from freescale.sim.confidence import EXTRAPOLATED, Mark, marks
 from freescale.sim.durations import Features, Setting
 from freescale.sim.keys import changed
 from freescale.sim.sensitivity import Influence, influences
@@ -168,14 +168,17 @@ def simulate_answer(
 def _notes(answer: Answer) -> list[str]:
     """What a reader should not have to find out from the table."""
     notes = []
-    best = answer.best(answer.gpus[-1])
+    best, word = answer.best(answer.gpus[-1]), answer.setting.rank_word
     if best.bound > 0.01:
         notes.append(
-            f"On {best.gpus} GPUs the longest samples are longer than a rank's share: no assignment of one step gets "
-            f"below {best.bound:.0%} idle. Try features.window=4, or more samples a GPU."
+            f"On {answer.setting.ranks_in_words(best.gpus)} the longest samples are longer than a rank's share: no "
+            f"assignment of one step gets below {best.bound:.0%} idle. Try features.window=4, or more samples a {word}."
         )
     if best.efficiency > 1:
-        notes.append("Efficiency above 1: one GPU alone updates the whole table, many share it.")
-    extrapolated = sum(mark.state == "extrapolated" for mark in answer.marks)
-    notes.append(f"{extrapolated} of {len(answer.marks)} parts are extrapolated; the list says which.")
+        notes.append(f"Efficiency above 1: one {word} alone updates the whole table, many share it.")
+    parts = [mark.part for mark in answer.marks if mark.state == EXTRAPOLATED]
+    if parts:
+        notes.append(
+            f"Extrapolated, not measured, {len(parts)} of {len(answer.marks)} parts: {', '.join(parts)}."
+        )
     return notes

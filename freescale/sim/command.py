@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from freescale.errors import ConfigError
 from freescale.sim.answer import Answer, profiled_cluster, simulate_answer
 from freescale.sim.cluster import load_cluster
 from freescale.sim.durations import Features, Setting
-from freescale.sim.keys import changed, parse_changes
+from freescale.sim.keys import as_typed, changed, known_keys, parse_changes, value_of
 from freescale.sim.page import render_page
 from freescale.sim.profile import load_profile
 from freescale.sim.timeline import simulated_spans, write_timeline
@@ -35,16 +35,10 @@ def simulate_from_options(
     page: Path | None,
     timeline: Path | None,
     quick: bool,
-) -> tuple[Answer, list[int]]:
+) -> Answer:
     """Predict, and write the page and the timeline where they are wanted."""
     counts = parse_counts(gpus)
-    workload = Workload() if lengths is None else Workload(lengths=lengths)
-    measured = load_profile(profile)
-    if "row_bytes" in measured.model:
-        workload = replace(workload, row_bytes=int(measured.model["row_bytes"]))
-    if "dense_parameters" in measured.model:
-        workload = replace(workload, dense_bytes=4.0 * float(measured.model["dense_parameters"]))
-    setting = profiled_cluster(Setting(workload=workload, profile=measured, cluster=load_cluster(cluster)))
+    setting = setting_before_changes(profile=profile, cluster=cluster, lengths=lengths)
     features = Features()
     for key, value in parse_changes(changes):
         if key == "workload.lengths" and lengths is not None:
@@ -73,7 +67,25 @@ def simulate_from_options(
         if timeline is not None:
             timeline.parent.mkdir(parents=True, exist_ok=True)
             write_timeline(timeline, spans)
-    return answer, counts
+    return answer
+
+
+def setting_before_changes(*, profile: str, cluster: str, lengths: str | None = None) -> Setting:
+    """What a prediction rests on where no key is changed."""
+    workload = Workload() if lengths is None else Workload(lengths=lengths)
+    measured = load_profile(profile)
+    if "row_bytes" in measured.model:
+        workload = replace(workload, row_bytes=int(measured.model["row_bytes"]))
+    if "dense_parameters" in measured.model:
+        workload = replace(workload, dense_bytes=4.0 * float(measured.model["dense_parameters"]))
+    return profiled_cluster(Setting(workload=workload, profile=measured, cluster=load_cluster(cluster)))
+
+
+def described_keys(*, profile: str, cluster: str) -> Iterator[tuple[str, str, str]]:
+    """(key, default with this profile and cluster, help) of every key."""
+    setting = setting_before_changes(profile=profile, cluster=cluster)
+    for key, text in known_keys().items():
+        yield key, as_typed(value_of(setting, Features(), key)), text
 
 
 def parse_counts(text: str) -> list[int]:

@@ -101,6 +101,15 @@ class Setting:
     jitter: float | None = None
     profiled_on: Cluster | None = None
 
+    @property
+    def rank_word(self) -> str:
+        """What a rank computes on, for people."""
+        return "rank" if self.profile.device == "cpu" else "GPU"
+
+    def ranks_in_words(self, count: int) -> str:
+        """`1 GPU`, `256 GPUs`, or `4 ranks` where a CPU was profiled."""
+        return f"{count:,} {self.rank_word}{'' if count == 1 else 's'}"
+
     def cost_model(self) -> CostModel:
         """What the balancer plans with: the profile's forward and backward."""
         forward, backward = self.profile.times["forward"], self.profile.times["backward"]

@@ -51,6 +51,13 @@ def value_of(setting: Setting, features: Features, key: str) -> Any:
     return getattr(owner, name)
 
 
+def as_typed(value: object) -> str:
+    """A value as it is given on a command line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
 def changed(setting: Setting, features: Features, key: str, text: object) -> tuple[Setting, Features]:
     """The same with another value under one key.
 
@@ -88,12 +95,25 @@ def parse_changes(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _checked(key: str) -> str:
     if key not in known_keys():
-        close = nearest(key, known_keys())
+        close = _meant(key)
         raise ConfigError(
             f"{key} is no number of a prediction",
-            allowed=f"did you mean {close}?" if close else ", ".join(known_keys()),
+            allowed=f"did you mean {' or '.join(close)}?" if close else ", ".join(known_keys()),
+            next_step="`freescale simulate --keys` lists them with their defaults",
         )
     return key
+
+
+def _meant(key: str) -> list[str]:
+    """Keys of the section that have the word as one of theirs; otherwise the one that is spelt most alike."""
+    section, _, word = key.rpartition(".")
+    holding = [
+        name
+        for name in known_keys()
+        if name.startswith(f"{section}." if section else "") and word in name.rpartition(".")[2].split("_")
+    ]
+    close = nearest(key, known_keys())
+    return holding or ([close] if close else [])
 
 
 def _workload_value(name: str, text: object) -> Any:

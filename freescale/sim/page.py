@@ -46,11 +46,13 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
         _warning(extrapolated),
         page.cards(_cards(answer, largest)),
         *(f'<p class="note">{escape(note)}</p>' for note in answer.notes),
-        page.section(f"A step on {largest:,} GPUs", _bars(answer, largest), kind="panel"),
-        page.section("By number of GPUs", _scaling_charts(answer), kind="charts"),
+        page.section(f"A step on {setting.ranks_in_words(largest)}", _bars(answer, largest), kind="panel"),
+        page.section(f"By number of {setting.rank_word}s", _scaling_charts(answer), kind="charts"),
         *(
             page.section(
-                f"{count:,} GPUs", _table([p for p in answer.ladder if p.gpus == count]), kind="panel"
+                setting.ranks_in_words(count),
+                _table([p for p in answer.ladder if p.gpus == count]),
+                kind="panel",
             )
             for count in answer.gpus
         ),
@@ -69,7 +71,7 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
         title=title,
         state="prediction",
         finished=False,
-        lines=[setting.workload.words(), f"Compute from: {setting.profile.hardware}"],
+        lines=[setting.workload.words(rank=setting.rank_word), f"Compute from: {setting.profile.hardware}"],
     )
     return page.document(
         title=f"{title} - FreeScale simulation",
@@ -172,7 +174,7 @@ def _scaling_charts(answer: Answer) -> str:
             series("tokens_per_s"),
             from_zero=True,
             write=units.compact,
-            axis="GPUs",
+            axis=f"{answer.setting.rank_word}s",
         ),
         Chart(
             "Bubble",
@@ -181,7 +183,7 @@ def _scaling_charts(answer: Answer) -> str:
             from_zero=True,
             write=units.percent,
             tick=lambda value: f"{100 * value:.4g}%",
-            axis="GPUs",
+            axis=f"{answer.setting.rank_word}s",
         ),
     )
     return "".join(map(draw, charts))

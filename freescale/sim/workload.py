@@ -47,10 +47,10 @@ class Workload:
         if not self.bucket_bytes:
             object.__setattr__(self, "bucket_bytes", float(bucket_bytes(self.dense_bytes)))
 
-    def words(self) -> str:
-        """One line about it."""
+    def words(self, *, rank: str = "GPU") -> str:
+        """One line about it; `rank` is what a rank computes on."""
         return (
-            f"{self.samples_per_gpu} samples a GPU, lengths {self.lengths}, {self.table_rows:,} rows of "
+            f"{self.samples_per_gpu} samples a {rank}, lengths {self.lengths}, {self.table_rows:,} rows of "
             f"{self.row_bytes:,} bytes, Zipf {self.zipf:g}"
         )
 

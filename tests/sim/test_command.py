@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ from typer.testing import CliRunner
 
 from freescale.cli import app
 from freescale.errors import FreeScaleError
+from freescale.sim.command import described_keys, setting_before_changes
+from freescale.sim.durations import Features
+from freescale.sim.keys import changed, known_keys, value_of
+from freescale.trace import units
 
 SMALL = ["--steps", "12", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
 
@@ -132,3 +137,78 @@ def test_mistakes_are_explained(arguments: list[str], said: str) -> None:
 def test_keys_are_listed() -> None:
     output = run("--keys")
     assert "cluster.nic_gb_per_s" in output
+
+
+def test_keys_show_what_they_are_unless_changed() -> None:
+    def defaults(**names: str) -> dict[str, str]:
+        return {key: default for key, default, _ in described_keys(**names)}
+
+    shown = defaults(profile="h200-derived", cluster="h100")
+    assert set(shown) == set(known_keys())
+    setting = setting_before_changes(profile="h200-derived", cluster="h100")
+    for key, text in shown.items():
+        # What is shown can be typed, and changes nothing.
+        same, features = changed(setting, Features(), key, text)
+        assert value_of(same, features, key) == pytest.approx(value_of(setting, Features(), key)), key
+    assert shown["workload.samples_per_gpu"] == "32"
+    assert shown["features.prioritized"] == "true"
+    other = defaults(profile="cpu-aarch64", cluster="b200")
+    assert other["cluster.peak_tflops"] != shown["cluster.peak_tflops"]
+    assert other["setting.jitter"] != shown["setting.jitter"]
+    output = run("--keys")
+    assert f" {shown['cluster.peak_tflops']} " in output
+    assert all(f" {key} " in output for key in shown), "a key is cut"
+
+
+def test_a_sweep_is_a_row_a_value() -> None:
+    asked = ("--gpus", "2,8", "--quick", "--sweep", "workload.zipf=0.5,1.5", *SMALL)
+    lines = run(*asked).splitlines()
+    (head,) = [place for place, line in enumerate(lines) if line.startswith("workload.zipf ")]
+    rows = json.loads(run("--json", *asked))["sweep"]["rows"]
+    assert rows[0]["step_ms"] != rows[1]["step_ms"]
+    for line, value, row in zip(lines[head + 1 :], ("0.5", "1.5"), rows):
+        assert line.split()[0] == value
+        assert units.milliseconds(row["step_ms"]) in line
+        assert units.percent(row["bubble"]) in line
+    assert lines[head + 3].startswith("Sweep of workload.zipf on 8 GPUs, ")
+
+
+def test_one_gpu_is_one_and_has_nothing_to_reduce() -> None:
+    output = run("--gpus", "1,2", "--quick", *SMALL)
+    assert "\n1 GPU  " in output
+    assert "1 GPUs" not in output
+    assert "1 GPU: bubble" not in output
+    assert "\n2 GPUs: bubble " in output
+
+
+def test_what_is_extrapolated_and_what_a_row_means_is_said() -> None:
+    output = run("--gpus", "2", "--quick", *SMALL)
+    confidence = json.loads(run("--gpus", "2", "--quick", "--json", *SMALL))["confidence"]
+    parts = [one["part"] for one in confidence if one["state"] == "extrapolated"]
+    assert f"not measured, {len(parts)} of {len(confidence)} parts: {', '.join(parts)}." in output
+    assert "KK-equal: Karmarkar-Karp with equal counts" in output
+
+
+def test_ranks_on_a_cpu_are_not_called_gpus(tmp_path: Path) -> None:
+    page = tmp_path / "answer.html"
+    output = run("--gpus", "1,2", "--cluster", "cpu", "--profile", "cpu-aarch64", "--page", str(page), *SMALL)
+    assert "\n1 rank  " in output
+    assert "\n2 ranks: bubble " in output
+    assert "4 samples a rank" in output
+    for text in (output, page.read_text()):
+        assert not re.search(r"\d GPU|a GPU|one GPU", text)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("workload.rows", "workload.table_rows?"),
+        ("workload.sampels_per_gpu", "workload.samples_per_gpu?"),
+        ("workload.bytes", "workload.row_bytes or workload.dense_bytes or workload.bucket_bytes?"),
+        ("zipf", "workload.zipf?"),
+    ],
+)
+def test_an_unknown_key_leads_to_the_one_that_was_meant(key: str, meant: str) -> None:
+    with pytest.raises(FreeScaleError, match="no number") as caught:
+        CliRunner().invoke(app, ["simulate", f"{key}=3"], catch_exceptions=False)
+    assert str(caught.value.allowed) == f"did you mean {meant}"
