@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from freescale.comm.virtual_gpus import can_share
 from freescale.kernels import hstu_attention, reference
 
 _SMALL_RUN = ("run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16")
+
+_NO_DRIVER = re.compile(r"libcuda\.so\.1: cannot open shared object file(: No such file or directory)?")
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,18 @@ def examine() -> list[Finding]:
             findings.append(Finding(f"gpu {index}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"))
     else:
         findings.append(Finding("gpu", "none that torch can use; training runs on the CPU"))
-    findings += [Finding(f"transports of {what}", line) for what, line in survey()]
-    findings.append(Finding("virtual gpus", can_share()))
+    findings += [Finding(f"transports of {what}", without_driver_jargon(line)) for what, line in survey()]
+    findings.append(Finding("virtual gpus", without_driver_jargon(can_share())))
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in devices:
         findings.append(_check(f"attention on {device}", lambda d=device: _check_attention(d)))  # type: ignore[misc]
         findings.append(_check(f"training on {device}", lambda d=device: _check_training(d)))  # type: ignore[misc]
     return findings
+
+
+def without_driver_jargon(text: str) -> str:
+    """What the linker says of a missing driver, in words, its own message kept in brackets."""
+    return _NO_DRIVER.sub(r"no CUDA driver on this machine (\g<0>)", text)
 
 
 def _version(name: str) -> str:
