@@ -243,9 +243,11 @@ def report(
         )
     _print(str(write_report(paths[0])))
     if compare is not None:
-        from freescale.trace.compare import write_comparison
+        from freescale.trace.compare import comparison_lines, write_comparison
 
         _print(str(write_comparison(paths[0], compare)))
+        for line in comparison_lines(paths[0], compare):
+            _print(line)
 
 
 def _report_traces(files: list[Path], out: Path) -> None:

@@ -43,6 +43,20 @@ def write_comparison(run_dir: str | os.PathLike[str], before_dir: str | os.PathL
     return replace_file(Path(run_dir) / "compare.html", render_comparison(before, after))
 
 
+def comparison_lines(run_dir: str | os.PathLike[str], before_dir: str | os.PathLike[str]) -> list[str]:
+    """The outcome in a few lines for a terminal: what to doubt, the bubble, the time of a step."""
+    before, after = _on_common_steps(read_run(Path(before_dir)), read_run(Path(run_dir)))
+    lines = [f"warning: {doubt}" for doubt in doubts(before, after)]
+    was, now = before.account, after.account
+    if was is None or now is None:
+        return lines
+    cut = reduction(was.bubble, now.bubble)
+    change = "" if cut is None else f", {units.percent(abs(cut))} {'less' if cut >= 0 else 'more'}"
+    lines.append(f"bubble {units.percent(was.bubble)} -> {units.percent(now.bubble)}{change}")
+    lines.append(f"step {units.milliseconds(was.step_ms)} -> {units.milliseconds(now.step_ms)}")
+    return lines
+
+
 def read_run(folder: Path) -> ComparedRun:
     """What a comparison needs of a run."""
     require_run(folder)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from freescale.cli import app
 from freescale.errors import FreeScaleError
-from freescale.trace.compare import doubts, read_run, reduction, write_comparison
+from freescale.trace.compare import comparison_lines, doubts, read_run, reduction, write_comparison
 from tests.trace.test_report import Page
 
 
@@ -103,9 +103,31 @@ def test_the_command(tmp_path):
     assert result.exit_code == 0, result.output
     assert (after / "compare.html").exists()
     assert (after / "report.html").exists()
+    assert result.output.splitlines()[2:] == [
+        "bubble 40.0% -> 12.0%, 70.0% less",
+        "step 100.0 ms -> 100.0 ms",
+    ]
     wrong = CliRunner().invoke(app, ["report", str(after), str(before)])
     assert isinstance(wrong.exception, FreeScaleError)
     assert "--compare OTHER_DIR" in str(wrong.exception)
+
+
+def test_the_terminal_tells_doubts_and_a_worse_run_too(tmp_path):
+    before = write_run(tmp_path / "off", straggler=0.1)
+    after = write_run(tmp_path / "on", straggler=0.2, tokens=900)
+    result = CliRunner().invoke(app, ["report", str(after), "--compare", str(before)])
+    assert "warning: The runs did not compute the same samples: 40 of 40" in result.output
+    assert "bubble 20.0% -> 30.0%, 50.0% more" in result.output
+    assert "warning" not in CliRunner().invoke(app, ["report", str(after), "--compare", str(after)]).output
+
+
+def test_the_terminal_has_no_numbers_where_a_run_has_none(tmp_path):
+    good = write_run(tmp_path / "a", straggler=0.3)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"event": "step", "step": 99, "loss": 1.0}\n')
+    lines = comparison_lines(good, tmp_path / "b")
+    assert lines[-1] == "warning: The runs have no step in common."
+    assert not any(line.startswith("bubble") for line in lines)
 
 
 def test_options_that_would_do_nothing_are_refused(tmp_path):
