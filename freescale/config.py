@@ -111,16 +111,33 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             "the recipe does not exist", got=path, next_step="`ls recipes/` lists those that ship"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("the recipe cannot be read", got=f"{path}: {error}") from None
+        raise ConfigError(
+            "the recipe cannot be read", got=f"{path}: {error}", next_step=_instead_of_a_recipe(path)
+        ) from None
     try:
         values = yaml.load(text, StrictLoader)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError("the recipe is not valid YAML", got=f"{path}: {error}") from None
+        raise ConfigError(
+            "the recipe is not valid YAML", got=f"{path}: {error}", next_step=_instead_of_a_recipe(path)
+        ) from None
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError("a recipe is a mapping of sections", got=f"{path} holds a {type(values).__name__}")
+        raise ConfigError(
+            "a recipe is a mapping of sections",
+            got=f"{path} holds {'text' if isinstance(values, str) else f'a {type(values).__name__}'}",
+            next_step=_instead_of_a_recipe(path),
+        )
     return values
+
+
+def _instead_of_a_recipe(path: Path) -> str | None:
+    """What was probably meant by a path that is no recipe: a data set, a run, a file of raw data."""
+    if (path / "config.yaml").is_file():
+        return f"did you mean {path / 'config.yaml'}?"
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return None
+    return f"a recipe is a YAML file; did you mean data.path={path}?"
 
 
 def _flatten(

@@ -286,6 +286,22 @@ def test_a_recipe_that_is_not_there_or_a_folder_is_refused(tmp_path):
     assert "cannot be read" in problems(recipe=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "text", ["1::1193::5::978300760\n1::661::3::978302109\n", "a\t: b\n\tc", b"PAR1\xff"]
+)
+def test_data_given_as_a_recipe_leads_to_its_key(tmp_path, text):
+    raw = tmp_path / "ml-1m.txt"
+    raw.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert f"did you mean data.path={raw}?" in problems(recipe=raw)
+
+
+def test_a_folder_given_as_a_recipe_leads_to_its_key_or_its_recipe(tmp_path):
+    assert f"did you mean data.path={tmp_path}?" in problems(recipe=tmp_path)
+    write(tmp_path, "run: [unclosed").rename(tmp_path / "config.yaml")
+    assert f"did you mean {tmp_path / 'config.yaml'}?" in problems(recipe=tmp_path)
+    assert "data.path" not in problems(recipe=tmp_path / "config.yaml")
+
+
 def test_every_key_is_described_with_type_and_default():
     rows = list(describe_keys())
     defaults = {
