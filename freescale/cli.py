@@ -157,7 +157,8 @@ def prepare(
         f"{out_dir}: {summary.num_users:,} users, {summary.num_items:,} items, {summary.num_events:,} events"
     )
     _print(
-        f"read as {summary.decided}; left out {summary.dropped_users:,} users with fewer than {min_events} events"
+        f"read as {summary.source_format}: {summary.decided}; left out {summary.dropped_users:,} users with fewer "
+        f"than {min_events} events"
     )
     if summary.num_texts is not None:
         _print(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
@@ -483,6 +484,11 @@ def main() -> None:
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         _leave(1)
     except KeyboardInterrupt:
+        if "RANK" not in os.environ:  # once, not by every rank
+            goes_on = (
+                "; the same command goes on from the last checkpoint" if "train" in sys.argv[1:2] else ""
+            )
+            print(f"stopped{goes_on}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if not note_failure(error):
