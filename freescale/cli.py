@@ -483,13 +483,15 @@ def main() -> None:
             text = f"[red]error:[/] {escape(str(problem))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         _leave(1)
-    except KeyboardInterrupt:
-        if "RANK" not in os.environ:  # once, not by every rank
-            goes_on = (
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Ctrl-C arrives as the one, or as what the command line makes of it.
+        code = 130 if isinstance(end, KeyboardInterrupt) else end.code
+        if code == 130 and "RANK" not in os.environ:  # said once, not by every rank
+            resumes = (
                 "; the same command goes on from the last checkpoint" if "train" in sys.argv[1:2] else ""
             )
-            print(f"stopped{goes_on}", file=sys.stderr)
-        sys.exit(130)
+            Console(stderr=True).print(f"stopped{resumes}", highlight=False)
+        sys.exit(code)
     except Exception as error:
         if not note_failure(error):
             raise
