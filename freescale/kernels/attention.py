@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels import reference
+from freescale.kernels.attention_inputs import check_shapes
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.layout import SequenceLayout
@@ -51,7 +52,7 @@ def hstu_attention(
         q_THD: queries of all tokens, [tokens, heads, width].
         k_THD: keys.
         v_THV: values; their width may differ.
-        offsets: [B + 1] where each sequence starts.
+        offsets: [B + 1] where each sequence starts: whole numbers that rise from 0 to the number of tokens.
         scale: multiplies the attention weights, e.g. 1 / longest history.
         alpha: multiplies the scores, e.g. 1 / sqrt(width).
         position_bias: one weight for each distance i - j, at least as many as the longest sequence has tokens.
@@ -59,19 +60,22 @@ def hstu_attention(
         query_time: [tokens] time at which the prediction is asked for (that of the next event).
         key_time: [tokens] time of the event itself.
         mask: window, prefix, targets, segments; without it a token sees itself and all tokens before it.
-        layout: the batch's layout, to share it between layers.
+        layout: the batch's layout, to share it between layers; made of `offsets`.
         backend: "auto" takes loops on the CPU and Triton kernels on a GPU.
     """
-    layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
+    layout = layout or _layout(offsets, q_THD)
+    check_shapes(q_THD, k_THD, v_THV, layout.num_tokens)
     check_bias(position_bias, time_bias, query_time, key_time, layout)
     layout.check(mask)
-    backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=False)
+    backend = _choose(backend, q_THD, v_THV, mask, layout.offsets, softmax=False)
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "reference":
             bias |= {"query_time": query_time, "key_time": key_time}
             q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
-            out = reference.hstu_attention(q, k, v, offsets, scale=scale, alpha=alpha, mask=mask, **bias)
+            out = reference.hstu_attention(
+                q, k, v, layout.offsets, scale=scale, alpha=alpha, mask=mask, **bias
+            )
             return out.to(v_THV.dtype)
         buckets: Any = None
         if query_time is not None and key_time is not None and time_bias is not None:
@@ -127,12 +131,10 @@ def softmax_attention(
     Keys and values may have fewer heads than queries (grouped-query attention): each is shared by as many neighbouring
     heads of q.
     """
-    if k_THD.shape[1] != v_THV.shape[1] or q_THD.shape[1] % k_THD.shape[1]:
-        heads = [x.shape[1] for x in (q_THD, k_THD, v_THV)]
-        raise ValueError(f"heads of q must be a multiple of those of k and v, got {heads}")
-    layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
+    layout = layout or _layout(offsets, q_THD)
+    check_shapes(q_THD, k_THD, v_THV, layout.num_tokens, share_heads=True)
     layout.check(mask)
-    backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=True)
+    backend = _choose(backend, q_THD, v_THV, mask, layout.offsets, softmax=True)
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "triton":
             no_bias = BiasTables(None, None, None)
@@ -141,7 +143,9 @@ def softmax_attention(
             )
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
         if backend == "reference":
-            return reference.softmax_attention(q, k, v, offsets, scale=scale, mask=mask).to(v_THV.dtype)
+            return reference.softmax_attention(q, k, v, layout.offsets, scale=scale, mask=mask).to(
+                v_THV.dtype
+            )
         # The products want every operand laid out anew anyway, so shared heads are written out for each query head.
         k, v = (reference.for_every_head(x, q.shape[1]) for x in (k, v))
         if mask is not None:
@@ -152,13 +156,18 @@ def softmax_attention(
         return tiled_softmax_attention(q, k, v, layout.tiles, scale=scale).to(v_THV.dtype)
 
 
+def _layout(offsets: Tensor, q: Tensor) -> SequenceLayout:
+    """The layout of a call that brings none."""
+    return SequenceLayout(offsets.cpu() if isinstance(offsets, Tensor) else offsets, device=q.device)
+
+
 def _choose(
     backend: Backend, q: Tensor, v: Tensor, mask: AttentionMask | None, offsets: Tensor, *, softmax: bool
 ) -> Backend:
     """The way to compute that "auto" stands for, or a complaint about one that cannot."""
     # Segments can be computed as sequences of their own, where the position bias can be told of places.
     on_cpu: Backend = "tiles" if softmax else "loops"
-    segments_only = mask is not None and q.device.type == "cpu" and can_unroll(mask, offsets.cpu())
+    segments_only = mask is not None and q.device.type == "cpu" and can_unroll(mask, offsets)
     if backend == "auto":
         if q.device.type == "cuda" and _fits_triton(q, v) and has_triton():
             return "triton"

@@ -301,3 +301,52 @@ def test_heads_that_cannot_be_shared_are_refused(heads):
     q, k, v = (torch.randn(3, n, 8) for n in heads)
     with pytest.raises(ValueError, match="multiple"):
         softmax_attention(q, k, v, torch.tensor([0, 3]), scale=1.0)
+
+
+@pytest.mark.parametrize("attention", [hstu_attention, softmax_attention])
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (torch.tensor([0, 500, 600]), "end at 600, 900 tokens"),
+        (torch.tensor([0, 500, 600, 1200]), "end at 1200, 900 tokens"),
+        (torch.tensor([0, 600, 500, 900]), r"offsets\[2\] = 500 after 600"),
+        (torch.tensor([500, 900]), r"offsets\[0\] = 500"),
+        (torch.tensor([0.0, 900.0]), "float32 of shape"),
+        (torch.tensor([[0, 900]]), r"shape \(1, 2\)"),
+        (torch.tensor([], dtype=torch.int64), r"shape \(0,\)"),
+        ([0, 900], "a list"),
+    ],
+)
+def test_offsets_must_rise_from_0_to_the_number_of_tokens(attention, offsets, message):
+    q = torch.zeros(900, 1, 8)
+    with pytest.raises(ValueError, match=message):
+        attention(q, q, q, offsets, scale=1.0)
+    with pytest.raises(ValueError, match=message):
+        attention(q, q, q, offsets, scale=1.0, layout=SequenceLayout(offsets))
+
+
+@pytest.mark.parametrize("backend", ["loops", "tiles", "reference"])
+def test_offsets_may_be_narrow(backend):
+    offsets, x, _ = make_case([3, 0, 40])
+    wide, narrow = (
+        kernels.hstu_attention(x["q"], x["k"], x["v"], given, scale=1.0, backend=backend)
+        for given in (offsets, offsets.int())
+    )
+    assert torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize("attention", [hstu_attention, softmax_attention])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((9, 8), (9, 2, 8), (9, 2, 8)), r"must be \[tokens, heads, width\]\n.*q \[9, 8\]"),
+        (((9, 2, 8), (8, 2, 8), (9, 2, 8)), r"the same tokens.*\n.*k \[8, 2, 8\]"),
+        (((9, 2, 8), (9, 2, 8), (8, 2, 8)), "the same tokens"),
+        (((9, 2, 8), (9, 2, 4), (9, 2, 8)), "the same width"),
+        (((9, 2, 8), (9, 3, 8), (9, 3, 8)), "heads"),
+        (((9, 2, 8), (9, 0, 8), (9, 0, 8)), "heads"),
+    ],
+)
+def test_shapes_that_do_not_fit_each_other_are_refused(attention, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        attention(*(torch.zeros(shape) for shape in shapes), torch.tensor([0, 9]), scale=1.0)
