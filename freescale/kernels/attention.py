@@ -9,14 +9,15 @@ truth           one sequence at a time, autograd; odd masks on the CPU        re
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from freescale.kernels import reference
-from freescale.kernels.attention_inputs import check_shapes
+from freescale.kernels.attention_inputs import AttentionInputError, check_shapes
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.layout import SequenceLayout
@@ -26,6 +27,9 @@ from freescale.kernels.segment_runs import can_unroll
 from freescale.kernels.tiled_attention import tiled_silu_attention, tiled_softmax_attention
 
 Backend = Literal["auto", "loops", "tiles", "triton", "reference"]
+BACKENDS = get_args(Backend)
+# What Triton takes for a yes in TRITON_INTERPRET.
+_ON = ("1", "true", "yes", "on", "y")
 
 
 def hstu_attention(
@@ -174,15 +178,42 @@ def _choose(
         if mask is not None:
             return on_cpu if segments_only else "reference"
         return on_cpu if q.device.type == "cpu" else "tiles"
+    _refuse(backend, q, v, softmax=softmax)
     if mask is not None and backend in ("loops", "tiles") and not (segments_only and backend == on_cpu):
         raise ValueError(
             f"backend {backend!r} knows no masks but segments; take 'auto', 'triton' or 'reference'"
         )
-    if backend == "triton" and not has_triton():
-        raise ValueError("backend 'triton' needs the triton package")
-    if backend == "loops" and softmax:
-        raise ValueError("backend 'loops' has no softmax; take 'auto' or 'tiles'")
     return backend
+
+
+def _refuse(backend: str, q: Tensor, v: Tensor, *, softmax: bool) -> None:
+    """Complain about a backend that is unknown or cannot run these tensors."""
+    if backend not in BACKENDS:
+        raise AttentionInputError(
+            "backend is unknown", got=repr(backend), allowed=", ".join(map(repr, BACKENDS))
+        )
+    why_not = None
+    if backend == "triton":
+        why_not = _why_not_triton(q, v)
+    elif backend == "loops":
+        why_not = "it has no softmax" if softmax else None if q.device.type == "cpu" else "it needs a CPU"
+    if why_not is not None:
+        raise AttentionInputError(
+            f"backend {backend!r} cannot compute this: {why_not}",
+            got=f"q {q.dtype} {list(q.shape)} on {q.device}, v {v.dtype} {list(v.shape)}",
+            next_step="take backend='auto', 'tiles' or 'reference'",
+        )
+
+
+def _why_not_triton(q: Tensor, v: Tensor) -> str | None:
+    """The reason why the Triton kernels cannot run these tensors, if there is one."""
+    if not has_triton():
+        return "it needs the triton package"
+    if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0").lower() not in _ON:
+        return "it needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
+    if q.dtype != v.dtype or max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
+        return f"it takes q, k and v of one type, with heads up to {MAX_WIDTH} wide"
+    return None
 
 
 def _fits_triton(q: Tensor, v: Tensor) -> bool:

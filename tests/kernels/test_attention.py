@@ -350,3 +350,37 @@ def test_offsets_may_be_narrow(backend):
 def test_shapes_that_do_not_fit_each_other_are_refused(attention, shapes, message):
     with pytest.raises(ValueError, match=message):
         attention(*(torch.zeros(shape) for shape in shapes), torch.tensor([0, 9]), scale=1.0)
+
+
+@pytest.mark.parametrize("attention", [kernels.hstu_attention, softmax_attention])
+def test_an_unknown_backend_is_refused(attention):
+    q = torch.zeros(9, 1, 8)
+    with pytest.raises(
+        ValueError, match=r"unknown\n.*'foo'\n.*'auto', 'loops', 'tiles', 'triton', 'reference'"
+    ):
+        attention(q, q, q, torch.tensor([0, 9]), scale=1.0, backend="foo")
+
+
+@pytest.mark.parametrize("attention", [kernels.hstu_attention, softmax_attention])
+def test_triton_on_the_cpu_needs_its_interpreter(attention, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr("freescale.kernels.attention.has_triton", lambda: True)
+    q = torch.zeros(9, 1, 8)
+    with pytest.raises(ValueError, match="needs a GPU, or Triton's interpreter"):
+        attention(q, q, q, torch.tensor([0, 9]), scale=1.0, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("q", "v"), [(torch.zeros(9, 1, 300), None), (torch.zeros(9, 1, 8), torch.zeros(9, 1, 8).half())]
+)
+def test_triton_refuses_what_its_kernels_cannot_hold(q, v, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("freescale.kernels.attention.has_triton", lambda: True)
+    with pytest.raises(ValueError, match="of one type, with heads up to 256 wide"):
+        kernels.hstu_attention(q, q, q if v is None else v, torch.tensor([0, 9]), scale=1.0, backend="triton")
+
+
+def test_the_loops_say_that_they_have_no_softmax():
+    q = torch.zeros(9, 1, 8)
+    with pytest.raises(ValueError, match="no softmax"):
+        softmax_attention(q, q, q, torch.tensor([0, 9]), scale=1.0, backend="loops")
