@@ -110,13 +110,22 @@ def check_bias(
     key_time: Tensor | None,
     layout: SequenceLayout,
 ) -> None:
-    """Refuse tables that do not fit the batch."""
+    """Refuse tables and times that do not fit the batch."""
     if position_bias is not None and position_bias.shape[0] < layout.longest:
         raise ValueError(
             f"position_bias has {position_bias.shape[0]} weights for sequences of up to {layout.longest} tokens"
         )
-    if time_bias is not None and (query_time is None or key_time is None):
+    if time_bias is None:
+        return
+    if query_time is None or key_time is None:
         raise ValueError("time_bias needs query_time and key_time")
+    sizes = time_bias.shape[0], query_time.shape[0], key_time.shape[0]
+    if sizes[0] < reference.NUM_TIME_BUCKETS or not sizes[1] == sizes[2] == layout.num_tokens:
+        raise AttentionInputError(
+            "time_bias, query_time and key_time do not fit the batch",
+            got=f"{sizes[0]} weights, {sizes[1]} and {sizes[2]} times for {layout.num_tokens} tokens",
+            allowed=f"{reference.NUM_TIME_BUCKETS} weights, two times for each token",
+        )
 
 
 def softmax_attention(
@@ -209,7 +218,7 @@ def _why_not_triton(q: Tensor, v: Tensor) -> str | None:
     """The reason why the Triton kernels cannot run these tensors, if there is one."""
     if not has_triton():
         return "it needs the triton package"
-    if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0").lower() not in _ON:
+    if not q.is_cuda and os.environ.get("TRITON_INTERPRET", "0").lower() not in _ON:
         return "it needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
     if q.dtype != v.dtype or max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
         return f"it takes q, k and v of one type, with heads up to {MAX_WIDTH} wide"

@@ -269,6 +269,15 @@ def test_a_time_bias_without_times_is_refused():
         hstu_attention(x["q"], x["k"], x["v"], offsets, scale=1.0, time_bias=x["time_bias"])
 
 
+@pytest.mark.parametrize("short", ["time_bias", "query_time", "key_time"])
+def test_a_time_bias_that_does_not_fit_the_batch_is_refused(short):
+    offsets, x, times = make_case([40])
+    options = {"time_bias": x["time_bias"], **times}
+    options[short] = options[short][:-1]
+    with pytest.raises(ValueError, match=r"do not fit the batch\n.*(128 weights|39)"):
+        hstu_attention(x["q"], x["k"], x["v"], offsets, scale=1.0, **options)
+
+
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (4, 1), (6, 3)])
 @pytest.mark.parametrize("backend", ["reference", "tiles"])
 def test_query_heads_share_keys_and_values_as_in_torch(heads, key_heads, backend):
