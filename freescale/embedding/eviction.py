@@ -125,6 +125,17 @@ class ByScore:
         return LAST
 
 
+def check_policy(eviction: Eviction) -> None:
+    """Refuse what is no policy: a name, or a class that was not called."""
+    if isinstance(eviction, type) or not hasattr(eviction, "mode"):
+        raise ConfigError(
+            "eviction is no policy",
+            got=repr(eviction),
+            allowed="None, TTL(ttl), LRU(), LFU(), ByScore(score)",
+            next_step="from freescale.embedding.eviction import LRU, then eviction=LRU()",
+        )
+
+
 def make_eviction(name: str, *, ttl: int | None = None) -> Eviction | None:
     """The policy of that name in a recipe."""
     if name == "none":

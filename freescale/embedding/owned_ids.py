@@ -46,7 +46,7 @@ class OwnedIds:
     def __init__(
         self, embedding: ShardedEmbedding, table: str, *, lane: Transport | None = None, **options: Any
     ) -> None:
-        plan = embedding.plans[table]
+        plan = embedding.plan_of(table)
         group = plan.spec.row_group
         first, held = plan.block(embedding.rank)
         options = {"num_buckets": plan.spec.num_rows // group, **options}

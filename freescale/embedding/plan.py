@@ -38,6 +38,14 @@ class TableSpec:
     init_std: float = 0.02
     row_group: int = 1
 
+    def __post_init__(self) -> None:
+        if self.num_rows < 1 or self.dim < 1:
+            raise PlanError(
+                f"table {self.name!r} has no rows or no width",
+                got=f"num_rows={self.num_rows}, dim={self.dim}",
+                allowed="1 or more each",
+            )
+
     @property
     def bytes_per_row(self) -> int:
         """Weight and optimizer state of one row."""
@@ -104,10 +112,6 @@ def plan_tables(
 ) -> list[TablePlan]:
     """Replicate tables under the limit, shard the others by rows."""
     for n, spec in enumerate(specs):
-        if spec.num_rows < 1 or spec.dim < 1:
-            raise PlanError(
-                f"table {spec.name!r} has no rows or no width", got=f"{spec.num_rows} x {spec.dim}"
-            )
         if spec.name in {other.name for other in specs[:n]}:
             raise PlanError("two tables have the same name", got=spec.name)
     return [

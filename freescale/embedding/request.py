@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.transport import Transport
+from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
 from freescale.kernels.device_copy import on_device
@@ -116,6 +117,7 @@ class Overlap:
 
 def exchange_ids(plan: TablePlan, rows: Tensor, *, lane: Transport) -> Request:
     """Tell the owners which rows of a table this rank's batch needs; every rank must call it."""
+    check_whole(rows, what="rows")
     wanted_here, slots = distinct(rows.long())
     check_range(plan.spec, wanted_here)
     counts = torch.searchsorted(wanted_here, torch.tensor(plan.edges())).diff()

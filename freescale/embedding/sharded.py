@@ -25,9 +25,11 @@ from torch.distributed.tensor import DTensor, Shard
 from freescale.comm.choose import make_transport
 from freescale.comm.ranks import add_up
 from freescale.comm.transport import Transport
+from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute
+from freescale.errors import DataError
 from freescale.kernels.rows import distinct, sum_by_row, take
 from freescale.trace import spans
 from freescale.trace.spans import compute, stage
@@ -148,9 +150,11 @@ class ShardedEmbedding:
 
         Ids on the CPU are sorted there, from any thread, and nobody waits for a GPU.
         """
+        spec = self.plan_of(name).spec
+        check_whole(asked, what="rows")
         with compute("find distinct rows"):
             found = Found(*distinct(asked.long()))
-        check_range(self.plans[name].spec, found.distinct)
+        check_range(spec, found.distinct)
         if self.device.type == "cuda" and not asked.is_cuda:
             return Found(found.distinct.pin_memory(), found.slots.pin_memory())
         return found
@@ -159,8 +163,8 @@ class ShardedEmbedding:
         """Fetch the distinct rows of one batch from their owners; `settled`: no update of theirs is under way."""
         if not settled:
             self.settle()
-        plan, table = self.plans[name], self.tables[name]
-        found = (self.find(name, asked) if isinstance(asked, Tensor) else asked).to(self.device)
+        plan, table = self.plan_of(name), self.tables[name]
+        found = (asked if isinstance(asked, Found) else self.find(name, asked)).to(self.device)
         rows, slots = found.distinct, found.slots
         if plan.replicated:
             with compute("gather rows"):
@@ -198,6 +202,14 @@ class ShardedEmbedding:
         """Wait for updates that a pipeline still has under way; `lookup` and `state_dict` do it themselves."""
         if self.before_reading is not None:
             self.before_reading()
+
+    def plan_of(self, name: str) -> TablePlan:
+        """Where the rows of a table live; a table that is not there is refused by name."""
+        if name not in self.plans:
+            raise DataError(
+                "there is no such table", got=repr(name), allowed=", ".join(map(repr, self.plans)) or "none"
+            )
+        return self.plans[name]
 
     def memory_mib(self) -> float:
         """Weights and optimizer state held by this rank."""

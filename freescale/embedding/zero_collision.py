@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from freescale.embedding.admission import LONG_AGO, make_admission
-from freescale.embedding.eviction import FIRST, Eviction
+from freescale.embedding.eviction import FIRST, Eviction, check_policy
+from freescale.embedding.id_map import check_whole
 from freescale.embedding.id_stats import COUNTS, histogram
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels import id_probe
@@ -77,6 +78,8 @@ class ZeroCollisionMap:
     ) -> None:
         if guard < 0:
             raise ConfigError("guard counts batches", got=guard, allowed="0 or more")
+        if eviction is not None:
+            check_policy(eviction)
         layout = make_layout(num_rows, num_buckets=num_buckets, max_probe=max_probe)
         self.layout: SlotLayout = layout.part(*held) if held else layout
         self.device = torch.device(device)
@@ -203,6 +206,7 @@ class ZeroCollisionMap:
         return 0 if self.eviction is not None and self.eviction.mode == "add" else FIRST
 
     def _flat(self, ids: Tensor) -> Tensor:
+        check_whole(ids, what="ids")
         return ids.reshape(-1).to(device=self.device, dtype=torch.int64).contiguous()
 
     def _tick(self, now: int | None) -> tuple[int, int]:

@@ -9,13 +9,15 @@ truth           one sequence at a time, autograd; odd masks on the CPU        re
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from freescale.kernels import reference
+from freescale.kernels.attention_inputs import AttentionInputError, check_shapes
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.layout import SequenceLayout
@@ -25,6 +27,9 @@ from freescale.kernels.segment_runs import can_unroll
 from freescale.kernels.tiled_attention import tiled_silu_attention, tiled_softmax_attention
 
 Backend = Literal["auto", "loops", "tiles", "triton", "reference"]
+BACKENDS = get_args(Backend)
+# What Triton takes for a yes in TRITON_INTERPRET.
+_ON = ("1", "true", "yes", "on", "y")
 
 
 def hstu_attention(
@@ -51,7 +56,7 @@ def hstu_attention(
         q_THD: queries of all tokens, [tokens, heads, width].
         k_THD: keys.
         v_THV: values; their width may differ.
-        offsets: [B + 1] where each sequence starts.
+        offsets: [B + 1] where each sequence starts: whole numbers that rise from 0 to the number of tokens.
         scale: multiplies the attention weights, e.g. 1 / longest history.
         alpha: multiplies the scores, e.g. 1 / sqrt(width).
         position_bias: one weight for each distance i - j, at least as many as the longest sequence has tokens.
@@ -59,19 +64,22 @@ def hstu_attention(
         query_time: [tokens] time at which the prediction is asked for (that of the next event).
         key_time: [tokens] time of the event itself.
         mask: window, prefix, targets, segments; without it a token sees itself and all tokens before it.
-        layout: the batch's layout, to share it between layers.
+        layout: the batch's layout, to share it between layers; made of `offsets`.
         backend: "auto" takes loops on the CPU and Triton kernels on a GPU.
     """
-    layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
+    layout = layout or _layout(offsets, q_THD)
+    check_shapes(q_THD, k_THD, v_THV, layout.num_tokens)
     check_bias(position_bias, time_bias, query_time, key_time, layout)
     layout.check(mask)
-    backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=False)
+    backend = _choose(backend, q_THD, v_THV, mask, layout.offsets, softmax=False)
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "reference":
             bias |= {"query_time": query_time, "key_time": key_time}
             q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
-            out = reference.hstu_attention(q, k, v, offsets, scale=scale, alpha=alpha, mask=mask, **bias)
+            out = reference.hstu_attention(
+                q, k, v, layout.offsets, scale=scale, alpha=alpha, mask=mask, **bias
+            )
             return out.to(v_THV.dtype)
         buckets: Any = None
         if query_time is not None and key_time is not None and time_bias is not None:
@@ -102,13 +110,22 @@ def check_bias(
     key_time: Tensor | None,
     layout: SequenceLayout,
 ) -> None:
-    """Refuse tables that do not fit the batch."""
+    """Refuse tables and times that do not fit the batch."""
     if position_bias is not None and position_bias.shape[0] < layout.longest:
         raise ValueError(
             f"position_bias has {position_bias.shape[0]} weights for sequences of up to {layout.longest} tokens"
         )
-    if time_bias is not None and (query_time is None or key_time is None):
+    if time_bias is None:
+        return
+    if query_time is None or key_time is None:
         raise ValueError("time_bias needs query_time and key_time")
+    sizes = time_bias.shape[0], query_time.shape[0], key_time.shape[0]
+    if sizes[0] < reference.NUM_TIME_BUCKETS or not sizes[1] == sizes[2] == layout.num_tokens:
+        raise AttentionInputError(
+            "time_bias, query_time and key_time do not fit the batch",
+            got=f"{sizes[0]} weights, {sizes[1]} and {sizes[2]} times for {layout.num_tokens} tokens",
+            allowed=f"{reference.NUM_TIME_BUCKETS} weights, two times for each token",
+        )
 
 
 def softmax_attention(
@@ -127,12 +144,10 @@ def softmax_attention(
     Keys and values may have fewer heads than queries (grouped-query attention): each is shared by as many neighbouring
     heads of q.
     """
-    if k_THD.shape[1] != v_THV.shape[1] or q_THD.shape[1] % k_THD.shape[1]:
-        heads = [x.shape[1] for x in (q_THD, k_THD, v_THV)]
-        raise ValueError(f"heads of q must be a multiple of those of k and v, got {heads}")
-    layout = layout or SequenceLayout(offsets.cpu(), device=q_THD.device)
+    layout = layout or _layout(offsets, q_THD)
+    check_shapes(q_THD, k_THD, v_THV, layout.num_tokens, share_heads=True)
     layout.check(mask)
-    backend = _choose(backend, q_THD, v_THV, mask, offsets, softmax=True)
+    backend = _choose(backend, q_THD, v_THV, mask, layout.offsets, softmax=True)
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "triton":
             no_bias = BiasTables(None, None, None)
@@ -141,7 +156,9 @@ def softmax_attention(
             )
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
         if backend == "reference":
-            return reference.softmax_attention(q, k, v, offsets, scale=scale, mask=mask).to(v_THV.dtype)
+            return reference.softmax_attention(q, k, v, layout.offsets, scale=scale, mask=mask).to(
+                v_THV.dtype
+            )
         # The products want every operand laid out anew anyway, so shared heads are written out for each query head.
         k, v = (reference.for_every_head(x, q.shape[1]) for x in (k, v))
         if mask is not None:
@@ -152,28 +169,60 @@ def softmax_attention(
         return tiled_softmax_attention(q, k, v, layout.tiles, scale=scale).to(v_THV.dtype)
 
 
+def _layout(offsets: Tensor, q: Tensor) -> SequenceLayout:
+    """The layout of a call that brings none."""
+    return SequenceLayout(offsets.cpu() if isinstance(offsets, Tensor) else offsets, device=q.device)
+
+
 def _choose(
     backend: Backend, q: Tensor, v: Tensor, mask: AttentionMask | None, offsets: Tensor, *, softmax: bool
 ) -> Backend:
     """The way to compute that "auto" stands for, or a complaint about one that cannot."""
     # Segments can be computed as sequences of their own, where the position bias can be told of places.
     on_cpu: Backend = "tiles" if softmax else "loops"
-    segments_only = mask is not None and q.device.type == "cpu" and can_unroll(mask, offsets.cpu())
+    segments_only = mask is not None and q.device.type == "cpu" and can_unroll(mask, offsets)
     if backend == "auto":
         if q.device.type == "cuda" and _fits_triton(q, v) and has_triton():
             return "triton"
         if mask is not None:
             return on_cpu if segments_only else "reference"
         return on_cpu if q.device.type == "cpu" else "tiles"
+    _refuse(backend, q, v, softmax=softmax)
     if mask is not None and backend in ("loops", "tiles") and not (segments_only and backend == on_cpu):
         raise ValueError(
             f"backend {backend!r} knows no masks but segments; take 'auto', 'triton' or 'reference'"
         )
-    if backend == "triton" and not has_triton():
-        raise ValueError("backend 'triton' needs the triton package")
-    if backend == "loops" and softmax:
-        raise ValueError("backend 'loops' has no softmax; take 'auto' or 'tiles'")
     return backend
+
+
+def _refuse(backend: str, q: Tensor, v: Tensor, *, softmax: bool) -> None:
+    """Complain about a backend that is unknown or cannot run these tensors."""
+    if backend not in BACKENDS:
+        raise AttentionInputError(
+            "backend is unknown", got=repr(backend), allowed=", ".join(map(repr, BACKENDS))
+        )
+    why_not = None
+    if backend == "triton":
+        why_not = _why_not_triton(q, v)
+    elif backend == "loops":
+        why_not = "it has no softmax" if softmax else None if q.device.type == "cpu" else "it needs a CPU"
+    if why_not is not None:
+        raise AttentionInputError(
+            f"backend {backend!r} cannot compute this: {why_not}",
+            got=f"q {q.dtype} {list(q.shape)} on {q.device}, v {v.dtype} {list(v.shape)}",
+            next_step="take backend='auto', 'tiles' or 'reference'",
+        )
+
+
+def _why_not_triton(q: Tensor, v: Tensor) -> str | None:
+    """The reason why the Triton kernels cannot run these tensors, if there is one."""
+    if not has_triton():
+        return "it needs the triton package"
+    if not q.is_cuda and os.environ.get("TRITON_INTERPRET", "0").lower() not in _ON:
+        return "it needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
+    if q.dtype != v.dtype or max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
+        return f"it takes q, k and v of one type, with heads up to {MAX_WIDTH} wide"
+    return None
 
 
 def _fits_triton(q: Tensor, v: Tensor) -> bool:

@@ -20,6 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freescale.kernels.attention_inputs import AttentionInputError
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 NO_WINDOW = 2**31 - 1
@@ -75,6 +77,15 @@ class AttentionMask:
             raise ValueError(f"prefix must be 0 or more, got {self.prefix}")
         if self.summaries is not None and self.segments is None:
             raise ValueError("summaries need segments")
+        for name, each in (("targets", "sequence"), ("segments", "token"), ("summaries", "token")):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, Tensor) and given.ndim == 1):
+                shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
+                raise AttentionInputError(
+                    f"{name} must be a tensor with one number for each {each}",
+                    got=f"{type(given).__name__}{shape}",
+                    next_step=f"{name}=torch.tensor([...])",
+                )
 
     def check(self, lengths: Ints) -> None:
         """Refuse counts that do not fit these sequences."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention import check_bias
+from freescale.kernels.attention_inputs import check_tokens
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.fused_attention import MAX_WIDTH, FusedAttention, tiles_for
 from freescale.kernels.fusing import can_fuse
@@ -54,6 +55,7 @@ def fused_layer(
 ) -> Tensor:
     """States after the layer: x + bias + (SiLU(u) * norm(attention(q, k, v))) output^T, as its parts compute it."""
     layout = batch.layout
+    check_tokens(len(x_TD), layout.num_tokens)
     check_bias(weights.position_bias, weights.time_bias, batch.query_time, batch.key_time, layout)
     layout.check(batch.mask)
     buckets = None

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freescale.kernels.attention_inputs import check_offsets
 from freescale.kernels.attention_mask import AttentionMask
 from freescale.kernels.attention_work import AttentionWork
 from freescale.kernels.device_copy import to_device
@@ -48,9 +49,10 @@ class SequenceLayout:
     def __init__(
         self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
-        starts = offsets.numpy()
-        self.offsets = offsets
+        starts = check_offsets(offsets)
+        self.offsets = torch.from_numpy(starts) if offsets.dtype != torch.int64 else offsets
         self.device = torch.device(device)
+        self.num_tokens = int(starts[-1])
         self.lengths: npt.NDArray[np.int64] = np.diff(starts)
         self.longest = int(self.lengths.max(initial=0))
         self._block = block
@@ -94,10 +96,9 @@ class SequenceLayout:
     @cached_property
     def places(self) -> Tensor:
         """[T] place of each token in its own sequence, worked out on the device: there may be a million of them."""
-        total = int(self.offsets[-1])
         starts = self.device_offsets
-        own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=total)
-        return torch.arange(total, device=self.device) - own
+        own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
+        return torch.arange(self.num_tokens, device=self.device) - own
 
     def token_tiles(self, block: int) -> Tensor:
         """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""

@@ -138,13 +138,15 @@ class ExportedModel:
             history: item ids; ids the model does not know are left out. With a cache: the events after those in it.
             times: their time stamps, required by models with a time bias.
             request_time: when the recommendation is asked for; the last event's time unless given.
-            k: number of items.
+            k: number of items, at least 1; fewer come back where fewer are left to recommend.
             include_seen: also recommend items of the history.
             cache: the history before, as `compress` made it.
             exclude: more items not to recommend; a cache does not know which items it was made of.
         """
         head = self.model.head
         assert isinstance(head, RetrievalHead)
+        if k < 1:
+            raise DataError("k must be at least 1", got=k, next_step="k=10 gives the ten best items")
         known, slots = self._slots(history)
         if len(slots) == 0:
             raise DataError("no event of the history is an item the model knows", got=list(history)[:10])
@@ -206,6 +208,13 @@ class ExportedModel:
         return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
 
     def _slots(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
+        given = np.asarray(history)
+        if given.size and given.dtype.kind not in "iu":
+            raise DataError(
+                "items must be whole numbers",
+                got=f"{list(history)[:10]} ({given.dtype})",
+                allowed="the item ids of the training data, 64-bit integers",
+            )
         asked = np.asarray(history, dtype=np.int64)
         place = np.searchsorted(self.items, asked).clip(max=len(self.items) - 1)
         known = self.items[place] == asked

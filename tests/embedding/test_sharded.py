@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
+from freescale.embedding.request import exchange_ids
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import EmbeddingTable
 from freescale.errors import DataError
@@ -107,6 +108,25 @@ def test_a_row_outside_the_table_is_refused_by_name(bad):
     with pytest.raises(DataError, match=f"row {bad} lies outside table 'genre'") as caught:
         embedding({"genre": torch.tensor([3, bad, 4])})
     assert "0 to 9" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "got"), [(torch.tensor([1.5]), "float32"), ([1, 2], "a list"), (torch.tensor([True]), "bool")]
+)
+def test_rows_must_be_whole_numbers_in_a_tensor(rows, got):
+    embedding = ShardedEmbedding([spec()])
+    with pytest.raises(DataError, match=rf"rows must be whole numbers in a tensor\n.*{got}"):
+        embedding({"item": rows})
+    with pytest.raises(DataError, match="rows must be whole numbers"):
+        exchange_ids(embedding.plans["item"], rows, lane=embedding.transport)
+
+
+def test_a_table_that_is_not_there_is_refused_with_those_that_are():
+    embedding = ShardedEmbedding([spec(name="item"), spec(name="genre")])
+    with pytest.raises(DataError, match=r"no such table\n.*'j'\n.*'item', 'genre'"):
+        embedding({"j": torch.tensor([1])})
+    with pytest.raises(DataError, match="no such table"):
+        embedding.find("j", torch.tensor([1]))
 
 
 # On many ranks, against the same module alone.

@@ -255,6 +255,25 @@ def test_shapes_and_other_integer_types_are_kept() -> None:
     assert ids_map.insert(torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("ids", "got"),
+    [([1, 2], "a list"), (torch.tensor([1.2, 1.7]), "float32"), (torch.tensor([True]), "bool")],
+)
+@pytest.mark.parametrize("method", ["insert", "assign", "lookup", "lookup_or_shared"])
+def test_ids_must_be_whole_numbers_in_a_tensor(method: str, ids, got: str) -> None:
+    ids_map = make_map("lru")
+    with pytest.raises(DataError, match=rf"ids must be whole numbers in a tensor\n.*{got}"):
+        getattr(ids_map, method)(ids)
+    assert ids_map.occupied == 0
+    assert getattr(ids_map, method)(torch.tensor([])) is not None
+
+
+@pytest.mark.parametrize("eviction", ["lru", LRU, 5])
+def test_an_eviction_that_is_no_policy_is_refused(eviction) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)no policy.*LRU\(\)"):
+        ZeroCollisionMap(64, eviction=eviction)
+
+
 def test_time_cannot_run_backwards() -> None:
     ids_map = make_map("lru")
     ids_map.insert(torch.tensor([1]), 10)

@@ -269,6 +269,15 @@ def test_a_time_bias_without_times_is_refused():
         hstu_attention(x["q"], x["k"], x["v"], offsets, scale=1.0, time_bias=x["time_bias"])
 
 
+@pytest.mark.parametrize("short", ["time_bias", "query_time", "key_time"])
+def test_a_time_bias_that_does_not_fit_the_batch_is_refused(short):
+    offsets, x, times = make_case([40])
+    options = {"time_bias": x["time_bias"], **times}
+    options[short] = options[short][:-1]
+    with pytest.raises(ValueError, match=r"do not fit the batch\n.*(128 weights|39)"):
+        hstu_attention(x["q"], x["k"], x["v"], offsets, scale=1.0, **options)
+
+
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (4, 1), (6, 3)])
 @pytest.mark.parametrize("backend", ["reference", "tiles"])
 def test_query_heads_share_keys_and_values_as_in_torch(heads, key_heads, backend):
@@ -301,3 +310,86 @@ def test_heads_that_cannot_be_shared_are_refused(heads):
     q, k, v = (torch.randn(3, n, 8) for n in heads)
     with pytest.raises(ValueError, match="multiple"):
         softmax_attention(q, k, v, torch.tensor([0, 3]), scale=1.0)
+
+
+@pytest.mark.parametrize("attention", [hstu_attention, softmax_attention])
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (torch.tensor([0, 500, 600]), "end at 600, 900 tokens"),
+        (torch.tensor([0, 500, 600, 1200]), "end at 1200, 900 tokens"),
+        (torch.tensor([0, 600, 500, 900]), r"offsets\[2\] = 500 after 600"),
+        (torch.tensor([500, 900]), r"offsets\[0\] = 500"),
+        (torch.tensor([0.0, 900.0]), "float32 of shape"),
+        (torch.tensor([[0, 900]]), r"shape \(1, 2\)"),
+        (torch.tensor([], dtype=torch.int64), r"shape \(0,\)"),
+        ([0, 900], "a list"),
+    ],
+)
+def test_offsets_must_rise_from_0_to_the_number_of_tokens(attention, offsets, message):
+    q = torch.zeros(900, 1, 8)
+    with pytest.raises(ValueError, match=message):
+        attention(q, q, q, offsets, scale=1.0)
+    with pytest.raises(ValueError, match=message):
+        attention(q, q, q, offsets, scale=1.0, layout=SequenceLayout(offsets))
+
+
+@pytest.mark.parametrize("backend", ["loops", "tiles", "reference"])
+def test_offsets_may_be_narrow(backend):
+    offsets, x, _ = make_case([3, 0, 40])
+    wide, narrow = (
+        kernels.hstu_attention(x["q"], x["k"], x["v"], given, scale=1.0, backend=backend)
+        for given in (offsets, offsets.int())
+    )
+    assert torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize("attention", [hstu_attention, softmax_attention])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((9, 8), (9, 2, 8), (9, 2, 8)), r"must be \[tokens, heads, width\]\n.*q \[9, 8\]"),
+        (((9, 2, 8), (8, 2, 8), (9, 2, 8)), r"the same tokens.*\n.*k \[8, 2, 8\]"),
+        (((9, 2, 8), (9, 2, 8), (8, 2, 8)), "the same tokens"),
+        (((9, 2, 8), (9, 2, 4), (9, 2, 8)), "the same width"),
+        (((9, 2, 8), (9, 3, 8), (9, 3, 8)), "heads"),
+        (((9, 2, 8), (9, 0, 8), (9, 0, 8)), "heads"),
+    ],
+)
+def test_shapes_that_do_not_fit_each_other_are_refused(attention, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        attention(*(torch.zeros(shape) for shape in shapes), torch.tensor([0, 9]), scale=1.0)
+
+
+@pytest.mark.parametrize("attention", [kernels.hstu_attention, softmax_attention])
+def test_an_unknown_backend_is_refused(attention):
+    q = torch.zeros(9, 1, 8)
+    with pytest.raises(
+        ValueError, match=r"unknown\n.*'foo'\n.*'auto', 'loops', 'tiles', 'triton', 'reference'"
+    ):
+        attention(q, q, q, torch.tensor([0, 9]), scale=1.0, backend="foo")
+
+
+@pytest.mark.parametrize("attention", [kernels.hstu_attention, softmax_attention])
+def test_triton_on_the_cpu_needs_its_interpreter(attention, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr("freescale.kernels.attention.has_triton", lambda: True)
+    q = torch.zeros(9, 1, 8)
+    with pytest.raises(ValueError, match="needs a GPU, or Triton's interpreter"):
+        attention(q, q, q, torch.tensor([0, 9]), scale=1.0, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("q", "v"), [(torch.zeros(9, 1, 300), None), (torch.zeros(9, 1, 8), torch.zeros(9, 1, 8).half())]
+)
+def test_triton_refuses_what_its_kernels_cannot_hold(q, v, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("freescale.kernels.attention.has_triton", lambda: True)
+    with pytest.raises(ValueError, match="of one type, with heads up to 256 wide"):
+        kernels.hstu_attention(q, q, q if v is None else v, torch.tensor([0, 9]), scale=1.0, backend="triton")
+
+
+def test_the_loops_say_that_they_have_no_softmax():
+    q = torch.zeros(9, 1, 8)
+    with pytest.raises(ValueError, match="no softmax"):
+        softmax_attention(q, q, q, torch.tensor([0, 9]), scale=1.0, backend="loops")

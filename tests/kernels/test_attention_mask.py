@@ -197,3 +197,14 @@ def test_ways_without_masks_say_so(backend):
         hstu_attention(
             q, q, q, torch.tensor([0, 8]), scale=1.0, mask=AttentionMask(window=1), backend=backend
         )
+
+
+@pytest.mark.parametrize("name", ["targets", "segments", "summaries"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(3, "got: *int"), ([3], "got: *list"), (torch.tensor(3), r"got: *Tensor of shape \(\)")],
+)
+def test_what_a_mask_counts_must_be_a_tensor(name, given, message):
+    others = {"segments": torch.zeros(8)} if name == "summaries" else {}
+    with pytest.raises(ValueError, match=f"{name} must be a tensor with one number for each .*\n *{message}"):
+        AttentionMask(**others, **{name: given})

@@ -107,3 +107,12 @@ def test_tables_that_are_too_short_are_refused(monkeypatch):
     short = HSTULayer(dim=DIM, heads=2, max_length=69, dropout=0.0, position_bias=True, time_bias=False)
     with pytest.raises(ValueError, match="69 weights"):
         short(torch.randn(TOKENS, DIM), BatchView(batch, SequenceLayout(batch.offsets)), 0)
+
+
+def test_states_of_another_batch_are_refused(monkeypatch):
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    batch = _batch()
+    with pytest.raises(ValueError, match=f"end at {TOKENS}, {TOKENS - 1} tokens"):
+        _layer(position_bias=False, time_bias=False)(
+            torch.randn(TOKENS - 1, DIM), BatchView(batch, SequenceLayout(batch.offsets)), 0
+        )

@@ -147,6 +147,23 @@ def test_times_are_asked_for_and_must_match_the_history(tmp_path):
         served.recommend([3, 14, 7], times=[1, 2])
 
 
+@pytest.mark.parametrize("bad", [[3.5, 14], [3.0, 14.0], ["3"], [True], [2**70]])
+def test_items_that_are_not_whole_numbers_are_refused(tmp_path, bad):
+    served = load_export(export(tmp_path / "out", make_parts()))
+    times = list(range(len(bad)))
+    with pytest.raises(DataError, match="items must be whole numbers"):
+        served.recommend(bad, times=times)
+    with pytest.raises(DataError, match="items must be whole numbers"):
+        served.recommend([3], times=[1], exclude=bad)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_at_least_one_item_is_asked_for(tmp_path, k):
+    served = load_export(export(tmp_path / "out", make_parts()))
+    with pytest.raises(DataError, match="k must be at least 1"):
+        served.recommend([3, 14], times=[1, 2], k=k)
+
+
 def test_the_folder_holds_weights_items_and_a_manifest_and_no_pickle(tmp_path):
     parts = make_parts()
     folder = export(tmp_path / "a" / "out", parts, trained_steps=12)
