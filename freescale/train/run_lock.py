@@ -18,6 +18,9 @@ except ImportError:  # no such locks on Windows
 def sole_run(out: Path, *, first: bool) -> Iterator[None]:
     """Keep other runs out of this folder, by the first rank of this one; however the process ends, so does the lock.
 
+    A lock of the process, not of the file: loader processes forked later, which may outlive a rank that was killed, do
+    not hold it.
+
     Args:
         out: folder of the run.
         first: whether this is the rank that writes there.
@@ -28,8 +31,8 @@ def sole_run(out: Path, *, first: bool) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             raise TrainingError(
                 "a run is already going on in this folder",
                 got=str(out),
