@@ -160,7 +160,7 @@ class AttentionWork:
         return out
 
     def sight(self, mask: AttentionMask) -> Sight:
-        """The mask's segments as the kernels read them."""
+        """What the mask lets tokens see, as the kernels read it; made once."""
         if self._sight is None or self._sight[0] is not mask:
             self._sight = (mask, self._made_sight(mask))
         return self._sight[1]

@@ -36,7 +36,7 @@ class Sums:
         self._waits: list[Callable[[], object]] = []
 
     def add(self, wait: Callable[[], object]) -> None:
-        """A bucket is under way; `wait` lets the current stream wait for it."""
+        """One or more buckets are under way; `wait` lets the current stream wait for them."""
         self._waits.append(wait)
 
     def wait(self) -> None:
@@ -157,7 +157,7 @@ def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) 
         values = bucket.buffer()
         with _behind(lane):
             values.copy_(start_sum(transport, values).wait())
-        if lane is not None:
+        if lane is not None and bucket.is_last():  # behind all others on the lane
             sums.add(lambda: torch.cuda.current_stream(device).wait_stream(lane))
         _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
         return _done(values)
