@@ -1,15 +1,16 @@
 r"""The simulator against real training: step time and bubble, predicted and measured, each feature on and off.
 
-1. Profile: one rank of this machine (`freescale profile`), with the model and data of the runs.
+1. Profile: one rank of this machine (`freescale profile`), with the model and data of the runs; for ranks that share a
+   GPU one of each number of them (`freescale profile --virtual-gpus N`).
 2. Runs: `freescale train` on 2 and 4 ranks, balance and prioritized communication on and off, all on the same global
    batches; combinations take turns, round by round. Checked first: all have the same loss curve.
 3. Predictions from the profile and the lengths of the very batches that were trained; the balancer of the runs plans
    with the profile's cost model, as the simulator does. Ranks beyond the cores share them.
 
     python benchmarks/simulate_validation.py                      # 2 and 4 CPU ranks, about 7 minutes
-    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 run.device=cuda model.dim=256 model.layers=4
+    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 --rounds 1 --profile-seconds 12   # 5 minutes
 
-`pure` rests on the profile of one rank alone. `calibrated` takes one number from the runs with everything off on the
+`pure` rests on the profile alone. `calibrated` takes one number from the runs with everything off on the
 same number of ranks: how much slower ranks compute beside each other (caches, memory, SM shares). It is never told a
 bubble.
 """
@@ -26,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from freescale.sim.plans import loads_of
 from freescale.sim.profile import Profile, load_profile
 from freescale.sim.whatif import simulate_features
 from freescale.sim.workload import Workload
+from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import Event, read_metrics
 from freescale.trace.span_file import read_spans
 
@@ -63,7 +65,23 @@ WORKLOAD = (
     "balance.refit_every=null",
     "pipeline.decide_every=null",
 )
-LOSS_TOLERANCE = 2e-3
+# On a GPU: enough work that the host keeps ahead of 2 ranks, and the same for 4 and 8.
+GPU_WORKLOAD = (
+    "synthetic.users=1200",
+    "synthetic.items=200000",
+    "synthetic.mean_length=1000",
+    "synthetic.max_length=8192",
+    "data.max_length=8192",
+    "data.global_batch=192",
+    "model.dim=512",
+    "model.layers=4",
+    "model.heads=4",
+    "model.dtype=bfloat16",
+    "head.num_negatives=128",
+    "embedding.optimizer=rowwise_adagrad",
+    "run.device=cuda",
+)
+LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
 
 
 @dataclass
@@ -73,6 +91,7 @@ class Case:
     ranks: int
     balance: bool
     prioritized: bool
+    sm_free: bool = False
     runs: list[list[Event]] = field(default_factory=list)
     compute_ms: list[float] = field(default_factory=list)
 
@@ -85,16 +104,30 @@ class Case:
     def features(self) -> Features:
         """The same for the simulator."""
         return Features(
-            balancer="freescale" if self.balance else "random", prioritized=self.prioritized, sm_free=False
+            balancer="freescale" if self.balance else "random",
+            prioritized=self.prioritized,
+            sm_free=self.sm_free,
         )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run, or what was predicted of it: milliseconds of a step and of its compute, shares of the step."""
+
+    step_ms: float
+    bubble: float
+    causes: dict[str, float]
+    compute_ms: float
+
+
+Profiles = Mapping[int, Profile]
 
 
 def recipe_of(case: Case, options: argparse.Namespace, cost_model: Path) -> Recipe:
     """The workload with one combination."""
     return Recipe(
         (
-            *WORKLOAD,
-            *options.keys,
+            *options.workload,
             f"balance.enabled={str(case.balance).lower()}",
             f"pipeline.prioritized={str(case.prioritized).lower()}",
             f"balance.cost_model={cost_model}",
@@ -103,19 +136,27 @@ def recipe_of(case: Case, options: argparse.Namespace, cost_model: Path) -> Reci
     )
 
 
-def train_all(cases: Sequence[Case], options: argparse.Namespace, cost_model: Path) -> None:
+def train_all(cases: Sequence[Case], profiles: Profiles, options: argparse.Namespace) -> None:
     """All combinations of each number of ranks take turns, in an order that chance decides."""
     chance = random.Random(0)
     for num_ranks in sorted({case.ranks for case in cases}):
         mine = [case for case in cases if case.ranks == num_ranks]
         order = [case for _ in range(options.rounds) for case in chance.sample(mine, len(mine))]
-        recipes = [recipe_of(case, options, cost_model) for case in order]
-        device = "cuda" if options.virtual_gpus else "cpu"
-        with ranks_on(device, num_ranks) as environment, tempfile.TemporaryDirectory() as folder:
-            found = train_in_turn(recipes, num_ranks=num_ranks, environment=environment, folder=Path(folder))
+        with ranks_on(options.device, num_ranks) as environment, tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            cost_model = folder / "cost_model.json"
+            cost_model_of(profiles[num_ranks]).save(cost_model)
+            recipes = [recipe_of(case, options, cost_model) for case in order]
+            found = train_in_turn(recipes, num_ranks=num_ranks, environment=environment, folder=folder)
             for number, case in enumerate(order):
                 keep(case, found.get(number, "it was not run"), options)
         print(f"{num_ranks} ranks: {len(order)} runs", file=sys.stderr)
+
+
+def cost_model_of(profile: Profile) -> CostModel:
+    """What the balancer of the runs plans with, as the simulator's does."""
+    forward, backward = profile.times["forward"], profile.times["backward"]
+    return CostModel(**{name: getattr(forward, name) + getattr(backward, name) for name in COEFFICIENTS})
 
 
 def keep(case: Case, folder: Path | str, options: argparse.Namespace) -> None:
@@ -139,18 +180,21 @@ def keep(case: Case, folder: Path | str, options: argparse.Namespace) -> None:
     )
 
 
-def measured(case: Case, warmup: int) -> tuple[float, float]:
-    """Median over the rounds of step time and bubble after the warm-up."""
+def measured(case: Case, warmup: int) -> Outcome:
+    """Medians over the rounds after the warm-up."""
     accounts = [warm_account(steps, warmup=warmup) for steps in case.runs]
-    return statistics.median(one.step_ms for one in accounts), statistics.median(
-        one.bubble for one in accounts
+    return Outcome(
+        step_ms=statistics.median(one.step_ms for one in accounts),
+        bubble=statistics.median(one.bubble for one in accounts),
+        causes={cause: statistics.median(one.shares[cause] for one in accounts) for cause in CAUSES},
+        compute_ms=statistics.median(case.compute_ms),
     )
 
 
 def predicted(
     case: Case, config: Config, profile: Profile, options: argparse.Namespace, *, slower: float = 1.0
-) -> tuple[float, float, float]:
-    """Step time in ms, bubble, and mean compute in ms, of the same batches."""
+) -> Outcome:
+    """The same of the same batches."""
     source = build_source(config)
     examples = build_examples(config, source, "train")
     one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
@@ -193,10 +237,11 @@ def predicted(
     )
     parts = made.outcome.accounts.parts(warmup=options.warmup)
     count = options.steps - options.warmup
-    return (
-        1000 * parts.total / count,
-        parts.bubble,
-        1000 * float(made.durations.compute[options.warmup :].mean()),
+    return Outcome(
+        step_ms=1000 * parts.total / count,
+        bubble=parts.bubble,
+        causes={cause: getattr(parts, cause) / parts.total for cause in CAUSES},
+        compute_ms=1000 * float(made.durations.compute[options.warmup :].mean()),
     )
 
 
@@ -204,34 +249,31 @@ COEFFICIENTS = ("fixed_ms", "per_sample_ms", "per_token_ms", "per_square_ms")
 
 
 def rows_of(
-    cases: Sequence[Case], config: Config, profile: Profile, options: argparse.Namespace
+    cases: Sequence[Case], config: Config, profiles: Profiles, options: argparse.Namespace
 ) -> list[dict[str, object]]:
     slower = {
-        case.ranks: statistics.median(case.compute_ms) / predicted(case, config, profile, options)[2]
+        case.ranks: statistics.median(case.compute_ms)
+        / predicted(case, config, profiles[case.ranks], options).compute_ms
         for case in cases
         if not case.balance and not case.prioritized
     }
     rows = []
     for case in cases:
-        step_ms, bubble = measured(case, options.warmup)
-        pure = predicted(case, config, profile, options)
+        profile = profiles[case.ranks]
         # Ranks that share cores wait for them: that part of their compute the simulator knows already.
         shares_cores = profile.device == "cpu" and case.ranks > (os.cpu_count() or 1)
-        tuned = predicted(
-            case, config, profile, options, slower=slower[min(slower)] if shares_cores else slower[case.ranks]
-        )
-        rows.append(
-            {
-                "case": case.name,
-                "measured_ms": step_ms,
-                "pure_ms": pure[0],
-                "calibrated_ms": tuned[0],
-                "measured_bubble": bubble,
-                "pure_bubble": pure[1],
-                "calibrated_bubble": tuned[1],
-                "slower": slower[case.ranks],
-            }
-        )
+        factor = slower[min(slower)] if shares_cores else slower[case.ranks]
+        found = {
+            "measured": measured(case, options.warmup),
+            "pure": predicted(case, config, profile, options),
+            "calibrated": predicted(case, config, profile, options, slower=factor),
+        }
+        row: dict[str, object] = {"case": case.name, "slower": slower[case.ranks]}
+        for way, outcome in found.items():
+            row |= {f"{way}_ms": outcome.step_ms, f"{way}_bubble": outcome.bubble}
+            row |= {f"{way}_{cause}": share for cause, share in outcome.causes.items()}
+            row[f"{way}_compute_ms"] = outcome.compute_ms
+        rows.append(row)
     return rows
 
 
@@ -267,29 +309,27 @@ def main() -> None:
         "--cluster", default=None, help="cluster of the ranks; cpu, or h200 with virtual GPUs"
     )
     parser.add_argument("--profile-seconds", type=float, default=45.0)
+    parser.add_argument("--keep", type=Path, help="folder for the profiles")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the workload")
     options = parser.parse_args()
+    options.device = "cuda" if options.virtual_gpus else "cpu"
     options.cluster = options.cluster or ("h200" if options.virtual_gpus else "cpu")
+    options.workload = (*WORKLOAD, *(GPU_WORKLOAD if options.virtual_gpus else ()), *options.keys)
     began = time.monotonic()
-    config = load_config(None, [*WORKLOAD, *options.keys])
-    profile = load_profile(options.profile) if options.profile else measure(config, options)
+    config = load_config(None, options.workload)
+    profiles = profiles_of(config, options)
     cases = [
-        Case(count, balance, hides)
-        for count in (options.virtual_gpus or options.ranks)
+        Case(count, balance, hides, sm_free=options.device == "cuda")
+        for count in profiles
         for balance in (False, True)
         for hides in (False, True)
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        names = {
-            name: sum(getattr(profile.times[part], name) for part in ("forward", "backward"))
-            for name in COEFFICIENTS
-        }
-        CostModel(**names).save(Path(folder) / "cost_model.json")
-        train_all(cases, options, Path(folder) / "cost_model.json")
+    train_all(cases, profiles, options)
     curves = [losses_of(steps) for case in cases for steps in case.runs]
-    worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE)
-    rows = rows_of(cases, config, profile, options)
-    print_rows(rows, worst, profile)
+    worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE[options.device])
+    rows = rows_of(cases, config, profiles, options)
+    hardware = next(iter(profiles.values())).hardware
+    print_rows(rows, worst, hardware)
     results = {way: summary(rows, way) for way in ("pure", "calibrated")}
     for way, errors in results.items():
         print(
@@ -298,7 +338,7 @@ def main() -> None:
             f"bubble by {errors['bubble_points_median']:.1f} and {errors['bubble_points_worst']:.1f} points"
         )
     facts = {
-        "hardware": profile.hardware,
+        "hardware": hardware,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": os.getloadavg()[0],
         "torch": torch.__version__,
@@ -308,21 +348,36 @@ def main() -> None:
     print(json.dumps({"claim": "simulate_validation", "errors": results, "rows": rows, **facts}))
 
 
-def measure(config: Config, options: argparse.Namespace) -> Profile:
+def profiles_of(config: Config, options: argparse.Namespace) -> Profiles:
+    """One for all numbers of CPU ranks, or one for each number of ranks that share a GPU."""
+    counts = options.virtual_gpus or options.ranks
+    if options.profile:
+        return dict.fromkeys(counts, load_profile(options.profile))
+    if not options.virtual_gpus:
+        return dict.fromkeys(counts, measure(config, options))
+    return {count: measure(config, options, virtual_gpus=count) for count in counts}
+
+
+def measure(config: Config, options: argparse.Namespace, *, virtual_gpus: int = 0) -> Profile:
     from freescale.profiling.measure import measure_profile
 
-    return measure_profile(
+    profile = measure_profile(
         config,
-        device="cuda" if options.virtual_gpus else "cpu",
+        device=options.device,
         seconds=options.profile_seconds,
-        most_samples=max(2, config.data.global_batch // 2),
+        most_samples=max(2, config.data.global_batch // (virtual_gpus or 2)),
+        virtual_gpus=virtual_gpus,
         command=" ".join(sys.argv),
         say=lambda text: print(f"measuring {text}", file=sys.stderr),
     )
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        (options.keep / f"profile-{options.device}-{virtual_gpus or 1}.json").write_text(profile.to_json())
+    return profile
 
 
-def print_rows(rows: Sequence[dict[str, object]], worst: float, profile: Profile) -> None:
-    print(f"Predicted from a profile of {profile.hardware}; losses of all runs agree to {worst:.1e}.\n")
+def print_rows(rows: Sequence[dict[str, object]], worst: float, hardware: str) -> None:
+    print(f"Predicted from a profile of {hardware}; losses of all runs agree to {worst:.1e}.\n")
     print(f"{'':<36}{'step ms':>10}{'pure':>9}{'calibr.':>9}   {'bubble':>9}{'pure':>9}{'calibr.':>9}")
     for row in rows:
         times = "".join(f"{float(str(row[name])):>9.1f}" for name in ("pure_ms", "calibrated_ms"))

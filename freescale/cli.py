@@ -288,6 +288,9 @@ def profile(
     ] = 90.0,
     samples: Annotated[int, typer.Option(help="Samples of the largest batch.", min=1)] = 32,
     threads: Annotated[int, typer.Option(help="Threads of a CPU rank.", min=1)] = 1,
+    virtual_gpus: Annotated[
+        int, typer.Option(help="Measure this many ranks that share one GPU, side by side.", min=0)
+    ] = 0,
 ) -> None:
     """Measure this machine's GPU or CPU for `freescale simulate`; under five minutes."""
     from freescale.config import load_config
@@ -304,6 +307,7 @@ def profile(
         seconds=seconds,
         most_samples=samples,
         threads=threads,
+        virtual_gpus=virtual_gpus,
         command=" ".join(["freescale", *sys.argv[1:]]),
         say=lambda text: console.print(f"measuring {text}", highlight=False),
     )

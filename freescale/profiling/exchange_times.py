@@ -22,10 +22,12 @@ import torch.distributed as dist
 
 from freescale.comm.choose import make_transport
 from freescale.comm.sums import start_sum
+from freescale.comm.transport import Transport
 from freescale.errors import TrainingError
 from freescale.profiling.hiding_cost import measure_hiding
 
 _SIZES = (256, 4096, 65_536, 524_288, 2_097_152)
+_GPU_SIZES = (*_SIZES, 8_388_608)
 _TURNS = 16
 _PAUSE_S, _LATER_S = 0.004, 0.001
 
@@ -74,20 +76,7 @@ def _rank(rank: int, num_ranks: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
     group = dist.group.WORLD
     assert group is not None
-    transport = make_transport(group)
-
-    def exchange(count: int) -> Callable[[], Any]:
-        rows, counts = torch.zeros(num_ranks * count, dtype=torch.uint8), [count] * num_ranks
-        return lambda: transport.start(rows, send=counts, receive=counts).wait()
-
-    def add_up(count: int) -> Callable[[], Any]:
-        values = torch.zeros(count // 4)
-        return lambda: start_sum(transport, values).wait()
-
-    agreement = torch.zeros(12, dtype=torch.float64)
-    rates = _line("exchange", {size: _usual_s(exchange(size)) for size in _SIZES})
-    rates |= _line("sum", {size: _usual_s(add_up(size)) for size in _SIZES})
-    rates["control_us"] = 1e6 * _usual_s(lambda: start_sum(transport, agreement).wait())
+    rates = measure_links(make_transport(group), torch.device("cpu"))
     if num_ranks == 2:
         rates |= measure_hiding(rank, group)
     if rank == 0:
@@ -96,6 +85,37 @@ def _rank(rank: int, num_ranks: int, folder: str) -> None:
         aside.replace(Path(folder, "result.json"))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def measure_links(transport: Transport, device: torch.device) -> dict[str, float]:
+    """Latency and rate of exchanges, of sums and of agreements between these ranks; every rank must call it.
+
+    An exchange counts the bytes that leave a rank for others, a sum those of its values. From a GPU the clock also has
+    what a call costs the host, as a rank that comes out of a wait with nothing queued has it.
+    """
+    peers, sizes = transport.num_ranks - 1, _SIZES if device.type == "cpu" else _GPU_SIZES
+
+    def settled(work: Callable[[], Any]) -> Callable[[], Any]:
+        def both() -> None:
+            work()
+            torch.cuda.synchronize(device)
+
+        return work if device.type == "cpu" else both
+
+    def exchange(count: int) -> Callable[[], Any]:
+        counts = [count] * transport.num_ranks
+        rows = torch.zeros(sum(counts), dtype=torch.uint8, device=device)
+        return settled(lambda: transport.start(rows, send=counts, receive=counts).wait())
+
+    def add_up(count: int) -> Callable[[], Any]:
+        values = torch.zeros(count // 4, device=device)
+        return settled(lambda: start_sum(transport, values).wait())
+
+    agreement = torch.zeros(12, dtype=torch.float64, device=device)
+    rates = _line("exchange", {peers * size: _usual_s(exchange(size)) for size in sizes})
+    rates |= _line("sum", {size: _usual_s(add_up(size)) for size in sizes})
+    rates["control_us"] = 1e6 * _usual_s(settled(lambda: start_sum(transport, agreement).wait()))
+    return rates
 
 
 def _usual_s(work: Callable[[], Any]) -> float:

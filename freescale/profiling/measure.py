@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,11 +17,14 @@ import torch
 from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS
 from freescale.comm.ranks import device_name, pick_device
+from freescale.comm.virtual_gpus import check_request
+from freescale.comm.virtual_gpus import virtual_gpus as virtual_gpus_of
 from freescale.config import Config
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.exchange_times import measure_exchanges
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_host
+from freescale.profiling.shared_gpu import measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Profile, Timing
 
@@ -33,6 +38,7 @@ def measure_profile(
     seconds: float = 90.0,
     most_samples: int = 32,
     threads: int = 1,
+    virtual_gpus: int = 0,
     command: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> Profile:
@@ -44,11 +50,13 @@ def measure_profile(
         seconds: for the steps; exchanges, copies and slowdowns take another minute at most.
         most_samples: samples of the largest batch.
         threads: of a CPU rank.
+        virtual_gpus: so many ranks that share one GPU are measured side by side.
         command: how this was called, kept in the profile.
         say: told what is being done.
 
     Raises:
         ConfigError: another device; nothing is measured in its place.
+        TrainingError: virtual GPUs cannot be had here.
     """
     if device not in DEVICES:
         raise ConfigError(
@@ -58,32 +66,23 @@ def measure_profile(
             next_step="freescale profile --device cpu, or `freescale doctor` to see which devices there are",
         )
     began = time.monotonic()
-    chosen = pick_device(device)
-    before = torch.get_num_threads()
-    if chosen.type == "cpu":
-        torch.set_num_threads(threads)
-    try:
-        say(f"steps of {config.model.kind} on {device_name(chosen)}")
-        steps = measure_steps(config, chosen, seconds=seconds, most_samples=most_samples)
-        say("what a step costs the host")
-        host = measure_host(config, chosen, most_samples=most_samples)
-        name = device_name(chosen)
-    finally:
-        torch.set_num_threads(before)
-    times = {name: _fit(name, found) for name, found in steps.steps.items() if name != "host"} | {
-        "host": host
-    }
-    measured = [f"times.{name}" for name in times] + ["jitter"]
-    say("exchanges between two ranks" if chosen.type == "cpu" else "copies, and compute beside them")
-    rates = _rates(chosen, measured)
+    if virtual_gpus:
+        check_request(virtual_gpus, nproc=1, device=device)
+        found = _measure_shared(config, virtual_gpus, seconds, most_samples, say)
+    else:
+        found = _measure_alone(config, pick_device(device), seconds, most_samples, threads, say)
+    times = {name: _fit(name, steps) for name, steps in found.steps.steps.items() if name != "host"}
+    times["host"] = found.host
+    steps = found.steps
     return Profile(
-        device=chosen.type,
-        hardware=name,
+        device=found.device,
+        hardware=found.hardware,
         model=_model_facts(config, steps),
         times=times,
-        rates=rates,
+        rates={**found.rates, **found.unmeasured},
         jitter=spread(steps.singles, times),
-        measured=tuple(measured),
+        measured=(*(f"times.{name}" for name in times), "jitter", *(f"rates.{name}" for name in found.rates)),
+        shared_by=virtual_gpus or 1,
         facts={
             "command": command,
             "date": str(datetime.date.today()),
@@ -97,6 +96,64 @@ def measure_profile(
             "freescale": importlib.metadata.version("freescale"),
         },
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Measurements of one kind of rank; `unmeasured` are rates that stand in for what could not be."""
+
+    device: str
+    hardware: str
+    steps: StepTimes
+    host: Timing
+    rates: dict[str, float]
+    unmeasured: dict[str, float] = field(default_factory=dict)
+
+
+def _measure_alone(
+    config: Config,
+    device: torch.device,
+    seconds: float,
+    most_samples: int,
+    threads: int,
+    say: Callable[[str], None],
+) -> _Found:
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    try:
+        say(f"steps of {config.model.kind} on {device_name(device)}")
+        steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
+        say("what a step costs the host")
+        host = measure_host(config, device, most_samples=most_samples)
+        name = device_name(device)
+    finally:
+        torch.set_num_threads(before)
+    if device.type == "cpu":
+        say("exchanges between two ranks")
+        return _Found("cpu", name, steps, host, measure_exchanges())
+    say("copies, and compute beside them")
+    rates = measure_gpu(device)
+    # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
+    slower = min(rates["host_to_device_gb_per_s"], rates["device_to_host_gb_per_s"])
+    instead = {"exchange_gb_per_s": slower, "exchange_us": 55.0, "sum_gb_per_s": slower, "sum_us": 55.0}
+    return _Found("cuda", name, steps, host, rates, {**instead, "control_us": 50.0})
+
+
+def _measure_shared(
+    config: Config, num_ranks: int, seconds: float, most_samples: int, say: Callable[[str], None]
+) -> _Found:
+    on_gpu = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cuda"))
+    with virtual_gpus_of(num_ranks) as shared:
+        say(f"steps, host and exchanges of {shared.message}")
+        found = measure_side_by_side(
+            on_gpu,
+            num_ranks=num_ranks,
+            environment=shared.environment,
+            seconds=seconds,
+            most_samples=most_samples,
+        )
+    return _Found("cuda", found.hardware, found.steps, found.host, found.rates)
 
 
 def spread(singles: Sequence[MeasuredStep], times: dict[str, Timing]) -> float:
@@ -124,19 +181,6 @@ def _fit(name: str, steps: list[MeasuredStep]) -> Timing:
         )
     line = {key: getattr(fit.model, key) for key in COEFFICIENTS}
     return Timing(**line, error=fit.error, worst_error=fit.worst_error)
-
-
-def _rates(device: torch.device, measured: list[str]) -> dict[str, float]:
-    if device.type == "cpu":
-        rates = measure_exchanges()
-        measured += [f"rates.{name}" for name in rates]
-        return rates
-    rates = measure_gpu(device)
-    measured += [f"rates.{name}" for name in rates]
-    # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
-    slower = min(rates["host_to_device_gb_per_s"], rates["device_to_host_gb_per_s"])
-    unmeasured = {"exchange_gb_per_s": slower, "exchange_us": 55.0, "sum_gb_per_s": slower, "sum_us": 55.0}
-    return {**rates, **unmeasured, "control_us": 50.0}
 
 
 def _model_facts(config: Config, steps: StepTimes) -> dict[str, object]:

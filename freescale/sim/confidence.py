@@ -37,6 +37,11 @@ def marks(setting: Setting) -> list[Mark]:
         found.append(Mark("exchange rate and latency", state, "between two ranks of this machine"))
         found.append(Mark("more ranks than were measured", EXTRAPOLATED, "the exchange was measured on two"))
         return found
+    if profile.shared_by > 1:
+        count = profile.shared_by
+        found.append(Mark("exchange rate and latency", CALIBRATED, f"between {count} ranks that share a GPU"))
+        found.append(Mark(f"other numbers of ranks than {count}", EXTRAPOLATED, "shares of SMs are another"))
+        return found
     for name, part in (("nvlink_gb_per_s", "links in the node"), ("nic_gb_per_s", "network")):
         found.append(Mark(part, SPECIFIED, cluster.sources.get(name, "given")))
     for name, part in (("latency_us", "latency"), ("sm_kernel_slowdown", "slowdown beside kernels")):

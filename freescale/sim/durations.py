@@ -145,7 +145,7 @@ def measure_out(
     times, work, cpu = setting.profile.times, setting.workload, setting.profile.device == "cpu"
     slow = _noise(setting, shape) * setting.scale() / setting.speeds(num_ranks)
     rows = _rows(setting, loads, features, num_ranks=num_ranks)
-    links = Links(_with_profile(setting), num_ranks)
+    links, own_links = Links(_with_profile(setting, num_ranks), num_ranks), setting.profile.has_links
 
     def at_owner(counts: FloatArray, name: str) -> FloatArray:
         """Owners hold random parts of the table, so each has the mean of all ranks to do."""
@@ -160,7 +160,7 @@ def measure_out(
         for name in ("forward", "backward")
     )
     dense_total, dense_last = (
-        _cpu_sum(setting, nbytes, num_ranks) if cpu else links.sum_of(nbytes)
+        _measured_sum(setting, nbytes, num_ranks) if own_links else links.sum_of(nbytes)
         for nbytes in (work.dense_bytes, min(work.dense_bytes, work.bucket_bytes))
     )
     early_rows, parked_grads = travel(rows.alone, work.row_bytes), travel(rows.alone, work.row_bytes)
@@ -186,7 +186,7 @@ def measure_out(
     exposed, hidden = _bytes(rows, work, features, num_ranks)
     return Durations(
         control=flat
-        * (_measured_s(setting, "control_us", num_ranks) if cpu else links.latency(per_peer=False)),
+        * (_measured_s(setting, "control_us", num_ranks) if own_links else links.latency(per_peer=False)),
         host=times["host"].seconds(samples=loads.samples, tokens=loads.tokens) * flat,
         find=find,
         counts=counts,
@@ -256,7 +256,8 @@ def _slowing(
     kernels, engines = setting.cluster.sm_kernel_slowdown, setting.cluster.sm_free_slowdown
     factor = engines if features.sm_free else kernels
     by_rows = beside * (1 - 1 / factor)
-    by_sums = dense * (1 - 1 / kernels)
+    # Ranks that share a GPU add up by its copy engines.
+    by_sums = dense * (1 - 1 / (engines if setting.profile.shared_by > 1 else kernels))
     return np.minimum(by_rows + by_sums, compute * (max(factor, kernels) - 1))
 
 
@@ -272,18 +273,22 @@ def _first_bucket(work: Workload) -> float:
     return min(1.0, work.bucket_bytes / work.dense_bytes) if work.dense_bytes > 0 else 1.0
 
 
-def _with_profile(setting: Setting) -> Cluster:
-    """CPU ranks of one machine talk at the profile's own speed."""
-    if setting.profile.device != "cpu":
+def _with_profile(setting: Setting, num_ranks: int) -> Cluster:
+    """Ranks of one CPU or one GPU talk at the profile's own speed."""
+    if not setting.profile.has_links:
         return setting.cluster
     rates = setting.profile.rates
+    one_machine = replace(setting.cluster, gpus_per_node=num_ranks, link_efficiency=1.0)
     per_peer = rates.get("exchange_us_per_rank")
     if per_peer is None:
         return replace(
-            setting.cluster, nvlink_gb_per_s=rates["exchange_gb_per_s"], latency_us=rates["exchange_us"]
+            one_machine,
+            nvlink_gb_per_s=rates["exchange_gb_per_s"],
+            latency_us=rates["exchange_us"],
+            per_peer_us=0.0 if setting.profile.shared_by > 1 else setting.cluster.per_peer_us,
         )
     return replace(
-        setting.cluster,
+        one_machine,
         nvlink_gb_per_s=rates["exchange_gb_per_s"],
         latency_us=max(0.0, rates["exchange_us"] - per_peer),
         per_peer_us=per_peer,
@@ -291,12 +296,12 @@ def _with_profile(setting: Setting) -> Cluster:
 
 
 def _measured_s(setting: Setting, name: str, num_ranks: int) -> float:
-    """Latency of CPU ranks: that of two, and what each more of them adds."""
+    """Latency of these ranks: that of two CPU ranks, and what each more of them adds; that of all on one GPU."""
     rates = setting.profile.rates
     return 1e-6 * (rates[name] + rates.get(f"{name}_per_rank", 0.0) * max(0, num_ranks - 2))
 
 
-def _cpu_sum(setting: Setting, nbytes: float, num_ranks: int) -> float:
+def _measured_sum(setting: Setting, nbytes: float, num_ranks: int) -> float:
     if num_ranks == 1 or nbytes == 0:
         return 0.0
     return _measured_s(setting, "sum_us", num_ranks) + nbytes / (1e9 * setting.profile.rates["sum_gb_per_s"])

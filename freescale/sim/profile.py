@@ -78,6 +78,7 @@ class Profile:
         rates: of exchanges between two ranks of this device, and of copies; microseconds and 10^9 bytes a second.
         jitter: relative standard deviation of a step's compute about its fit.
         measured: which times and rates were measured; the others are derived or assumed, and marked so.
+        shared_by: ranks that shared the device side by side while it was measured, and whose exchanges `rates` are.
         facts: versions, date, command, and whatever else tells how it was made.
     """
 
@@ -89,6 +90,12 @@ class Profile:
     jitter: float
     measured: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    shared_by: int = 1
+
+    @property
+    def has_links(self) -> bool:
+        """Whether ranks talk at the speeds in `rates`, not at those of a cluster: ranks of one CPU or of one GPU."""
+        return self.device == "cpu" or self.shared_by > 1
 
     def to_json(self) -> str:
         """The profile as its file."""
@@ -145,6 +152,9 @@ def parse_profile(text: str, *, where: str) -> Profile:
     jitter = document.get("jitter")
     if not _is_number(jitter):
         problems.append(f"jitter must be a number of at least 0, got {jitter!r}")
+    shared_by = document.get("shared_by", 1)
+    if not isinstance(shared_by, int) or isinstance(shared_by, bool) or shared_by < 1:
+        problems.append(f"shared_by must be a whole number of at least 1, got {shared_by!r}")
     if not isinstance(document.get("model"), dict):
         problems.append("model must say what was trained")
     if problems:
@@ -161,6 +171,7 @@ def parse_profile(text: str, *, where: str) -> Profile:
         jitter=float(jitter),  # type: ignore[arg-type]
         measured=tuple(map(str, document.get("measured", ()))),
         facts=document.get("facts") or {},
+        shared_by=shared_by,
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +14,12 @@ from typer.testing import CliRunner
 
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.cli import app
-from freescale.config import load_config
-from freescale.errors import ConfigError
+from freescale.comm.virtual_gpus import Shared
+from freescale.config import Config, load_config
+from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
-from freescale.profiling.step_times import shapes
+from freescale.profiling.shared_gpu import SideBySide, measure_side_by_side
+from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
 from freescale.sim.profile import TIMES, Timing, parse_profile
 
 SMALL = (
@@ -92,3 +97,51 @@ def test_two_ranks_of_this_machine_exchange() -> None:
     assert all(value >= 0 for value in rates.values())
     assert rates["exchange_gb_per_s"] > 1e-4
     assert 0 < rates["control_us"] < 10e6
+
+
+def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
+    config = load_config(None, (*SMALL, "run.device=cpu"))
+    found = measure_side_by_side(
+        config,
+        num_ranks=2,
+        environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        seconds=0.1,
+        most_samples=8,
+    )
+    # Every rank has measured its own shapes, and all of them count.
+    assert len(found.steps.steps["forward"]) == 2 * FEWEST_SHAPES
+    assert len({step.tokens for step in found.steps.steps["forward"]}) > FEWEST_SHAPES
+    assert found.host.fixed_ms > 0
+    assert set(RATES) == set(found.rates)
+    assert found.rates["exchange_gb_per_s"] > 0
+
+
+def test_virtual_gpus_give_one_profile_that_knows_how_many_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def pretend(config: Config, **options: Any) -> SideBySide:
+        asked.update(options, device=config.run.device)
+        steps = StepTimes(dense_parameters=10, row_bytes=64)
+        lengths = [(n, 10 * n + n % 7, float(40 * n * n + n % 3)) for n in range(1, 30)]
+        for name in steps.steps:
+            steps.steps[name] = [MeasuredStep(*one, ms=1 + 0.1 * one[1]) for one in lengths]
+        steps.singles = steps.steps["forward"]
+        return SideBySide("a GPU, shared by 4", steps, Timing(fixed_ms=1.0), dict(RATES))
+
+    @contextmanager
+    def shared(num_ranks: int) -> Iterator[Shared]:
+        yield Shared({"SHARE": str(num_ranks)}, True, "a GPU")
+
+    monkeypatch.setattr(measure, "measure_side_by_side", pretend)
+    monkeypatch.setattr(measure, "virtual_gpus_of", shared)
+    profile = measure.measure_profile(load_config(None, SMALL), most_samples=8, virtual_gpus=4)
+    assert asked["environment"] == {"SHARE": "4"}
+    assert (asked["num_ranks"], asked["device"]) == (4, "cuda")
+    assert (profile.device, profile.shared_by, profile.has_links) == ("cuda", 4, True)
+    assert {f"rates.{name}" for name in RATES} <= set(profile.measured)
+    assert parse_profile(profile.to_json(), where="test") == profile
+
+
+def test_virtual_gpus_on_a_cpu_are_refused() -> None:
+    with pytest.raises(TrainingError, match=r"run\.device=cpu"):
+        measure.measure_profile(load_config(None, SMALL), device="cpu", virtual_gpus=2)
