@@ -162,12 +162,7 @@ def _sms(num_sms: int, percent: int) -> int:
 
 
 def _common(num_ranks: int) -> dict[str, str]:
-    # Batches of long-tailed lengths want pieces of memory of ever new sizes. A rank's share would fill with pieces that
-    # fit nothing, and its host stands still while it asks for another.
-    named = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ)
-    memory = {} if named else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return {
-        **memory,
         NUM_VIRTUAL_GPUS: str(num_ranks),
         # Symmetric memory refuses two ranks on one device unless told that it is meant.
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import os
 import platform
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from freescale import __version__
 from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS
 from freescale.comm.ranks import device_name, pick_device
@@ -93,7 +93,7 @@ def measure_profile(
             "machine": platform.machine(),
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "freescale": importlib.metadata.version("freescale"),
+            "freescale": __version__,
         },
     )
 
