@@ -1,8 +1,8 @@
 """Python's garbage collector, kept out of the steps.
 
-With torch and the data loaded, a full collection looks at 400,000 objects and stops the host for 100 to 200 ms. It comes
-when a rank has made enough new ones, so on another step of every rank, and each time all others wait. What is alive
-before the first step will be at the end: it is set aside, so that a collection sees only what came since.
+With torch and the data loaded, a full collection looks at 400,000 objects and stops the host for 100 to 200 ms. It
+comes when a rank has made enough new ones, so on another step of every rank, and each time all others wait. What is
+alive before the first step will be at the end: it is set aside, so that a collection sees only what came since.
 """
 
 from __future__ import annotations
