@@ -25,7 +25,7 @@ RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 _NOTES = "FREESCALE_FAILURE_NOTES"
-_GRACE_S = 2.0
+_GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 

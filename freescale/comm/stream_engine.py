@@ -211,29 +211,38 @@ class StreamEngine:
 
     def look(self) -> None:
         """Forget what is done; let streams run free that wait for a rank that will not come."""
+        if self._failure is None:
+            # Before anything is asked of CUDA: a caller who stands before a full queue may keep its lock.
+            self._failure = self._find_ended()
+        if self._failure is None:
+            self._forget_done()
+            self._failure = self._find_late()
+        if self._failure is not None and self._under_way:
+            self._let_go()
+
+    def _forget_done(self) -> None:
         while self._under_way and self._under_way[0].done():
             self._under_way.popleft()
             if self._under_way:
                 self._under_way[0].began = max(self._under_way[0].began, time.monotonic())
-        if not self._under_way:
-            return
-        if self._failure is None:
-            self._failure = self._find_failure(self._under_way[0])
-        if self._failure is not None:
-            self._let_go()
 
-    def _find_failure(self, oldest: _UnderWay) -> Exception | None:
+    def _find_ended(self) -> Exception | None:
         ended = self._processes.ended()
-        over = time.monotonic() - oldest.began > self._timeout_s
-        if not ended and not over:
+        if not ended:
             return None
-        late = self._late(oldest)
-        gone = [rank for rank in late if rank in ended]
-        if gone:
-            return ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
-        if over and late:
-            return TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
-        return None
+        late = {rank for each in list(self._under_way) for rank in self._late(each)}
+        gone = sorted(late & set(ended))
+        if not gone:
+            return None
+        return ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
+
+    def _find_late(self) -> Exception | None:
+        if not self._under_way or time.monotonic() - self._under_way[0].began <= self._timeout_s:
+            return None
+        late = self._late(self._under_way[0])
+        if not late:
+            return None
+        return TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
 
     def _late(self, oldest: _UnderWay) -> list[int]:
         """Ranks that an exchange still waits for."""

@@ -25,7 +25,6 @@ from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress
 from freescale.train.expert_load import ExpertLoad
-from freescale.train.garbage import WARM_STEPS, set_aside, short_collections
 from freescale.train.id_report import IdReport
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
@@ -104,7 +103,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step, reports = first_step, reports_of(run)
     if not out_of_patience(run):
-        with short_collections(), run.open_schedule(first_step) as schedule:
+        with run.open_schedule(first_step) as schedule:
             run.accounts.begin(first_step + 1)
             for ready in named(schedule, first_step):
                 step = ready.plan.step + 1
@@ -116,8 +115,6 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
                 choose_way(run, step, 1000 * seconds)
                 tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
                 report_checkpoint(run, run.checkpoints.finished())
-                if step == first_step + WARM_STEPS:
-                    set_aside()
                 if evaluate_and_save(run, step, schedule, reports) and out_of_patience(run):
                     break
             reports.settle()
@@ -198,8 +195,6 @@ def evaluate_and_save(run: Run, step: int, schedule: Schedule, reports: StepRepo
     if saves or improved:
         with stage("save a checkpoint", step=step):
             save(run, step, best=improved)
-    if evaluates or saves:
-        set_aside()
     if not last:
         run.accounts.begin(step + 1)
     return evaluates

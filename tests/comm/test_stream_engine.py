@@ -24,7 +24,7 @@ from freescale.comm.rings import EPOCHS, Rings
 from freescale.comm.shared_memory import share_memory
 from freescale.comm.transport import own_group
 from freescale.errors import TrainingError
-from tests.comm.fake_cuda import FakeDriver, FakeStream, install
+from tests.comm.fake_cuda import FakeDriver, FakeEvent, FakeStream, install
 from tests.ranks import run_on_ranks
 
 CUDA = torch.device("cuda", 0)
@@ -118,11 +118,14 @@ def test_rows_arrive_whatever_the_splits(kind, num_ranks, rings):
     run_on_ranks(exchange_many, num_ranks, num_ranks, kind, rings, timeout=110)
 
 
-def lose_one(rank: int, folder: Path, kind: str) -> None:
+def lose_one(rank: int, folder: Path, kind: str, locked: bool = False) -> None:
     """Rank 1 is killed; the others' streams stand still until they are told, and then the CPU hears of it."""
     transport, main, _ = open_fake(kind, timeout_s=100)
     check(main, transport.start(torch.ones(9), send=[3] * 3, receive=[3] * 3), torch.ones(9))
     dist.barrier()
+    if locked:
+        # Somebody stands before a full queue and keeps the driver's lock: whoever asks stands, too.
+        FakeEvent.query = lambda self: self.synchronize() is None  # type: ignore[method-assign]
     if rank == 1:
         if os.fork() == 0:
             deadline = time.monotonic() + 60
@@ -150,6 +153,13 @@ def test_streams_do_not_wait_for_a_killed_rank(kind, tmp_path):
     told = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert sorted(told) == ["0.txt", "2.txt"]
     assert all("ranks [1] have ended" in text for text in told.values())
+
+
+def test_a_killed_rank_is_found_without_a_call_of_cuda(tmp_path):
+    with pytest.raises(AssertionError, match="rank 1 died with exit code -9"):
+        run_on_ranks(lose_one, 3, tmp_path, "host_staged", True, timeout=60)
+    told = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(told) == ["0.txt", "2.txt"]
 
 
 def wait_in_vain(rank: int) -> str:
