@@ -1,121 +1,76 @@
 """How fast ranks of this machine talk: rows, sums and small agreements, over the transport a run would use.
 
-Measured as it is met in a run: ranks have computed, so caches are full of other things, and they arrive one after the
-other, so those that came first are asleep. Two ranks, and four to see what each more of them adds: on a machine with
-fewer cores they also wait for each other's.
+On CPUs measured as it is met in a run: ranks have computed, so caches are full of other things, and they arrive one
+after the other, so those that came first are asleep.
 """
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from freescale.comm.choose import make_transport
 from freescale.comm.sums import start_sum
 from freescale.comm.transport import Transport
-from freescale.errors import TrainingError
-from freescale.profiling.hiding_cost import measure_hiding
+from freescale.profiling.stopwatch import HEAD_START_CYCLES
 
 _SIZES = (256, 4096, 65_536, 524_288, 2_097_152)
 _GPU_SIZES = (*_SIZES, 8_388_608)
-_TURNS = 16
+_TURNS, _QUEUED = 16, 8
+# Slots of rings grow with the messages, the second time at the 64th.
+_UNTIL_GROWN = 70
 _PAUSE_S, _LATER_S = 0.004, 0.001
-
-
-def measure_exchanges(*, timeout_s: float = 120.0) -> dict[str, float]:
-    """Latency in microseconds and rate in 10^9 bytes a second of an exchange, a sum, an agreement; cost of hiding."""
-    two, four = (_measure(num_ranks, timeout_s) for num_ranks in (2, 4))
-    added = {
-        f"{name}_per_rank": max(0.0, (four[name] - two[name]) / 2)
-        for name in ("exchange_us", "sum_us", "control_us")
-    }
-    return {**two, **added}
-
-
-def _measure(num_ranks: int, timeout_s: float) -> dict[str, float]:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="freescale-profile-") as folder:
-        ranks = [
-            context.Process(target=_rank, args=(rank, num_ranks, folder), daemon=True)
-            for rank in range(num_ranks)
-        ]
-        for process in ranks:
-            process.start()
-        deadline = time.monotonic() + timeout_s
-        for process in ranks:
-            process.join(max(0.1, deadline - time.monotonic()))
-        for process in ranks:
-            if process.is_alive():
-                process.kill()
-                process.join()
-        result = Path(folder, "result.json")
-        if not result.exists():
-            raise TrainingError(
-                f"{num_ranks} ranks of this machine could not exchange anything",
-                got=f"exit codes {[process.exitcode for process in ranks]}",
-                next_step=f"freescale train --nproc {num_ranks} run.steps=5 shows why",
-            )
-        return {name: float(value) for name, value in json.loads(result.read_text()).items()}
-
-
-def _rank(rank: int, num_ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    size = str(num_ranks)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, LOCAL_RANK=str(rank))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
-    group = dist.group.WORLD
-    assert group is not None
-    rates = measure_links(make_transport(group), torch.device("cpu"))
-    if num_ranks == 2:
-        rates |= measure_hiding(rank, group)
-    if rank == 0:
-        aside = Path(folder, "result.part")
-        aside.write_text(json.dumps(rates))
-        aside.replace(Path(folder, "result.json"))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def measure_links(transport: Transport, device: torch.device) -> dict[str, float]:
     """Latency and rate of exchanges, of sums and of agreements between these ranks; every rank must call it.
 
-    An exchange counts the bytes that leave a rank for others, a sum those of its values. From a GPU the clock also has
-    what a call costs the host, as a rank that comes out of a wait with nothing queued has it.
+    An exchange counts the bytes that leave a rank for others, a sum those of its values. On GPUs the host is ahead, so
+    only what the GPUs take counts, and losses, which hosts add up for a step that is long past, take nothing.
     """
-    peers, sizes = transport.num_ranks - 1, _SIZES if device.type == "cpu" else _GPU_SIZES
-
-    def settled(work: Callable[[], Any]) -> Callable[[], Any]:
-        def both() -> None:
-            work()
-            torch.cuda.synchronize(device)
-
-        return work if device.type == "cpu" else both
+    peers, on_gpu = transport.num_ranks - 1, device.type == "cuda"
+    sizes, took = (_GPU_SIZES, _queued_s) if on_gpu else (_SIZES, _usual_s)
 
     def exchange(count: int) -> Callable[[], Any]:
         counts = [count] * transport.num_ranks
         rows = torch.zeros(sum(counts), dtype=torch.uint8, device=device)
-        return settled(lambda: transport.start(rows, send=counts, receive=counts).wait())
+        return lambda: transport.start(rows, send=counts, receive=counts).wait()
 
     def add_up(count: int) -> Callable[[], Any]:
         values = torch.zeros(count // 4, device=device)
-        return settled(lambda: start_sum(transport, values).wait())
+        return lambda: start_sum(transport, values).wait()
 
-    agreement = torch.zeros(12, dtype=torch.float64, device=device)
-    rates = _line("exchange", {peers * size: _usual_s(exchange(size)) for size in sizes})
-    rates |= _line("sum", {size: _usual_s(add_up(size)) for size in sizes})
-    rates["control_us"] = 1e6 * _usual_s(settled(lambda: start_sum(transport, agreement).wait()))
+    if on_gpu:
+        largest = exchange(max(sizes))
+        for _ in range(_UNTIL_GROWN):
+            largest()
+    rates = _line("exchange", {peers * size: took(exchange(size)) for size in sizes})
+    rates |= _line("sum", {size: took(add_up(size)) for size in sizes})
+    agreement = torch.zeros(12, dtype=torch.float64)
+    rates["control_us"] = 0.0 if on_gpu else 1e6 * took(lambda: start_sum(transport, agreement).wait())
     return rates
+
+
+def _queued_s(work: Callable[[], Any]) -> float:
+    """Seconds of one of several that are queued one behind the other on a GPU, the mean of all ranks."""
+    took = []
+    for _ in range(_TURNS // 2):
+        dist.barrier()
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HEAD_START_CYCLES)
+        began.record()
+        for _ in range(_QUEUED):
+            work()
+        ended.record()
+        torch.cuda.synchronize()
+        mine = torch.tensor([1e-3 * began.elapsed_time(ended) / _QUEUED], dtype=torch.float64)
+        dist.all_reduce(mine)
+        took.append(float(mine) / dist.get_world_size())
+    return sorted(took[1:])[len(took) // 4]
 
 
 def _usual_s(work: Callable[[], Any]) -> float:

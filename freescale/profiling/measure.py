@@ -7,24 +7,24 @@ import datetime
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from freescale import __version__
+from freescale.balance.arrays import FloatArray
 from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS
-from freescale.comm.ranks import device_name, pick_device
+from freescale.comm.ranks import Ranks, device_name, pick_device
 from freescale.comm.virtual_gpus import check_request
 from freescale.comm.virtual_gpus import virtual_gpus as virtual_gpus_of
 from freescale.config import Config
 from freescale.errors import ConfigError, DataError
-from freescale.profiling.exchange_times import measure_exchanges
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_host
-from freescale.profiling.shared_gpu import measure_side_by_side
+from freescale.profiling.side_by_side import measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Profile, Timing
 
@@ -69,11 +69,11 @@ def measure_profile(
     if virtual_gpus:
         check_request(virtual_gpus, nproc=1, device=device)
         found = _measure_shared(config, virtual_gpus, seconds, most_samples, say)
+    elif (chosen := pick_device(device)).type == "cuda":
+        found = _measure_gpu(config, chosen, seconds, most_samples, say)
     else:
-        found = _measure_alone(config, pick_device(device), seconds, most_samples, threads, say)
-    times = {name: _fit(name, steps) for name, steps in found.steps.steps.items() if name != "host"}
-    times["host"] = found.host
-    steps = found.steps
+        found = _measure_cpu(config, seconds, most_samples, threads, say)
+    times, steps = found.times, found.steps
     return Profile(
         device=found.device,
         hardware=found.hardware,
@@ -105,39 +105,58 @@ class _Found:
     device: str
     hardware: str
     steps: StepTimes
-    host: Timing
+    times: dict[str, Timing]
     rates: dict[str, float]
     unmeasured: dict[str, float] = field(default_factory=dict)
 
 
-def _measure_alone(
-    config: Config,
-    device: torch.device,
-    seconds: float,
-    most_samples: int,
-    threads: int,
-    say: Callable[[str], None],
+def _measure_cpu(
+    config: Config, seconds: float, most_samples: int, threads: int, say: Callable[[str], None]
 ) -> _Found:
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(threads)
+    """One rank alone, then two and four at once: what each more of them adds, on a machine with fewer cores, too."""
+    device, before = torch.device("cpu"), torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
-        say(f"steps of {config.model.kind} on {device_name(device)}")
-        steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
-        say("what a step costs the host")
-        host = measure_host(config, device, most_samples=most_samples)
         name = device_name(device)
+        say(f"steps of {config.model.kind} on {name}")
+        steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
     finally:
         torch.set_num_threads(before)
-    if device.type == "cpu":
-        say("exchanges between two ranks")
-        return _Found("cpu", name, steps, host, measure_exchanges())
+    fits = _fits(steps)
+    on_cpu = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
+    several = {}
+    for count in (2, 4):
+        say(f"steps, host and exchanges of {count} ranks at once")
+        several[count] = measure_side_by_side(
+            on_cpu,
+            num_ranks=count,
+            environment={"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"},
+            seconds=seconds / 10,
+            most_samples=most_samples,
+        )
+    two, four = several[2].rates, several[4].rates
+    added = {
+        f"{name}_per_rank": max(0.0, (four[name] - two[name]) / 2)
+        for name in ("exchange_us", "sum_us", "control_us")
+    }
+    return _Found("cpu", name, steps, fits | several[2].hosts, {**two, **added})
+
+
+def _measure_gpu(
+    config: Config, device: torch.device, seconds: float, most_samples: int, say: Callable[[str], None]
+) -> _Found:
+    name = device_name(device)
+    say(f"steps of {config.model.kind} on {name}")
+    steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
+    say("what a step costs the host")
+    alone = Ranks(rank=0, num_ranks=1, device=device)
+    times = {**_fits(steps), "host": measure_host(config, alone, most_samples=most_samples)}
     say("copies, and compute beside them")
     rates = measure_gpu(device)
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
     slower = min(rates["host_to_device_gb_per_s"], rates["device_to_host_gb_per_s"])
     instead = {"exchange_gb_per_s": slower, "exchange_us": 55.0, "sum_gb_per_s": slower, "sum_us": 55.0}
-    return _Found("cuda", name, steps, host, rates, {**instead, "control_us": 50.0})
+    return _Found("cuda", name, steps, times, rates, {**instead, "control_us": 50.0})
 
 
 def _measure_shared(
@@ -153,11 +172,21 @@ def _measure_shared(
             seconds=seconds,
             most_samples=most_samples,
         )
-    return _Found("cuda", found.hardware, found.steps, found.host, found.rates)
+    return _Found("cuda", found.hardware, found.steps, _fits(found.steps) | found.hosts, found.rates)
 
 
-def spread(singles: Sequence[MeasuredStep], times: dict[str, Timing]) -> float:
+def _fits(steps: StepTimes) -> dict[str, Timing]:
+    return {name: _fit(name, found) for name, found in steps.steps.items() if name != "host"}
+
+
+def spread(singles: Sequence[MeasuredStep], times: Mapping[str, Timing]) -> float:
     """Relative deviation of single steps about the fit, by the median: a pause of the machine does not count."""
+    ratios = _over_fit(singles, times)
+    return 1.4826 * float(np.median(np.abs(ratios / np.median(ratios) - 1)))
+
+
+def _over_fit(singles: Sequence[MeasuredStep], times: Mapping[str, Timing]) -> FloatArray:
+    """Forward and backward of each step, over what the fit says."""
     ratios = []
     for step in singles:
         parts = (
@@ -165,7 +194,7 @@ def spread(singles: Sequence[MeasuredStep], times: dict[str, Timing]) -> float:
             for name in ("forward", "backward")
         )
         ratios.append(step.ms / (1000 * float(sum(parts))))
-    return 1.4826 * float(np.median(np.abs(np.array(ratios) / np.median(ratios) - 1)))
+    return np.array(ratios)
 
 
 def _fit(name: str, steps: list[MeasuredStep]) -> Timing:

@@ -12,7 +12,7 @@ from freescale.sim.cluster import Cluster
 from freescale.sim.id_traffic import IdModel
 from freescale.sim.links import Links
 from freescale.sim.plans import Loads
-from freescale.sim.profile import Profile
+from freescale.sim.profile import Profile, Timing
 from freescale.sim.workload import Workload
 
 _ID_BYTES = 8
@@ -183,11 +183,13 @@ def measure_out(
         contention = contention + np.maximum(
             done - gather_late - late_rows - urgent_grads - update_urgent, 0.0
         )
+        # So beside it nothing of that hides the host.
+        find, gather_early, update_parked = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     exposed, hidden = _bytes(rows, work, features, num_ranks)
     return Durations(
         control=flat
         * (_measured_s(setting, "control_us", num_ranks) if own_links else links.latency(per_peer=False)),
-        host=times["host"].seconds(samples=loads.samples, tokens=loads.tokens) * flat,
+        host=_host_time(setting, features).seconds(samples=loads.samples, tokens=loads.tokens) * flat,
         find=find,
         counts=counts,
         ids=ids,
@@ -259,6 +261,11 @@ def _slowing(
     # Ranks that share a GPU add up by its copy engines.
     by_sums = dense * (1 - 1 / (engines if setting.profile.shared_by > 1 else kernels))
     return np.minimum(by_rows + by_sums, compute * (max(factor, kernels) - 1))
+
+
+def _host_time(setting: Setting, features: Features) -> Timing:
+    times = setting.profile.times
+    return times.get("host_hiding", times["host"]) if features.prioritized else times["host"]
 
 
 def _hiding(setting: Setting, asked: FloatArray) -> FloatArray:

@@ -23,6 +23,8 @@ from freescale.sim.shipped import shipped_names, shipped_text
 FORMAT = "freescale-profile"
 VERSION = 1
 TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
+OPTIONAL_TIMES = ("host_hiding",)
+"""Of the host where embedding traffic is hidden; as without hiding unless given."""
 RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
 OPTIONAL_RATES = (
     "host_to_device_gb_per_s",
@@ -74,7 +76,7 @@ class Profile:
         device: "cpu" or "cuda".
         hardware: its name.
         model: what was trained: kind, layers, dim, heads, dtype, dense_parameters, table_dim, row_bytes.
-        times: of each of TIMES.
+        times: of each of TIMES, and those of OPTIONAL_TIMES that were measured.
         rates: of exchanges between two ranks of this device, and of copies; microseconds and 10^9 bytes a second.
         jitter: relative standard deviation of a step's compute about its fit.
         measured: which times and rates were measured; the others are derived or assumed, and marked so.
@@ -147,7 +149,9 @@ def parse_profile(text: str, *, where: str) -> Profile:
             next_step="freescale profile --out FILE",
         )
     problems: list[str] = []
-    times = {name: _timing(name, document.get("times"), problems) for name in TIMES}
+    given = document.get("times")
+    more = [name for name in OPTIONAL_TIMES if isinstance(given, dict) and name in given]
+    times = {name: _timing(name, given, problems) for name in (*TIMES, *more)}
     rates = _rates(document.get("rates"), problems)
     jitter = document.get("jitter")
     if not _is_number(jitter):

@@ -18,9 +18,9 @@ from freescale.comm.virtual_gpus import Shared
 from freescale.config import Config, load_config
 from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
-from freescale.profiling.shared_gpu import SideBySide, measure_side_by_side
+from freescale.profiling.side_by_side import SideBySide, measure_side_by_side
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
-from freescale.sim.profile import TIMES, Timing, parse_profile
+from freescale.sim.profile import OPTIONAL_TIMES, TIMES, Timing, parse_profile
 
 SMALL = (
     "synthetic.users=120", "synthetic.items=60", "data.max_length=40", "model.dim=16", "head.num_negatives=4",
@@ -34,18 +34,32 @@ RATES = {
 }
 
 
+def pretend(config: Config, *, num_ranks: int, **_: Any) -> SideBySide:
+    """Ranks that are twice as slow side by side, and talk the slower the more they are."""
+    steps = StepTimes(dense_parameters=10, row_bytes=64)
+    lengths = [(n, 10 * n + n % 7, float(40 * n * n + n % 3)) for n in range(1, 30)]
+    for name in steps.steps:
+        steps.steps[name] = [MeasuredStep(*one, ms=1 + 0.1 * one[1]) for one in lengths]
+    steps.singles = steps.steps["forward"]
+    hosts = {"host": Timing(fixed_ms=1.0), "host_hiding": Timing(fixed_ms=2.0)}
+    rates = {name: num_ranks * rate for name, rate in RATES.items()}
+    return SideBySide(f"{config.run.device}, shared by {num_ranks}", steps, hosts, rates)
+
+
 def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "measure_exchanges", lambda: dict(RATES))
+    monkeypatch.setattr(measure, "measure_side_by_side", pretend)
     threads, said = torch.get_num_threads(), []
     profile = measure.measure_profile(
         load_config(None, SMALL), device="cpu", seconds=0.1, most_samples=8, command="test", say=said.append
     )
     assert torch.get_num_threads() == threads
-    assert set(profile.times) == set(TIMES)
+    assert set(profile.times) == {*TIMES, *OPTIONAL_TIMES}
     assert all(f"times.{name}" in profile.measured for name in TIMES)
     assert profile.model["row_bytes"] == 64
     assert profile.times["forward"].seconds(samples=8, tokens=200, squares=6000) > 0
-    assert profile.times["host"].fixed_ms > 0
+    assert profile.times["host_hiding"].fixed_ms == 2.0
+    assert profile.rates["exchange_us"] == 2 * RATES["exchange_us"]
+    assert profile.rates["exchange_us_per_rank"] == RATES["exchange_us"]
     assert 0 <= profile.jitter < 5
     assert parse_profile(profile.to_json(), where="test") == profile
     assert len(said) == 3
@@ -88,17 +102,6 @@ def test_shapes_are_of_many_sizes_and_lengths() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_of_this_machine_exchange() -> None:
-    from freescale.profiling.exchange_times import measure_exchanges
-
-    rates = measure_exchanges(timeout_s=240)
-    more = {f"{name}_us_per_rank" for name in ("exchange", "sum", "control")}
-    assert set(rates) == {*RATES, *more, "hiding_ms", "hiding_us_per_id"}
-    assert all(value >= 0 for value in rates.values())
-    assert rates["exchange_gb_per_s"] > 1e-4
-    assert 0 < rates["control_us"] < 10e6
-
-
 def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
     config = load_config(None, (*SMALL, "run.device=cpu"))
     found = measure_side_by_side(
@@ -111,32 +114,30 @@ def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
     # Every rank has measured its own shapes, and all of them count.
     assert len(found.steps.steps["forward"]) == 2 * FEWEST_SHAPES
     assert len({step.tokens for step in found.steps.steps["forward"]}) > FEWEST_SHAPES
-    assert found.host.fixed_ms > 0
-    assert set(RATES) == set(found.rates)
-    assert found.rates["exchange_gb_per_s"] > 0
+    assert set(found.hosts) == {"host", "host_hiding"}
+    assert all(line.fixed_ms > 0 for line in found.hosts.values())
+    assert {*RATES, "hiding_ms", "hiding_us_per_id"} == set(found.rates)
+    assert all(value >= 0 for value in found.rates.values())
+    assert found.rates["exchange_gb_per_s"] > 1e-4
+    assert 0 < found.rates["control_us"] < 10e6
 
 
 def test_virtual_gpus_give_one_profile_that_knows_how_many_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+    asked: dict[str, Any] = {}
 
-    def pretend(config: Config, **options: Any) -> SideBySide:
-        asked.update(options, device=config.run.device)
-        steps = StepTimes(dense_parameters=10, row_bytes=64)
-        lengths = [(n, 10 * n + n % 7, float(40 * n * n + n % 3)) for n in range(1, 30)]
-        for name in steps.steps:
-            steps.steps[name] = [MeasuredStep(*one, ms=1 + 0.1 * one[1]) for one in lengths]
-        steps.singles = steps.steps["forward"]
-        return SideBySide("a GPU, shared by 4", steps, Timing(fixed_ms=1.0), dict(RATES))
+    def watched(config: Config, **options: Any) -> SideBySide:
+        asked.update(options)
+        return pretend(config, **options)
 
     @contextmanager
     def shared(num_ranks: int) -> Iterator[Shared]:
         yield Shared({"SHARE": str(num_ranks)}, True, "a GPU")
 
-    monkeypatch.setattr(measure, "measure_side_by_side", pretend)
+    monkeypatch.setattr(measure, "measure_side_by_side", watched)
     monkeypatch.setattr(measure, "virtual_gpus_of", shared)
     profile = measure.measure_profile(load_config(None, SMALL), most_samples=8, virtual_gpus=4)
     assert asked["environment"] == {"SHARE": "4"}
-    assert (asked["num_ranks"], asked["device"]) == (4, "cuda")
+    assert profile.hardware == "cuda, shared by 4"
     assert (profile.device, profile.shared_by, profile.has_links) == ("cuda", 4, True)
     assert {f"rates.{name}" for name in RATES} <= set(profile.measured)
     assert parse_profile(profile.to_json(), where="test") == profile

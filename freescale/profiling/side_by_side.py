@@ -1,19 +1,20 @@
-"""Ranks that share a GPU, measured side by side: each is as slow as its neighbours make it.
+"""Ranks measured side by side: on cores or on one GPU that they share, each as slow as its neighbours make it.
 
 The launcher writes what is to be measured into a folder and starts the ranks; each leaves what it has measured there
-(`python -m freescale.profiling.shared_gpu FOLDER`). Steps of all ranks make one fit; links are theirs together.
+(`python -m freescale.profiling.side_by_side FOLDER`). Steps of all ranks make one fit; host and links are theirs
+together.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.comm.choose import make_transport
@@ -21,6 +22,7 @@ from freescale.comm.launch import launch, note_failure
 from freescale.comm.ranks import device_name, join_ranks
 from freescale.config import Config, load_config
 from freescale.profiling.exchange_times import measure_links
+from freescale.profiling.hiding_cost import measure_hiding
 from freescale.profiling.loop_times import measure_host
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Timing
@@ -33,20 +35,25 @@ class SideBySide:
     Args:
         hardware: its name.
         steps: of all ranks.
-        host: of rank 0.
-        rates: of their exchanges.
+        hosts: the times "host" and "host_hiding".
+        rates: of their exchanges; on two CPU ranks also what hiding costs their cores.
     """
 
     hardware: str
     steps: StepTimes
-    host: Timing
+    hosts: dict[str, Timing]
     rates: dict[str, float]
 
 
 def measure_side_by_side(
-    config: Config, *, num_ranks: int, environment: Mapping[str, str], seconds: float, most_samples: int
+    config: Config,
+    *,
+    num_ranks: int,
+    environment: Mapping[str, str],
+    seconds: float,
+    most_samples: int,
 ) -> SideBySide:
-    """Start the ranks, let all of them measure, and put together what they found.
+    """Let ranks that share a machine measure all there is, and put together what they found.
 
     Args:
         config: the recipe, with the device of the ranks.
@@ -55,42 +62,56 @@ def measure_side_by_side(
         seconds: for the steps.
         most_samples: samples of the largest batch of a rank.
     """
-    with tempfile.TemporaryDirectory(prefix="freescale-profile-") as name:
-        folder = Path(name)
-        (folder / "config.yaml").write_text(config.to_yaml())
-        (folder / "plan.json").write_text(json.dumps({"seconds": seconds, "most_samples": most_samples}))
-        launch([name], num_ranks=num_ranks, environment=environment, program=("-m", __name__))
-        found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+    plan = {"seconds": seconds, "most_samples": most_samples}
+    found = _measured(config, plan, num_ranks=num_ranks, environment=environment)
     first = found[0]
     steps = StepTimes(dense_parameters=first["dense_parameters"], row_bytes=first["row_bytes"])
     for one in found:
         for part, measured in one["steps"].items():
             steps.steps[part] += [MeasuredStep(*step) for step in measured]
         steps.singles += [MeasuredStep(*step) for step in one["singles"]]
-    return SideBySide(first["hardware"], steps, Timing(**first["host"]), first["rates"])
+    hosts = {name: Timing(**line) for name, line in first["hosts"].items()}
+    return SideBySide(first["hardware"], steps, hosts, first["rates"])
+
+
+def _measured(
+    config: Config, plan: Mapping[str, object], *, num_ranks: int, environment: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What every rank has written."""
+    with tempfile.TemporaryDirectory(prefix="freescale-profile-") as name:
+        folder = Path(name)
+        (folder / "config.yaml").write_text(config.to_yaml())
+        (folder / "plan.json").write_text(json.dumps(plan))
+        launch([name], num_ranks=num_ranks, environment=environment, program=("-m", __name__))
+        return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
 def _rank(folder: Path) -> None:
     """Everybody measures the same at the same time, on batches of its own."""
     config = load_config(folder / "config.yaml", [])
     plan = json.loads((folder / "plan.json").read_text())
+    most_samples = plan["most_samples"]
     with join_ranks(device=config.run.device) as ranks:
-        mine = dataclasses.replace(
-            config, run=dataclasses.replace(config.run, seed=config.run.seed + ranks.rank)
-        )
-        steps = measure_steps(mine, ranks.device, seconds=plan["seconds"], most_samples=plan["most_samples"])
-        ranks.barrier()
-        host = measure_host(config, ranks.device, most_samples=plan["most_samples"])
+        assert ranks.group is not None
+        mine = replace(config, run=replace(config.run, seed=config.run.seed + ranks.rank))
+        steps = measure_steps(mine, ranks.device, seconds=plan["seconds"], most_samples=most_samples)
         ranks.barrier()
         transport = make_transport(ranks.group, device=ranks.device, kind=config.comm.transport)
+        rates = measure_links(transport, ranks.device)
+        if ranks.device.type == "cpu" and ranks.num_ranks == 2:
+            rates |= measure_hiding(ranks.rank, ranks.group)
+        hosts = {
+            name: measure_host(config, ranks, most_samples=most_samples, hiding=hiding, folder=folder / name)
+            for name, hiding in (("host", False), ("host_hiding", True))
+        }
         found = {
             "hardware": device_name(ranks.device),
             "steps": steps.steps,
             "singles": steps.singles,
             "dense_parameters": steps.dense_parameters,
             "row_bytes": steps.row_bytes,
-            "host": dataclasses.asdict(host),
-            "rates": measure_links(transport, ranks.device),
+            "hosts": {name: asdict(line) for name, line in hosts.items()},
+            "rates": rates,
         }
         (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(found))
         ranks.barrier()
