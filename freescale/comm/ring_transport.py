@@ -109,12 +109,17 @@ class RingTransport:
         return self.start(counts, send=ones, receive=ones).wait()
 
     def _grow(self) -> None:
-        """Let the slots grow to what the largest message of any rank would like to be cut into."""
-        self._engine.drain()
+        """Let the slots grow to what the largest message of any rank would like to be cut into.
+
+        Only then is what is under way waited for: a GPU whose host has waited for it stands still afterwards.
+        """
         wish = torch.tensor([self._wish])
         dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=self._control)
         rings = self._planner.rings.grown(int(wish))
         if rings is not self._planner.rings:
+            self._engine.drain()
+            # Another rank may still have to write into this one's memory that it has read the last slots.
+            dist.barrier(group=self._control)
             self._open(rings)
 
     def _open(self, rings: Rings) -> None:

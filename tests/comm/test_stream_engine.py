@@ -261,6 +261,20 @@ def test_slots_grow_and_old_memory_is_let_go(kind):
     assert run_on_ranks(grow, 2, kind, timeout=100) == [[1 << 16, 1 << 19]] * 2
 
 
+def look_again(rank: int) -> int:
+    """Exchanges at which slots are looked at and stay as they are: nothing that is under way is waited for."""
+    transport, main, _ = open_fake("host_staged")
+    drained, drain = [], transport._engine.drain
+    transport._engine.drain = lambda: (drained.append(transport._num_started), drain())  # type: ignore[method-assign]
+    for _ in range(600):
+        check(main, transport.start(torch.ones(2), send=[1, 1], receive=[1, 1]), torch.ones(2))
+    return len(drained)
+
+
+def test_slots_that_stay_are_looked_at_in_passing():
+    assert run_on_ranks(look_again, 2, timeout=100) == [0, 0]
+
+
 def relay(rank: int) -> bool:
     main = install()
     control = own_group(dist.group.WORLD, backend="gloo", timeout_s=60)
