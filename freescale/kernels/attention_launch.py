@@ -10,6 +10,7 @@ from torch import Tensor
 from freescale.kernels.attention_mask import NO_WINDOW, AttentionMask
 from freescale.kernels.attention_work import AttentionWork, Part, Side, Sight, is_square
 from freescale.kernels.kernel_start import Prepared
+from freescale.kernels.precision import product_precision
 
 
 class Tile(NamedTuple):
@@ -52,7 +53,7 @@ class Launch:
         self.num_heads = q.shape[1]
         self.group = self.num_heads // k.shape[1]
         self.nothing = work.nothing
-        self.precision = _precision(q.dtype)
+        self.precision = product_precision(q.dtype)
         self.sums_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self._sight = Sight("none", work.nothing) if mask is None else work.sight(mask)
         # All that a kernel is compiled for, besides its tile, its options and the strides of its tensors. Not the mask
@@ -143,8 +144,8 @@ class Launch:
             "prefix": 0 if mask is None else mask.prefix,
             "WIDTH": q.shape[2],
             "V_WIDTH": v.shape[2],
-            "BLOCK_D": _padded(q.shape[2]),
-            "BLOCK_V": _padded(v.shape[2]),
+            "BLOCK_D": padded(q.shape[2]),
+            "BLOCK_V": padded(v.shape[2]),
             "BLOCK_M": tile.queries,
             "BLOCK_N": tile.keys,
             "STAGES": tile.stages,
@@ -173,14 +174,9 @@ def last_dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
+    """The width of a tile that holds heads of this width."""
     return max(16, 1 << (width - 1).bit_length())
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """What `torch.set_float32_matmul_precision` asks for."""
-    tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if tf32 else "ieee"
 
 
 def _can_describe(tensors: tuple[Tensor, ...]) -> bool:
@@ -189,7 +185,7 @@ def _can_describe(tensors: tuple[Tensor, ...]) -> bool:
         width = x.shape[-1]
         row, head, _ = x.stride()
         aligned = x.data_ptr() % 16 == 0 and row * x.element_size() % 16 == 0
-        if not (x.is_cuda and aligned and head == width and width == _padded(width)):
+        if not (x.is_cuda and aligned and head == width and width == padded(width)):
             return False
     return True
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention import has_triton
-from freescale.kernels.attention_launch import last_dense
+from freescale.kernels.attention_launch import last_dense, padded
 from freescale.kernels.attention_mask import Ints
 from freescale.kernels.fused_attention import MAX_WIDTH
 from freescale.kernels.kernel_start import start_kernel
+from freescale.kernels.precision import product_precision
 from freescale.kernels.tile_pairs import numbered
 
 # Most new tokens a program, keys a step, warps and tiles in flight: half precision, then float32 by width. Larger tiles
@@ -127,15 +128,15 @@ def cached_attention(
         "num_heads": q.shape[1],
         "WIDTH": q.shape[2],
         "V_WIDTH": v.shape[2],
-        "BLOCK_D": _padded(q.shape[2]),
-        "BLOCK_V": _padded(v.shape[2]),
+        "BLOCK_D": padded(q.shape[2]),
+        "BLOCK_V": padded(v.shape[2]),
         "BLOCK_M": plan.block,
         "BLOCK_N": keys,
         "SOFTMAX": scale is None,
         "HAS_POSITION": position_bias is not None,
         "HAS_TIME": time_bias is not None,
         "FAST": q.dtype.itemsize == 2 and q.device.type == "cuda",
-        "PRECISION": _precision(q.dtype),
+        "PRECISION": product_precision(q.dtype),
         "ACC": torch.float64 if q.dtype == torch.float64 else torch.float32,
         "GROUP": q.shape[1] // k.shape[1],
         "num_warps": warps,
@@ -151,12 +152,3 @@ def cached_attention(
     numbers = {"half_alpha": alpha / 2, "scale": scale or 0.0}
     start_kernel(cached_kernel, (len(plan.tiles) * q.shape[1],), tensors, numbers, options)
     return out
-
-
-def _padded(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def _precision(dtype: torch.dtype) -> str:
-    tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if tf32 else "ieee"

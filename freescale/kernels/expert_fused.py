@@ -16,6 +16,7 @@ from freescale.kernels.expert_grouped import GroupedSteps
 from freescale.kernels.expert_steps import Activation, Routed, Span
 from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.moe_routing import TILE_ROWS, num_tiles
+from freescale.kernels.precision import product_precision
 
 
 class Tile(NamedTuple):
@@ -266,7 +267,6 @@ def _where(source: Tensor | Routed, span: Span) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(tile: Tile, dtype: torch.dtype) -> dict[str, Any]:
-    tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     limit = {"maxnreg": tile.registers} if tile.registers else {}
     return {
         **limit,
@@ -275,7 +275,7 @@ def _sizes(tile: Tile, dtype: torch.dtype) -> dict[str, Any]:
         "INNER": tile.inner,
         "STAGES": tile.stages,
         "GROUP": tile.group,
-        "PRECISION": "tf32" if tf32 else "ieee",
+        "PRECISION": product_precision(dtype),
         "num_warps": tile.warps,
     }
 

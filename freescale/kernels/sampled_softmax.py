@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from freescale.kernels.fusing import can_fuse
 from freescale.kernels.kernel_start import start_kernel
 from freescale.kernels.layout import SequenceLayout
+from freescale.kernels.precision import product_precision
 from freescale.kernels.rows import sum_gradients
 
 _NEVER = -5e4
@@ -156,9 +157,9 @@ def _shape(states: Tensor, num_negatives: int, normalize: bool) -> dict[str, Any
     """What the kernels are compiled for. Products in half precision under autocast, as everywhere in the model."""
     kind, width = states.device.type, states.shape[1]
     dot = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-    tf32 = dot == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    precision = product_precision(dot)
     # Full float32 runs outside the tensor cores: with 64 columns the gradient of the states spills 8 KB a thread.
-    columns = 64 if tf32 or dot.itemsize == 2 else 32
+    columns = 64 if precision == "tf32" or dot.itemsize == 2 else 32
     return {
         "NEGATIVES": num_negatives,
         "WIDTH": width,
@@ -167,7 +168,7 @@ def _shape(states: Tensor, num_negatives: int, normalize: bool) -> dict[str, Any
         "BLOCK_D": min(columns, max(16, 1 << (width - 1).bit_length())),
         "UNIT": normalize,
         "DOT": dot,
-        "PRECISION": "tf32" if tf32 else "ieee",
+        "PRECISION": precision,
         # Eight warps: with four, two of the kernels run out of registers.
         "num_warps": 8,
     }
