@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.comm.choose import make_transport
@@ -62,8 +61,12 @@ def measure_side_by_side(
         seconds: for the steps.
         most_samples: samples of the largest batch of a rank.
     """
-    plan = {"seconds": seconds, "most_samples": most_samples}
-    found = _measured(config, plan, num_ranks=num_ranks, environment=environment)
+    with tempfile.TemporaryDirectory(prefix="freescale-profile-") as name:
+        folder = Path(name)
+        (folder / "config.yaml").write_text(config.to_yaml())
+        (folder / "plan.json").write_text(json.dumps({"seconds": seconds, "most_samples": most_samples}))
+        launch([name], num_ranks=num_ranks, environment=environment, program=("-m", __name__))
+        found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
     first = found[0]
     steps = StepTimes(dense_parameters=first["dense_parameters"], row_bytes=first["row_bytes"])
     for one in found:
@@ -72,18 +75,6 @@ def measure_side_by_side(
         steps.singles += [MeasuredStep(*step) for step in one["singles"]]
     hosts = {name: Timing(**line) for name, line in first["hosts"].items()}
     return SideBySide(first["hardware"], steps, hosts, first["rates"])
-
-
-def _measured(
-    config: Config, plan: Mapping[str, object], *, num_ranks: int, environment: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """What every rank has written."""
-    with tempfile.TemporaryDirectory(prefix="freescale-profile-") as name:
-        folder = Path(name)
-        (folder / "config.yaml").write_text(config.to_yaml())
-        (folder / "plan.json").write_text(json.dumps(plan))
-        launch([name], num_ranks=num_ranks, environment=environment, program=("-m", __name__))
-        return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
 def _rank(folder: Path) -> None:

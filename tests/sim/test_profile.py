@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from freescale.errors import DataError
-from freescale.sim.profile import TIMES, Profile, Timing, load_profile, parse_profile, shipped
+from freescale.sim.profile import OPTIONAL_TIMES, TIMES, Profile, Timing, load_profile, parse_profile, shipped
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_profiles_are_whole(name: str) -> None:
     profile = load_profile(name)
-    assert set(profile.times) == set(TIMES)
+    assert set(TIMES) <= set(profile.times) <= {*TIMES, *OPTIONAL_TIMES}
     assert profile.facts.get("command")
     again = parse_profile(profile.to_json(), where="again")
     assert again == profile
@@ -51,6 +51,8 @@ def change(**fields: object) -> str:
         (change(rates__control_us="x"), "rates.control_us must be a number"),
         (change(jitter=True), "jitter must be a number"),
         (change(model=3), "model must say what was trained"),
+        (change(shared_by=0), "shared_by must be a whole number of at least 1"),
+        (change(times__host_hiding=3), "times.host_hiding is missing"),
     ],
 )
 def test_bad_profiles_say_what_is_wrong(text: str, said: str) -> None:

@@ -16,7 +16,7 @@ from freescale.sim.cluster import load_cluster
 from freescale.sim.durations import Features, Setting, measure_out
 from freescale.sim.keys import changed, known_keys, value_of
 from freescale.sim.plans import plan_loads
-from freescale.sim.profile import load_profile
+from freescale.sim.profile import Timing, load_profile
 from freescale.sim.sensitivity import influences
 from freescale.sim.whatif import (
     ABLATION,
@@ -318,3 +318,38 @@ def test_hiding_takes_from_cpu_ranks_what_was_measured(prioritized: bool) -> Non
     nothing, fixed, both = means
     assert fixed - nothing == pytest.approx(4.0 if prioritized else 0.0)
     assert both - fixed == pytest.approx(1e-3 * asked if prioritized else 0.0)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_ranks_that_share_a_gpu_talk_at_the_speed_of_their_profile(hides: bool) -> None:
+    rates = {
+        "exchange_gb_per_s": 10.0,
+        "exchange_us": 200.0,
+        "sum_gb_per_s": 5.0,
+        "sum_us": 300.0,
+        "control_us": 0.0,
+    }
+    alone = setting()
+    shared = replace(alone, profile=replace(alone.profile, shared_by=4, rates=rates))
+    features = Features(prioritized=hides)
+
+    def end(where: Setting) -> float:
+        return float(end_of(where, features, ranks=4).max())
+
+    assert end(shared) > end(alone)
+    # What the cluster has between its GPUs does not matter, what was measured between the ranks does.
+    assert end(
+        replace(shared, cluster=replace(shared.cluster, nvlink_gb_per_s=1.0, nic_gb_per_s=1.0))
+    ) == end(shared)
+    for name, value in (("exchange_gb_per_s", 1.0), ("exchange_us", 900.0), ("sum_us", 9000.0)):
+        slower = replace(shared.profile, rates={**rates, name: value})
+        assert end(replace(shared, profile=slower)) > end(shared)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_host_of_the_hiding_schedule_has_a_time_of_its_own(hides: bool) -> None:
+    plain = setting()
+    times = {**plain.profile.times, "host_hiding": Timing(fixed_ms=50.0)}
+    other = replace(plain, profile=replace(plain.profile, times=times))
+    ends = [float(end_of(where, Features(prioritized=hides), ranks=4).max()) for where in (plain, other)]
+    assert (ends[1] > ends[0]) is hides
