@@ -20,7 +20,7 @@ import torch
 from freescale import commands
 from freescale.assembly import build_source
 from freescale.comm import choose
-from freescale.comm.launch import RENDEZVOUS, note_failure
+from freescale.comm.launch import RENDEZVOUS, as_rank
 from freescale.config import Config, load_config
 from freescale.train import loop
 
@@ -87,12 +87,4 @@ def agreed(note: Path, yes: bool, first: bool) -> bool:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException as error:
-        if not note_failure(error):
-            raise
-        sys.stderr.flush()
-        os._exit(1)  # threads may wait for a rank that is gone
-    sys.stdout.flush()
-    os._exit(0)
+    as_rank(main)

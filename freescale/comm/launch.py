@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import current_stage
@@ -75,6 +75,19 @@ def note_failure(error: BaseException) -> bool:
     note = {"stage": stage, "step": step, "message": message, "known": known, "time": time.time()}
     Path(folder, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(note))
     return True
+
+
+def as_rank(work: Callable[[], None]) -> NoReturn:
+    """Run the program of a rank and end its process; the launcher is told of a failure."""
+    try:
+        work()
+    except BaseException as error:
+        if not note_failure(error):
+            raise
+        sys.stderr.flush()
+        os._exit(1)  # threads may wait for a rank that is gone
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _end_with_launcher() -> None:

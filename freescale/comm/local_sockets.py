@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -23,6 +22,8 @@ from itertools import accumulate, pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from freescale.comm.looking_after import look_after
 
 _BUFFER_BYTES = 4 << 20
 # Transfers that nobody waits for are looked after this often; most are small enough to leave at once.
@@ -179,7 +180,7 @@ class LocalTransport:
                 rank: _Peer(rank, connection)
                 for rank, connection in _connect(self._group, self._timeout_s).items()
             }
-            threading.Thread(target=_nudge, args=(weakref.ref(self),), daemon=True).start()
+            look_after(self, LocalTransport._look_after, every_s=_NUDGE_S)
         return self._peers
 
 
@@ -234,11 +235,3 @@ def _connect(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.soc
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
     return connections
-
-
-def _nudge(transport_of: weakref.ref[LocalTransport]) -> None:
-    """Until the transport is gone."""
-    while (transport := transport_of()) is not None:
-        transport._look_after()
-        del transport
-        time.sleep(_NUDGE_S)

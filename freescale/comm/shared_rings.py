@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from freescale.comm.looking_after import look_after
 from freescale.comm.processes import Processes
 from freescale.comm.rings import Exchange, Rings, Round, reached
 from freescale.comm.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory
@@ -82,7 +82,7 @@ class SharedRings:
         first = self._memory is None
         self._rings, self._memory = rings, share_memory(self._control, rings, timeout_s=self._timeout_s)
         if first:
-            threading.Thread(target=_nudge, args=(weakref.ref(self),), daemon=True).start()
+            look_after(self, SharedRings.look_after, every_s=_NUDGE_S)
 
     def begin(
         self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
@@ -202,11 +202,3 @@ class SharedRings:
 
 def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     return tensor.view(-1).view(torch.uint8).numpy()
-
-
-def _nudge(engine_of: weakref.ref[SharedRings]) -> None:
-    """Until the engine is gone."""
-    while (engine := engine_of()) is not None:
-        engine.look_after()
-        del engine
-        time.sleep(_NUDGE_S)

@@ -16,9 +16,7 @@ free, whatever blocks the CPU returns, and the next call of the transport raises
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.cuda_driver import Copy, Driver, Word
+from freescale.comm.looking_after import look_after
 from freescale.comm.processes import Processes
 from freescale.comm.rings import Exchange, FlagValue, Rings, Round, reached
 
@@ -137,7 +136,7 @@ class StreamEngine:
             before.close()
         self._windows = self._windows_of(rings)
         if before is None:
-            threading.Thread(target=_look_after, args=(weakref.ref(self),), daemon=True).start()
+            look_after(self, StreamEngine.look, every_s=_LOOK_S)
 
     def begin(
         self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
@@ -272,11 +271,3 @@ class WindowsOf(Protocol):
 def index_of(device: torch.device) -> int:
     """The number of a GPU; that of the current one where none is named."""
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _look_after(engine_of: weakref.ref[StreamEngine]) -> None:
-    """Until the engine is gone."""
-    while (engine := engine_of()) is not None:
-        engine.look()
-        del engine
-        time.sleep(_LOOK_S)

@@ -51,7 +51,7 @@ class RowMoves:
 
     def _send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
         for name, rows in sorted(flight.asked.items()):
-            plan = self._embedding.plans[name]
+            plan = self._embedding.plan_of(name)
             if plan.replicated:
                 continue
             self._queue.gate.wait(Deadline.IDS)

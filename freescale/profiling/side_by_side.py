@@ -8,7 +8,6 @@ together.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.comm.choose import make_transport
-from freescale.comm.launch import launch, note_failure
+from freescale.comm.launch import as_rank, launch
 from freescale.comm.ranks import device_name, join_ranks
 from freescale.config import Config, load_config
 from freescale.profiling.exchange_times import measure_links
@@ -109,12 +108,4 @@ def _rank(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _rank(Path(sys.argv[1]))
-    except BaseException as error:
-        if not note_failure(error):
-            raise
-        sys.stderr.flush()
-        os._exit(1)  # threads may wait for a rank that is gone
-    sys.stdout.flush()
-    os._exit(0)
+    as_rank(lambda: _rank(Path(sys.argv[1])))

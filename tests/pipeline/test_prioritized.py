@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freescale.embedding.plan import TableSpec
-from freescale.errors import FreeScaleError
+from freescale.errors import DataError, FreeScaleError
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from tests.pipeline.two_paths import (
     OPTIMIZERS,
@@ -276,6 +276,23 @@ def test_a_batch_without_update_is_refused():
     with pytest.raises(FreeScaleError, match="step 1 has not been updated"), pipeline:
         for _ in pipeline:
             pass
+
+
+def ask_for_another_table(rank: int) -> str:
+    batches = [{"items": torch.tensor([1])}] * 3
+    embedding = make_embedding(specs_of("sgd"), sockets=True)
+    with (
+        pytest.raises(DataError) as caught,
+        PrioritizedPipeline(batches, embedding=embedding, rows_of=lambda b: b) as pipeline,
+    ):
+        next(iter(pipeline))
+    return str(caught.value)
+
+
+def test_a_table_that_is_not_there_is_refused_by_name():
+    for said in run_on_ranks(ask_for_another_table, 2):
+        assert "no such table" in said
+        assert "'items'" in said
 
 
 def test_updating_twice_or_out_of_turn_is_refused():
