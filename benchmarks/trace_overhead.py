@@ -29,7 +29,7 @@ from freescale.config import load_config
 from freescale.trace import spans
 from freescale.train.accounting import Accounts
 from freescale.train.events import Progress
-from freescale.train.loop import Run, named, reports_of
+from freescale.train.loop import Run, named, reports_of, take_steps
 
 BLOCK = 20
 RECIPE = ("model.dropout=0", "run.log_every=20", "run.eval_every=1000000", "balance.refit_every=null")
@@ -141,14 +141,7 @@ def losses_with(on: bool, options: argparse.Namespace) -> list[float]:
         lines = Lines()
         with join_ranks(device=config.run.device) as ranks:
             run = open_run(config, lines, ranks)
-            schedule = run.open_schedule(0)
-            run.accounts.begin(1)
-            reports = reports_of(run)
-            for ready in named(schedule, 0):
-                result = run.train_step.run(ready, schedule)
-                reports.add(ready, result, seconds=run.accounts.end_step())
-            reports.settle()
-            run.accounts.pause()
+            take_steps(run, run.open_schedule(0))
         return lines.losses
 
 

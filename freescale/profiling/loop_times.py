@@ -14,7 +14,7 @@ from freescale.sim.profile import Timing
 from freescale.trace import spans
 from freescale.train.accounting import AccountedStep
 from freescale.train.events import Progress
-from freescale.train.loop import named, reports_of
+from freescale.train.loop import take_steps
 
 _STEPS, _WARM = 14, 4
 
@@ -57,13 +57,7 @@ def _host_ms(
     run.accounts.write = seen.append
     try:
         with run.open_schedule(0) as schedule:
-            run.accounts.begin(1)
-            reports = reports_of(run)
-            for ready in named(schedule, 0):
-                result = run.train_step.run(ready, schedule)
-                reports.add(ready, result, seconds=run.accounts.end_step())
-            reports.settle()
-            run.accounts.pause()
+            take_steps(run, schedule)
     finally:
         run.accounts.close()
         spans.record_into(None)
