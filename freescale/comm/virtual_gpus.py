@@ -147,7 +147,7 @@ def find_gpu() -> Gpu:
         raise TrainingError(
             "--virtual-gpus needs an NVIDIA GPU, and this machine shows none",
             got=str(error),
-            next_step="freescale train --nproc N run.device=cpu runs ranks on the CPU; `freescale doctor` shows what is there",
+            next_step="freescale train --nproc N run.device=cpu runs ranks on the CPU; `freescale doctor` shows more",
         ) from None
     return Gpu(name.value.decode(), sms.value, memory.value / 2**30)
 
