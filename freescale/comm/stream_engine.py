@@ -12,10 +12,15 @@ carries out one thing after the other, ranks would wait for each other for ever.
 A stream that waits for a flag waits for ever. So a thread looks, a few times a second, whether what is under way still
 moves. When a rank that is waited for has ended or the time is over, it writes the awaited flags itself: the streams run
 free, whatever blocks the CPU returns, and the next call of the transport raises the error.
+
+That thread knows by the flags alone what is done. To ask an event is to keep the interpreter's lock until the driver's
+is free, and that one is kept by a caller who stands before a full queue: if the queue waits for a rank that is gone, both
+stand for ever. For the same reason callers are kept from filling the queues.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -31,6 +36,8 @@ from freescale.comm.processes import Processes
 from freescale.comm.rings import Exchange, FlagValue, Rings, Round, reached
 
 _LOOK_S = 0.1
+_MOST_QUEUED = 512
+"""Flags and copies that a stream is given ahead; CUDA's queues have room for about twice as many."""
 
 
 class Windows(Protocol):
@@ -61,11 +68,7 @@ class _UnderWay:
     """An exchange whose streams may still be at work."""
 
     exchange: Exchange
-    events: tuple[torch.cuda.Event, torch.cuda.Event]
     began: float = field(default_factory=time.monotonic)
-
-    def done(self) -> bool:
-        return all(event.query() for event in self.events)
 
     def waits(self) -> dict[int, int]:
         """The last value each flag is waited for to have."""
@@ -126,12 +129,17 @@ class StreamEngine:
         # are not also somebody else's, whose work would then stand behind a wait for another rank.
         self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._under_way: deque[_UnderWay] = deque()
+        self._ahead: deque[tuple[int, Sequence[torch.cuda.Event]]] = deque()
+        self._num_queued = 0
         self._failure: Exception | None = None
+        self._looking = threading.Lock()  # windows stay while the thread reads them
 
     def open(self, rings: Rings) -> None:
         """Make the slots and flags, in place of those before."""
         self._driver.use(index_of(self._device))
-        before, self._windows = self._windows, None
+        with self._looking:
+            before, self._windows = self._windows, None
+            self._under_way.clear()
         if before is not None:
             before.close()
         self._windows = self._windows_of(rings)
@@ -142,8 +150,12 @@ class StreamEngine:
         self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
         """Queue both sides of an exchange behind what the current stream has been given so far."""
+        size = 1 + max(sum(1 + len(each.moves) for each in side) for side in exchange)
+        self._make_room(size)
         self.check()
         self._driver.use(index_of(self._device))
+        # Before the first call, in which the CPU may come to stand already.
+        self._under_way.append(_UnderWay(exchange))
         now = torch.cuda.current_stream(self._device)
         for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
@@ -157,7 +169,7 @@ class StreamEngine:
         for tensor in (sent, received):
             tensor.record_stream(self._leaving)
             tensor.record_stream(self._coming)
-        self._under_way.append(_UnderWay(exchange, events))
+        self._ahead.append((size, events))
         return _Pending(self, received, events)
 
     def drain(self) -> None:
@@ -170,6 +182,15 @@ class StreamEngine:
         """Raise what has gone wrong, if something has."""
         if self._failure is not None:
             raise self._failure
+
+    def _make_room(self, size: int) -> None:
+        """Wait until the streams have done so much of what they were given that this fits, too."""
+        self._num_queued += size
+        while self._num_queued > _MOST_QUEUED and self._ahead:
+            oldest, events = self._ahead.popleft()
+            for event in events:
+                event.synchronize()
+            self._num_queued -= oldest
 
     def _queue(self, exchange: Exchange, sent: int, received: int) -> None:
         """Both sides, round by round in turn, what leaves one round ahead."""
@@ -210,55 +231,49 @@ class StreamEngine:
 
     def look(self) -> None:
         """Forget what is done; let streams run free that wait for a rank that will not come."""
-        if self._failure is None:
-            # Before anything is asked of CUDA: a caller who stands before a full queue may keep its lock.
-            self._failure = self._find_ended()
-        if self._failure is None:
-            self._forget_done()
-            self._failure = self._find_late()
-        if self._failure is not None and self._under_way:
-            self._let_go()
+        with self._looking:
+            if self._windows is None:
+                return
+            if self._failure is None:
+                self._failure = self._find_failure(self._windows)
+            if self._failure is not None:
+                self._let_go(self._windows)
 
-    def _forget_done(self) -> None:
-        while self._under_way and self._under_way[0].done():
+    def _find_failure(self, windows: Windows) -> Exception | None:
+        """A rank that rows are still to be exchanged with and that has ended, or is too late."""
+        ended = self._processes.ended()  # before the flags: what a rank has written, it wrote before its end
+        late = self._late(windows)
+        gone = sorted(set(ended) & {rank for ranks in late for rank in ranks})
+        if gone:
+            return ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
+        if late and time.monotonic() - self._under_way[0].began > self._timeout_s:
+            return TimeoutError(f"ranks {late[0]} did not exchange rows within {self._timeout_s:.0f} s")
+        return None
+
+    def _late(self, windows: Windows) -> list[list[int]]:
+        """Ranks that each exchange under way waits for, the oldest first; those that wait for none are forgotten."""
+        waits = [each.waits() for each in list(self._under_way)]
+        flags = list({flag: None for each in waits for flag in each})
+        values = dict(zip(flags, windows.read(flags))) if flags else {}
+        late = [self._ranks_behind(each, values, windows.rings) for each in waits]
+        while late and not late[0]:
+            late.pop(0)
             self._under_way.popleft()
-            if self._under_way:
-                self._under_way[0].began = max(self._under_way[0].began, time.monotonic())
+            if late:
+                self._under_way[0].began = time.monotonic()
+        return late
 
-    def _find_ended(self) -> Exception | None:
-        ended = self._processes.ended()
-        if not ended:
-            return None
-        late = {rank for each in list(self._under_way) for rank in self._late(each)}
-        gone = sorted(late & set(ended))
-        if not gone:
-            return None
-        return ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
+    def _ranks_behind(self, waits: dict[int, int], values: dict[int, int], rings: Rings) -> list[int]:
+        behind = {flag for flag, value in waits.items() if not reached(values[flag], value)}
+        return sorted({rank for flag in behind for rank in rings.ranks_of(flag)} - {self._rank})
 
-    def _find_late(self) -> Exception | None:
-        if not self._under_way or time.monotonic() - self._under_way[0].began <= self._timeout_s:
-            return None
-        late = self._late(self._under_way[0])
-        if not late:
-            return None
-        return TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
-
-    def _late(self, oldest: _UnderWay) -> list[int]:
-        """Ranks that an exchange still waits for."""
-        assert self._windows is not None
-        waits = oldest.waits()
-        values = dict(zip(waits, self._windows.read(list(waits))))
-        late = {flag for flag, value in waits.items() if not reached(values[flag], value)}
-        ranks = {rank for flag in late for rank in self._windows.rings.ranks_of(flag)}
-        return sorted(ranks - {self._rank})
-
-    def _let_go(self) -> None:
+    def _let_go(self, windows: Windows) -> None:
         """Write what the streams wait for. Nobody else waits for these flags; a living rank may write over them."""
-        assert self._windows is not None
         last: dict[int, int] = {}
         for each in list(self._under_way):
             last.update(each.waits())
-        self._windows.write(list(last.items()))
+        if last:
+            windows.write(list(last.items()))
 
 
 class WindowsOf(Protocol):

@@ -7,6 +7,7 @@ import random
 import signal
 import struct
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm import copy_engine, cuda_driver, host_staged
+from freescale.comm import copy_engine, cuda_driver, host_staged, ring_transport, stream_engine
 from freescale.comm.cuda_driver import CudaDriver, pack_operations
 from freescale.comm.facts import GroupFacts, RankFacts, gather_facts
 from freescale.comm.relayed import RelayedTransport
@@ -121,12 +122,13 @@ def test_rows_arrive_whatever_the_splits(kind, num_ranks, rings):
 def lose_one(rank: int, folder: Path, kind: str, locked: bool = False) -> None:
     """Rank 1 is killed; the others' streams stand still until they are told, and then the CPU hears of it."""
     transport, main, _ = open_fake(kind, timeout_s=100)
-    check(main, transport.start(torch.ones(9), send=[3] * 3, receive=[3] * 3), torch.ones(9))
-    dist.barrier()
     if locked:
         # Somebody stands before a full queue and keeps the driver's lock: whoever asks stands, too.
         FakeEvent.query = lambda self: self.synchronize() is None  # type: ignore[method-assign]
+    check(main, transport.start(torch.ones(9), send=[3] * 3, receive=[3] * 3), torch.ones(9))
+    dist.barrier()
     if rank == 1:
+        time.sleep(0.5)  # the others wait for it, and their threads have looked
         if os.fork() == 0:
             deadline = time.monotonic() + 60
             while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
@@ -179,6 +181,32 @@ def wait_in_vain(rank: int) -> str:
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over():
     assert "ranks [1] did not exchange rows" in run_on_ranks(wait_in_vain, 2, timeout=60)[0]
+
+
+def run_ahead(rank: int) -> int:
+    """Rank 1 does not come, rank 0 goes on: the most that any of its streams has been given by then."""
+    transport, main, driver = open_fake("host_staged")
+    check(main, transport.start(torch.ones(2), send=[1, 1], receive=[1, 1]), torch.ones(2))
+    driver.calls.clear()
+    ring_transport._FIRST_LOOKS, ring_transport._LOOK_EVERY = (
+        (),
+        1 << 30,
+    )  # there rank 0 would wait for the other
+    if rank == 0:
+        transport._engine._timeout_s = 0.3
+        with pytest.raises(TimeoutError):
+            start_many(transport, 5000)
+    dist.barrier()
+    return max(Counter(stream for _, stream, *_ in driver.calls).values(), default=0)
+
+
+def start_many(transport: RingTransport, count: int) -> None:
+    for _ in range(count):
+        transport.start(torch.ones(2), send=[1, 1], receive=[1, 1])
+
+
+def test_queues_are_not_filled_while_a_rank_does_not_come():
+    assert 100 < run_on_ranks(run_ahead, 2, timeout=60)[0] <= stream_engine._MOST_QUEUED
 
 
 def record_calls(rank: int) -> list[tuple[Any, ...]]:
