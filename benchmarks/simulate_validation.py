@@ -148,9 +148,23 @@ def train_all(cases: Sequence[Case], profiles: Profiles, options: argparse.Names
             cost_model_of(profiles[num_ranks]).save(cost_model)
             recipes = [recipe_of(case, options, cost_model) for case in order]
             found = train_in_turn(recipes, num_ranks=num_ranks, environment=environment, folder=folder)
-            for number, case in enumerate(order):
-                keep(case, found.get(number, "it was not run"), options)
-        print(f"{num_ranks} ranks: {len(order)} runs", file=sys.stderr)
+            for number, made in found.items():
+                keep(order[number], made, options)
+        print(f"{num_ranks} ranks: {len(found)} of {len(order)} runs", file=sys.stderr)
+        if len(found) < len(order):
+            return  # Ctrl-C: what is there counts
+
+
+def complete(cases: Sequence[Case]) -> list[Case]:
+    """Those that were run and can be calibrated: by the run of as many ranks with everything off."""
+    can = {case.ranks for case in cases if case.runs and not case.balance and not case.prioritized}
+    for case in cases:
+        if not case.runs or case.ranks not in can:
+            print(f"left out: {case.name}", file=sys.stderr)
+    found = [case for case in cases if case.runs and case.ranks in can]
+    if not found:
+        raise SystemExit("FAILED: no number of ranks was run with everything off")
+    return found
 
 
 def cost_model_of(profile: Profile) -> CostModel:
@@ -325,6 +339,7 @@ def main() -> None:
         for hides in (False, True)
     ]
     train_all(cases, profiles, options)
+    cases = complete(cases)
     curves = [losses_of(steps) for case in cases for steps in case.runs]
     worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE[options.device])
     rows = rows_of(cases, config, profiles, options)

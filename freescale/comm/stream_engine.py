@@ -14,8 +14,8 @@ moves. When a rank that is waited for has ended or the time is over, it writes t
 free, whatever blocks the CPU returns, and the next call of the transport raises the error.
 
 That thread knows by the flags alone what is done. To ask an event is to keep the interpreter's lock until the driver's
-is free, and that one is kept by a caller who stands before a full queue: if the queue waits for a rank that is gone, both
-stand for ever. For the same reason callers are kept from filling the queues.
+is free, and that one is kept by a caller who stands before a full queue: if the queue waits for a rank that is gone,
+both stand for ever. For the same reason callers are kept from filling the queues.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from freescale.kernels.attention_launch import last_dense
 from freescale.kernels.fusing import can_fuse
 from freescale.kernels.kernel_start import kernels_of, start_kernel
+from freescale.kernels.products import add_product_to, product, weight_gradient
 
 EPS = 1e-6
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.
@@ -128,7 +129,7 @@ class Project(torch.autograd.Function):
         tensors = {"X": x, "Bias": bias, "Out": normed, "Rstd": rstd, "Past": past}
         _by_rows(triton_rows.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
         narrow = weight.to(dtype)
-        before = _product(normed, narrow)
+        before = product(normed, narrow)
         width = before.shape[1] // 4
         after = before.new_empty(num_rows, 3 * width)
         _by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
@@ -151,7 +152,7 @@ class Project(torch.autograd.Function):
             {"X": before, **dict(zip("ABC", parts)), "Out": d_before},
             {f"{name}_row": part.stride(0) for name, part in zip("abc", parts)},
         )
-        d_weight, d_normed = _product(normed.t(), d_before), _product(d_before, weight.t())
+        d_weight, d_normed = weight_gradient(normed, d_before), product(d_before, weight.t())
         dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
         tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Past": grads[4].contiguous(), "DX": dx}
         d_bias = _norm_backward(tensors, normed.shape[1])
@@ -199,7 +200,7 @@ class AddProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """X, written over."""
         narrow = weight.to(y.dtype)
-        x.addmm_(y, narrow.t())  # in place, so autocast leaves it alone
+        add_product_to(x, y, narrow.t())
         ctx.mark_dirty(x)
         ctx.save_for_backward(y, narrow)
         ctx.dtype = weight.dtype
@@ -209,14 +210,9 @@ class AddProduct(torch.autograd.Function):
     def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of x, y and the weight."""
         y, weight = ctx.saved_tensors
-        return grad, _product(grad, weight), _product(grad.t(), y).to(ctx.dtype)
+        return grad, product(grad, weight), weight_gradient(grad, y).to(ctx.dtype)
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The product as both are: told where to write, autocast leaves it alone. Switching that off would take 8 us."""
-    return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
 
 
 def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:

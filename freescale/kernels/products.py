@@ -1,0 +1,65 @@
+"""Products of tokens and weights by torch's library, with its kernels loaded before they are needed.
+
+For every few hundred tokens more the library picks another kernel. Before one runs for the first time it is loaded, and
+for that the host stands until the GPU has done all it was given: tens of milliseconds, after which the GPU waits for
+the host. Batches differ in tokens, so this would go on for hundreds of steps, on one rank or another, and all others
+wait for that one. So the first product of a kind is preceded by those of all sizes around it, once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SIZES = 256
+_FEW_TOKENS = 4096
+"""Below it nothing is made ready: requests are served one by one, and a GPU has little to do when it is waited for."""
+
+_Kind = tuple[torch.device, torch.dtype, tuple[int, ...], tuple[int, ...], bool]
+_loaded: dict[_Kind, tuple[int, int]] = {}
+
+
+def product(x_TK: Tensor, weight_KN: Tensor) -> Tensor:
+    """The product as both are: told where to write, autocast leaves it alone. Switching that off would take 8 us."""
+    if x_TK.is_cuda:
+        _load_kernels(x_TK, weight_KN, adds=False)
+    return torch.mm(x_TK, weight_KN, out=x_TK.new_empty(x_TK.shape[0], weight_KN.shape[1]))
+
+
+def add_product_to(sum_TN: Tensor, x_TK: Tensor, weight_KN: Tensor) -> None:
+    """Add x weight in place, so autocast leaves it alone, too."""
+    if x_TK.is_cuda:
+        _load_kernels(x_TK, weight_KN, adds=True)
+    sum_TN.addmm_(x_TK, weight_KN)
+
+
+def weight_gradient(x_TK: Tensor, grad_TN: Tensor) -> Tensor:
+    """x^T grad, summed over the tokens."""
+    return torch.mm(x_TK.t(), grad_TN, out=x_TK.new_empty(x_TK.shape[1], grad_TN.shape[1]))
+
+
+def sizes_to_load(num_tokens: int, loaded: tuple[int, int] | None) -> range:
+    """Numbers of tokens around this one; none if it lies among those that were loaded, or is too small to matter."""
+    if num_tokens < _FEW_TOKENS or (loaded and loaded[0] <= num_tokens <= loaded[1]):
+        return range(0)
+    first, last = num_tokens // 2, 2 * num_tokens
+    return range(first, last + 1, max(1, (last - first) // _SIZES))
+
+
+def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
+    kind = (x.device, x.dtype, weight.shape, weight.stride(), adds)
+    before = _loaded.get(kind)
+    sizes = sizes_to_load(x.shape[0], before)
+    if not sizes or torch.cuda.is_current_stream_capturing():
+        return
+    first, last = before or (sizes[0], sizes[-1])
+    _loaded[kind] = min(first, sizes[0]), max(last, sizes[-1])
+    try:
+        x_room, out_room = (x.new_empty(sizes[-1], width) for width in weight.shape)
+    except torch.OutOfMemoryError:
+        return  # then they are loaded when they are met
+    for size in sizes:
+        if adds:
+            out_room[:size].addmm_(x_room[:size], weight)
+        else:
+            torch.mm(x_room[:size], weight, out=out_room[:size])

@@ -1,0 +1,66 @@
+"""Products of tokens and weights: right in every precision, and which sizes are made ready when."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freescale.kernels import products
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_stay_as_narrow_as_they_are_under_autocast(dtype):
+    x, weight, grad = (torch.randn(shape, dtype=dtype) for shape in ((7, 4), (4, 6), (7, 6)))
+    before = grad.clone()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made, summed = products.product(x, weight), products.weight_gradient(x, grad)
+        products.add_product_to(grad, x, weight)
+    for ours, truth in ((made, x @ weight), (summed, x.t() @ before), (grad, torch.addmm(before, x, weight))):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, truth)
+
+
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=30))
+def test_every_batch_lies_among_sizes_that_were_made_ready(batches):
+    loaded = None
+    for num_tokens in batches:
+        sizes = products.sizes_to_load(num_tokens, loaded)
+        if num_tokens < products._FEW_TOKENS:
+            assert not sizes
+            continue
+        if sizes:
+            assert sizes[0] <= num_tokens <= sizes[-1] <= 2 * num_tokens
+            assert products._SIZES < len(sizes) <= 2 * products._SIZES
+            loaded = min(sizes[0], (loaded or sizes)[0]), max(sizes[-1], (loaded or sizes)[-1])
+        assert loaded is not None
+        assert loaded[0] <= num_tokens <= loaded[1]
+
+
+class OnGPU(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+def test_sizes_are_made_ready_once_and_never_while_a_graph_is_recorded(monkeypatch):
+    done: list[int] = []
+    really = torch.mm
+    monkeypatch.setattr(products, "_loaded", {})
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: done.append(a.shape[0]) or really(a, b, out=out))
+    x, weight = torch.ones(5000, 2).as_subclass(OnGPU), torch.ones(2, 3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    products.product(x, weight)
+    assert done == [5000]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    products.product(x, weight)
+    assert min(done) == 2500
+    assert max(done) > 9900
+    assert done[-1] == 5000
+    count = len(done)
+    products.product(x, weight)
+    products.product(x[:4990], weight)
+    assert len(done) == count + 2
