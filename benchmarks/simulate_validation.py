@@ -8,7 +8,10 @@ r"""The simulator against real training: step time and bubble, predicted and mea
    with the profile's cost model, as the simulator does. Ranks beyond the cores share them.
 
     python benchmarks/simulate_validation.py                      # 2 and 4 CPU ranks, about 7 minutes
-    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 --rounds 1 --profile-seconds 12   # 5 minutes
+    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 --rounds 1 --profile-seconds 4 --steps 30 --keep OUT
+    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 --steps 30 --again OUT    # predict only, anywhere
+
+With --keep, profiles and what each run measured are written as they come; --again reads them and trains nothing.
 
 `pure` rests on the profile alone. `calibrated` takes one number from the runs with everything off on the
 same number of ranks: how much slower ranks compute beside each other (caches, memory, SM shares). It is never told a
@@ -28,7 +31,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -36,6 +40,7 @@ from one_training import Recipe, check_one_curve, losses_of, ranks_on, train_in_
 
 from freescale.assembly import build_examples, build_sampler, build_source
 from freescale.balance.cost_model import CostModel
+from freescale.balance.global_batches import GlobalBatches
 from freescale.comm.ranks import Ranks
 from freescale.config import Config, load_config
 from freescale.sim.cluster import load_cluster
@@ -45,7 +50,7 @@ from freescale.sim.profile import Profile, load_profile
 from freescale.sim.whatif import simulate_features
 from freescale.sim.workload import Workload
 from freescale.trace.bubbles import CAUSES
-from freescale.trace.metrics_log import Event, read_metrics
+from freescale.trace.metrics_log import read_metrics
 from freescale.trace.span_file import read_spans
 
 WORKLOAD = (
@@ -81,19 +86,30 @@ GPU_WORKLOAD = (
     "embedding.optimizer=rowwise_adagrad",
     "run.device=cuda",
 )
+RUNS = "runs.jsonl"
 LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run, or what was predicted of it: milliseconds of a step and of its compute, shares of the step."""
+
+    step_ms: float
+    bubble: float
+    causes: dict[str, float]
+    compute_ms: float
 
 
 @dataclass
 class Case:
-    """One combination on one number of ranks, and what its rounds measured."""
+    """One combination on one number of ranks, and what its rounds measured: outcomes and losses."""
 
     ranks: int
     balance: bool
     prioritized: bool
     sm_free: bool = False
-    runs: list[list[Event]] = field(default_factory=list)
-    compute_ms: list[float] = field(default_factory=list)
+    rounds: list[Outcome] = field(default_factory=list)
+    curves: list[list[float]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -108,16 +124,6 @@ class Case:
             prioritized=self.prioritized,
             sm_free=self.sm_free,
         )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A run, or what was predicted of it: milliseconds of a step and of its compute, shares of the step."""
-
-    step_ms: float
-    bubble: float
-    causes: dict[str, float]
-    compute_ms: float
 
 
 Profiles = Mapping[int, Profile]
@@ -157,11 +163,11 @@ def train_all(cases: Sequence[Case], profiles: Profiles, options: argparse.Names
 
 def complete(cases: Sequence[Case]) -> list[Case]:
     """Those that were run and can be calibrated: by the run of as many ranks with everything off."""
-    can = {case.ranks for case in cases if case.runs and not case.balance and not case.prioritized}
+    can = {case.ranks for case in cases if case.rounds and not case.balance and not case.prioritized}
     for case in cases:
-        if not case.runs or case.ranks not in can:
+        if not case.rounds or case.ranks not in can:
             print(f"left out: {case.name}", file=sys.stderr)
-    found = [case for case in cases if case.runs and case.ranks in can]
+    found = [case for case in cases if case.rounds and case.ranks in can]
     if not found:
         raise SystemExit("FAILED: no number of ranks was run with everything off")
     return found
@@ -174,51 +180,83 @@ def cost_model_of(profile: Profile) -> CostModel:
 
 
 def keep(case: Case, folder: Path | str, options: argparse.Namespace) -> None:
-    """The step lines of a run and its mean compute."""
+    """What a run measured after the warm-up, and its losses."""
     if isinstance(folder, str):
         raise SystemExit(f"FAILED with {case.name}: {folder}")
     steps, spans = read_metrics(folder / "metrics.jsonl").steps, read_spans(folder)
     if len(steps) != options.steps or any(event.get("bubble") is None for event in steps):
         raise SystemExit(f"FAILED with {case.name}: steps are missing or have no breakdown")
-    case.runs.append(steps)
-    case.compute_ms.append(
-        1000
-        * statistics.mean(
+    account = warm_account(steps, warmup=options.warmup)
+    compute = [
+        [
             span.end - span.start
-            for rank in spans.ranks
             for kept in rank.steps.values()
             if kept.step > options.warmup
             for span in kept.spans
             if span.name == "forward and backward" and span.step == kept.step
-        )
-    )
+        ]
+        for rank in spans.ranks
+    ]
+    causes = {cause: account.shares[cause] for cause in CAUSES}
+    outcome = Outcome(account.step_ms, account.bubble, causes, 1000 * statistics.fmean(chain(*compute)))
+    case.rounds.append(outcome)
+    case.curves.append(losses_of(steps))
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        line = {"case": case.name, "outcome": asdict(outcome), "losses": case.curves[-1]}
+        line["compute_s_by_rank"] = compute
+        with (options.keep / RUNS).open("a") as kept_runs:
+            kept_runs.write(json.dumps(line) + "\n")
 
 
-def measured(case: Case, warmup: int) -> Outcome:
-    """Medians over the rounds after the warm-up."""
-    accounts = [warm_account(steps, warmup=warmup) for steps in case.runs]
+def read_again(cases: Sequence[Case], folder: Path) -> None:
+    """What runs of these cases measured when they were kept."""
+    by_name = {case.name: case for case in cases}
+    for line in (folder / RUNS).read_text().splitlines():
+        kept = json.loads(line)
+        if kept["case"] in by_name:
+            by_name[kept["case"]].rounds.append(Outcome(**kept["outcome"]))
+            by_name[kept["case"]].curves.append(kept["losses"])
+
+
+def measured(case: Case) -> Outcome:
+    """Medians over the rounds."""
+    median = statistics.median
     return Outcome(
-        step_ms=statistics.median(one.step_ms for one in accounts),
-        bubble=statistics.median(one.bubble for one in accounts),
-        causes={cause: statistics.median(one.shares[cause] for one in accounts) for cause in CAUSES},
-        compute_ms=statistics.median(case.compute_ms),
+        step_ms=median(one.step_ms for one in case.rounds),
+        bubble=median(one.bubble for one in case.rounds),
+        causes={cause: median(one.causes[cause] for one in case.rounds) for cause in CAUSES},
+        compute_ms=median(one.compute_ms for one in case.rounds),
     )
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained: its keys, batches, and the rows of its table."""
+
+    config: Config
+    batches: GlobalBatches
+    table_rows: int
+
+    @classmethod
+    def of(cls, config: Config) -> Data:
+        """Made once: millions of events take their time."""
+        source = build_source(config)
+        one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
+        sampler = build_sampler(config, build_examples(config, source, "train"), one)
+        return cls(config, sampler.batches, len(source.items.ids))
 
 
 def predicted(
-    case: Case, config: Config, profile: Profile, options: argparse.Namespace, *, slower: float = 1.0
+    case: Case, data: Data, profile: Profile, options: argparse.Namespace, *, slower: float = 1.0
 ) -> Outcome:
     """The same of the same batches."""
-    source = build_source(config)
-    examples = build_examples(config, source, "train")
-    one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
-    batches = build_sampler(config, examples, one).batches
-    table_rows = len(source.items.ids)
+    config, batches = data.config, data.batches
     workload = Workload(
         samples_per_gpu=max(1, config.data.global_batch // case.ranks),
         ids_per_token=2.0,
         ids_per_sample=float(config.head.num_negatives),
-        table_rows=table_rows,
+        table_rows=data.table_rows,
         zipf=config.synthetic.zipf,
         row_bytes=int(profile.model["row_bytes"]),
         dense_bytes=4.0 * float(profile.model["dense_parameters"]),
@@ -263,11 +301,11 @@ COEFFICIENTS = ("fixed_ms", "per_sample_ms", "per_token_ms", "per_square_ms")
 
 
 def rows_of(
-    cases: Sequence[Case], config: Config, profiles: Profiles, options: argparse.Namespace
+    cases: Sequence[Case], data: Data, profiles: Profiles, options: argparse.Namespace
 ) -> list[dict[str, object]]:
     slower = {
-        case.ranks: statistics.median(case.compute_ms)
-        / predicted(case, config, profiles[case.ranks], options).compute_ms
+        case.ranks: measured(case).compute_ms
+        / predicted(case, data, profiles[case.ranks], options).compute_ms
         for case in cases
         if not case.balance and not case.prioritized
     }
@@ -278,9 +316,9 @@ def rows_of(
         shares_cores = profile.device == "cpu" and case.ranks > (os.cpu_count() or 1)
         factor = slower[min(slower)] if shares_cores else slower[case.ranks]
         found = {
-            "measured": measured(case, options.warmup),
-            "pure": predicted(case, config, profile, options),
-            "calibrated": predicted(case, config, profile, options, slower=factor),
+            "measured": measured(case),
+            "pure": predicted(case, data, profile, options),
+            "calibrated": predicted(case, data, profile, options, slower=factor),
         }
         row: dict[str, object] = {"case": case.name, "slower": slower[case.ranks]}
         for way, outcome in found.items():
@@ -323,7 +361,8 @@ def main() -> None:
         "--cluster", default=None, help="cluster of the ranks; cpu, or h200 with virtual GPUs"
     )
     parser.add_argument("--profile-seconds", type=float, default=45.0)
-    parser.add_argument("--keep", type=Path, help="folder for the profiles")
+    parser.add_argument("--keep", type=Path, help="folder for the profiles and what runs measured")
+    parser.add_argument("--again", type=Path, help="such a folder: nothing is measured, only predicted")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the workload")
     options = parser.parse_args()
     options.device = "cuda" if options.virtual_gpus else "cpu"
@@ -338,11 +377,14 @@ def main() -> None:
         for balance in (False, True)
         for hides in (False, True)
     ]
-    train_all(cases, profiles, options)
+    if options.again:
+        read_again(cases, options.again)
+    else:
+        train_all(cases, profiles, options)
     cases = complete(cases)
-    curves = [losses_of(steps) for case in cases for steps in case.runs]
+    curves = [curve for case in cases for curve in case.curves]
     worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE[options.device])
-    rows = rows_of(cases, config, profiles, options)
+    rows = rows_of(cases, Data.of(config), profiles, options)
     hardware = next(iter(profiles.values())).hardware
     print_rows(rows, worst, hardware)
     results = {way: summary(rows, way) for way in ("pure", "calibrated")}
@@ -368,6 +410,8 @@ def profiles_of(config: Config, options: argparse.Namespace) -> Profiles:
     counts = options.virtual_gpus or options.ranks
     if options.profile:
         return dict.fromkeys(counts, load_profile(options.profile))
+    if options.again:
+        return {count: load_profile(str(profile_file(options.again, options, count))) for count in counts}
     if not options.virtual_gpus:
         return dict.fromkeys(counts, measure(config, options))
     return {count: measure(config, options, virtual_gpus=count) for count in counts}
@@ -387,8 +431,13 @@ def measure(config: Config, options: argparse.Namespace, *, virtual_gpus: int = 
     )
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-        (options.keep / f"profile-{options.device}-{virtual_gpus or 1}.json").write_text(profile.to_json())
+        profile_file(options.keep, options, virtual_gpus).write_text(profile.to_json())
     return profile
+
+
+def profile_file(folder: Path, options: argparse.Namespace, count: int) -> Path:
+    """Where the profile of so many ranks is kept; CPU ranks have one for all."""
+    return folder / f"profile-{options.device}-{count if options.virtual_gpus else 1}.json"
 
 
 def print_rows(rows: Sequence[dict[str, object]], worst: float, hardware: str) -> None:
