@@ -26,9 +26,9 @@ from freescale.kernels.moe_routing import TILE_ROWS, Routing, tile_list
 
 Activation = Literal["swiglu", "silu", "relu2"]
 Save = Literal["preact", "input", "all"]
-# Rows of a chunk below which the products of "input" lose speed; and the most chunks: each adds to all gradients of the
-# weights, which four of them made 7 % of the time of a large layer.
-CHUNK_ROWS, MAX_CHUNKS = 65_536, 2
+# Numbers in the rows of a chunk below which the products of "input" lose speed; and the most chunks: each adds to all
+# gradients of the weights, which four of them made 7 % of the time of a large layer.
+CHUNK_NUMBERS, MAX_CHUNKS = 2**26, 2
 
 
 class Routed:
@@ -132,7 +132,7 @@ class _Experts(torch.autograd.Function):
     ) -> Tensor:
         routing = Routing(tokens, places, offsets)
         rows, kept = _Rows(), list[Tensor]()
-        for span in _spans(routing, chunked=save == "input"):
+        for span in _spans(routing, x.shape[1], chunked=save == "input"):
             source = Routed(x, span.tokens)
             hidden, activated = steps.activated(source, w_in, span, keep=save != "input")
             if hidden is not None:
@@ -156,7 +156,7 @@ class _Experts(torch.autograd.Function):
         weights_R = torch.empty_like(weights).view(-1).scatter_(0, flat, weights.reshape(-1))
         d_weights_R, rows = _Rows(), _Rows()
         d_w_in = d_w_out = None
-        for span in _spans(routing, chunked=ctx.save == "input"):
+        for span in _spans(routing, x.shape[1], chunked=ctx.save == "input"):
             source = Routed(x, span.tokens, kept[1] if ctx.save == "all" else None)
             hidden = kept[0] if kept else steps.hidden(source, w_in, span)
             hidden = hidden.clone() if ctx.save == "all" else hidden
@@ -199,10 +199,10 @@ class _Rows:
         return self._rows
 
 
-def _spans(routing: Routing, *, chunked: bool) -> list[Span]:
+def _spans(routing: Routing, width: int, *, chunked: bool) -> list[Span]:
     """All rows at once, or cut into chunks of about equal size, which the host knows without asking the device."""
     num_rows = len(routing.tokens)
-    chunks = min(MAX_CHUNKS, max(1, num_rows // CHUNK_ROWS)) if chunked else 1
+    chunks = min(MAX_CHUNKS, max(1, num_rows * width // CHUNK_NUMBERS)) if chunked else 1
     if chunks == 1:
         return [Span(routing, 0, num_rows, routing.offsets)]
     edges = [num_rows * n // chunks // TILE_ROWS * TILE_ROWS for n in range(chunks)] + [num_rows]

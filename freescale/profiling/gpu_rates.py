@@ -9,6 +9,8 @@ import torch
 
 _COPY_BYTES = 256 << 20
 _PIECE_BYTES = 32 << 20
+# A copy by a kernel must take longer than to start it, or only few are under way beside the products.
+_LONG_PIECE_BYTES = 512 << 20
 # What it takes to fill NVLink 4 in one direction (545 GB/s on an H200).
 _BLOCKS = 16
 _PRODUCTS = 20
@@ -47,6 +49,9 @@ def _slowdowns(device: torch.device) -> dict[str, float]:
     left, right = (torch.randn(_SIZE, _SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
     source, target = (torch.zeros(_PIECE_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    long_source, long_target = (
+        torch.zeros(_LONG_PIECE_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+    )
     leaving, coming = (torch.zeros(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     streams = [torch.cuda.Stream(device, priority=-1) for _ in range(2)]
 
@@ -65,7 +70,7 @@ def _slowdowns(device: torch.device) -> dict[str, float]:
 
     def by_kernels() -> None:
         with torch.cuda.stream(streams[0]):
-            copy_with_blocks(target, source, blocks=_BLOCKS)
+            copy_with_blocks(long_target, long_source, blocks=_BLOCKS)
 
     def by_engines() -> None:
         with torch.cuda.stream(streams[0]):
@@ -81,7 +86,7 @@ def _slowdowns(device: torch.device) -> dict[str, float]:
     for _ in range(5):
         alone.append(products_ms(None, 0))
         # Enough pieces to last for all products, at the rate each way has.
-        kernels.append(products_ms(by_kernels, 1200))
+        kernels.append(products_ms(by_kernels, 80))
         engines.append(products_ms(by_engines, 120))
     base = sorted(alone)[2]
     return {

@@ -77,7 +77,7 @@ def test_bfloat16_equals_the_reference(
 ) -> None:
     from freescale.kernels import expert_steps
 
-    monkeypatch.setattr(expert_steps, "CHUNK_ROWS", 2000)
+    monkeypatch.setattr(expert_steps, "CHUNK_NUMBERS", 2000 * 256)
     case = make(activation=activation, among=7)
     out = expert_mlp(*case.values(), activation=activation, save=save, backend=backend)
     assert_near(results(case, out), truth(case, activation), 0.01)

@@ -65,8 +65,8 @@ def compare(case, got, activation, tolerance):
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """Chunks of "input" already at a hundred rows."""
-    monkeypatch.setattr(expert_steps, "CHUNK_ROWS", 100)
+    """Chunks of "input" already at a hundred rows of 12."""
+    monkeypatch.setattr(expert_steps, "CHUNK_NUMBERS", 1200)
 
 
 @pytest.fixture
