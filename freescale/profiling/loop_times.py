@@ -1,13 +1,14 @@
-"""What a step costs the host: the project's own training loop, less everything that is compute or exchange."""
+"""The project's own training loop in short runs: what a step costs the host, and how long ranks compute in it."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from freescale.assembly import build_run, build_source
+from freescale.balance.cost_fit import MeasuredStep
 from freescale.comm.ranks import Ranks
 from freescale.config import Config
 from freescale.sim.profile import Timing
@@ -19,10 +20,23 @@ from freescale.train.loop import take_steps
 _STEPS, _WARM = 14, 4
 
 
-def measure_host(
+@dataclass(frozen=True)
+class LoopTimes:
+    """What short runs have shown.
+
+    Args:
+        host: a line over tokens, from steps of the smallest and of the largest batch; on the first rank, for all.
+        steps: forward and backward of this rank in the largest ones, beside all others.
+    """
+
+    host: Timing
+    steps: list[MeasuredStep]
+
+
+def measure_loop(
     config: Config, ranks: Ranks, *, most_samples: int, hiding: bool = False, folder: Path | None = None
-) -> Timing:
-    """A line over tokens, from steps of the smallest and of the largest batch; every rank must call it.
+) -> LoopTimes:
+    """Train for some steps; every rank must call it.
 
     Args:
         config: the recipe.
@@ -32,18 +46,25 @@ def measure_host(
         folder: the same on all ranks; one of its own if there is no other.
     """
     with tempfile.TemporaryDirectory(prefix="freescale-profile-") as own:
-        (low_tokens, low_ms), (high_tokens, high_ms) = (
-            _host_ms(config, ranks, samples=size, hiding=hiding, folder=(folder or Path(own)) / str(size))
+        low, high = (
+            _short_run(config, ranks, samples=size, hiding=hiding, folder=(folder or Path(own)) / str(size))
             for size in (1, most_samples)
         )
-    slope = max(0.0, (high_ms - low_ms) / max(1.0, high_tokens - low_tokens))
-    return Timing(fixed_ms=max(0.0, low_ms - slope * low_tokens), per_token_ms=slope)
+    slope = max(0.0, (high.host_ms - low.host_ms) / max(1.0, high.tokens - low.tokens))
+    host = Timing(fixed_ms=max(0.0, low.host_ms - slope * low.tokens), per_token_ms=slope)
+    return LoopTimes(host, high.steps)
 
 
-def _host_ms(
-    config: Config, ranks: Ranks, *, samples: int, hiding: bool, folder: Path
-) -> tuple[float, float]:
-    """Mean tokens of a rank and usual host milliseconds of a step, of a short run."""
+@dataclass(frozen=True)
+class _ShortRun:
+    """Usual host milliseconds and mean tokens of a rank's step, which the first rank knows; this rank's compute."""
+
+    host_ms: float
+    tokens: float
+    steps: list[MeasuredStep]
+
+
+def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folder: Path) -> _ShortRun:
     small = replace(
         config,
         run=replace(config.run, steps=_STEPS, out=str(folder), log_every=1, eval_every=10**9),
@@ -61,10 +82,11 @@ def _host_ms(
     finally:
         run.accounts.close()
         spans.record_into(None)
+    computed = run.train_step.timer.take()[_WARM:]
     if not ranks.is_first:
-        return 0.0, 0.0  # the first has what all of them have recorded
+        return _ShortRun(0.0, 0.0, computed)
     steps = [step for step in seen if step.ranks][_WARM:]
     # The host's time is by the clock: what lies above the lower quarter is other programs' doing.
     host = sorted(1000 * fmean(one.host for one in step.ranks) for step in steps)[len(steps) // 4]
     tokens = fmean(float(str(step.line["tokens"])) for step in steps)
-    return tokens / ranks.num_ranks, host
+    return _ShortRun(host, tokens / ranks.num_ranks, computed)

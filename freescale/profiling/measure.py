@@ -23,7 +23,7 @@ from freescale.comm.virtual_gpus import virtual_gpus as virtual_gpus_of
 from freescale.config import Config
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.gpu_rates import measure_gpu
-from freescale.profiling.loop_times import measure_host
+from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.side_by_side import measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Profile, Timing
@@ -150,7 +150,7 @@ def _measure_gpu(
     steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
     say("what a step costs the host")
     alone = Ranks(rank=0, num_ranks=1, device=device)
-    times = {**_fits(steps), "host": measure_host(config, alone, most_samples=most_samples)}
+    times = {**_fits(steps), "host": measure_loop(config, alone, most_samples=most_samples).host}
     say("copies, and compute beside them")
     rates = measure_gpu(device)
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
@@ -172,7 +172,30 @@ def _measure_shared(
             seconds=seconds,
             most_samples=most_samples,
         )
-    return _Found("cuda", found.hardware, found.steps, _fits(found.steps) | found.hosts, found.rates)
+    times = beside_neighbours(_fits(found.steps), found.in_a_run)
+    return _Found("cuda", found.hardware, found.steps, times | found.hosts, found.rates)
+
+
+def beside_neighbours(times: dict[str, Timing], in_a_run: Sequence[MeasuredStep]) -> dict[str, Timing]:
+    """Forward and backward of ranks that share a GPU, as slow as they are in a run.
+
+    Single parts of a step are measured while neighbours stand still most of the time, between parts of their own. Each
+    has its SMs to itself, but the memory is everybody's: what is bound by it, and so grows with the tokens, takes
+    longer in a run, where all compute at once.
+    """
+    model = ("forward", "backward")
+    alone = [sum(getattr(times[name], key) for name in model) for key in COEFFICIENTS]
+    fixed, by_sample, by_token, by_square = alone
+    ratios = [
+        (step.ms - fixed - by_sample * step.num_samples - by_square * step.squares) / (by_token * step.tokens)
+        for step in in_a_run
+        if by_token * step.tokens > 0
+    ]
+    slower = max(1.0, float(np.median(ratios))) if ratios else 1.0
+    return times | {
+        name: dataclasses.replace(times[name], per_token_ms=slower * times[name].per_token_ms)
+        for name in model
+    }
 
 
 def _fits(steps: StepTimes) -> dict[str, Timing]:

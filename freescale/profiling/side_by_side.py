@@ -21,7 +21,7 @@ from freescale.comm.ranks import device_name, join_ranks
 from freescale.config import Config, load_config
 from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding
-from freescale.profiling.loop_times import measure_host
+from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Timing
 
@@ -33,12 +33,14 @@ class SideBySide:
     Args:
         hardware: its name.
         steps: of all ranks.
+        in_a_run: forward and backward of all ranks while they train together.
         hosts: the times "host" and "host_hiding".
         rates: of their exchanges; on two CPU ranks also what hiding costs their cores.
     """
 
     hardware: str
     steps: StepTimes
+    in_a_run: list[MeasuredStep]
     hosts: dict[str, Timing]
     rates: dict[str, float]
 
@@ -73,7 +75,8 @@ def measure_side_by_side(
             steps.steps[part] += [MeasuredStep(*step) for step in measured]
         steps.singles += [MeasuredStep(*step) for step in one["singles"]]
     hosts = {name: Timing(**line) for name, line in first["hosts"].items()}
-    return SideBySide(first["hardware"], steps, hosts, first["rates"])
+    in_a_run = [MeasuredStep(*step) for one in found for step in one["in_a_run"]]
+    return SideBySide(first["hardware"], steps, in_a_run, hosts, first["rates"])
 
 
 def _rank(folder: Path) -> None:
@@ -90,8 +93,8 @@ def _rank(folder: Path) -> None:
         rates = measure_links(transport, ranks.device)
         if ranks.device.type == "cpu" and ranks.num_ranks == 2:
             rates |= measure_hiding(ranks.rank, ranks.group)
-        hosts = {
-            name: measure_host(config, ranks, most_samples=most_samples, hiding=hiding, folder=folder / name)
+        loops = {
+            name: measure_loop(config, ranks, most_samples=most_samples, hiding=hiding, folder=folder / name)
             for name, hiding in (("host", False), ("host_hiding", True))
         }
         found = {
@@ -100,7 +103,8 @@ def _rank(folder: Path) -> None:
             "singles": steps.singles,
             "dense_parameters": steps.dense_parameters,
             "row_bytes": steps.row_bytes,
-            "hosts": {name: asdict(line) for name, line in hosts.items()},
+            "in_a_run": loops["host"].steps,
+            "hosts": {name: asdict(loop.host) for name, loop in loops.items()},
             "rates": rates,
         }
         (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(found))

@@ -139,7 +139,8 @@ def test_experts_without_rows_get_zeros_whatever_torch_leaves_there(monkeypatch)
 
 def test_chunks_cover_the_rows_and_their_offsets_stay_inside(chunks):
     routing = route(choose(300, 2, 7, among=5), 7)
-    spans = expert_steps._spans(routing, chunked=True)
+    assert len(expert_steps._spans(routing, 1, chunked=True)) == 1
+    spans = expert_steps._spans(routing, 12, chunked=True)
     assert len(spans) == expert_steps.MAX_CHUNKS
     assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
     assert spans[-1].stop == 600

@@ -43,7 +43,8 @@ def pretend(config: Config, *, num_ranks: int, **_: Any) -> SideBySide:
     steps.singles = steps.steps["forward"]
     hosts = {"host": Timing(fixed_ms=1.0), "host_hiding": Timing(fixed_ms=2.0)}
     rates = {name: num_ranks * rate for name, rate in RATES.items()}
-    return SideBySide(f"{config.run.device}, shared by {num_ranks}", steps, hosts, rates)
+    in_a_run = [MeasuredStep(*one, ms=2 + 0.3 * one[1]) for one in lengths]
+    return SideBySide(f"{config.run.device}, shared by {num_ranks}", steps, in_a_run, hosts, rates)
 
 
 def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +102,26 @@ def test_shapes_are_of_many_sizes_and_lengths() -> None:
     assert all((lengths[rows] > 0).all() for rows in made)
 
 
+def test_only_what_grows_with_the_tokens_is_slower_beside_neighbours() -> None:
+    times = {
+        "forward": Timing(fixed_ms=1.0, per_token_ms=0.1, per_square_ms=0.01),
+        "backward": Timing(fixed_ms=2.0, per_sample_ms=0.5, per_token_ms=0.2, per_square_ms=0.02),
+        "update": Timing(per_token_ms=1.0),
+    }
+
+    def steps(factor: float) -> list[MeasuredStep]:
+        shapes = [(3, 100, 2000.0), (5, 300, 90_000.0), (1, 50, 2500.0)]
+        return [MeasuredStep(n, t, s, 3 + 0.5 * n + factor * 0.3 * t + 0.03 * s) for n, t, s in shapes]
+
+    slower = measure.beside_neighbours(times, steps(1.5))
+    assert slower["backward"].per_token_ms == pytest.approx(0.3)
+    assert slower["backward"].per_square_ms == 0.02
+    assert slower["update"] == times["update"]
+    # Faster than alone is noise, and no steps tell nothing.
+    assert measure.beside_neighbours(times, steps(0.8)) == times
+    assert measure.beside_neighbours(times, []) == times
+
+
 @pytest.mark.timeout(300)
 def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
     config = load_config(None, (*SMALL, "run.device=cpu"))
@@ -114,6 +135,9 @@ def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
     # Every rank has measured its own shapes, and all of them count.
     assert len(found.steps.steps["forward"]) == 2 * FEWEST_SHAPES
     assert len({step.tokens for step in found.steps.steps["forward"]}) > FEWEST_SHAPES
+    assert len(found.in_a_run) == 2 * 10
+    assert all(step.ms > 0 for step in found.in_a_run)
+    assert 120 < sum(step.num_samples for step in found.in_a_run) <= 2 * 8 * 10
     assert set(found.hosts) == {"host", "host_hiding"}
     assert all(line.fixed_ms > 0 for line in found.hosts.values())
     assert {*RATES, "hiding_ms", "hiding_us_per_id"} == set(found.rates)
@@ -138,6 +162,9 @@ def test_virtual_gpus_give_one_profile_that_knows_how_many_shared(monkeypatch: p
     profile = measure.measure_profile(load_config(None, SMALL), most_samples=8, virtual_gpus=4)
     assert asked["environment"] == {"SHARE": "4"}
     assert profile.hardware == "cuda, shared by 4"
+    # Alone 0.1 ms a token in forward and backward each; in a run, where all use the memory, 0.3 together.
+    assert profile.times["forward"].per_token_ms == pytest.approx(0.15, rel=0.02)
+    assert profile.times["backward"].per_token_ms == pytest.approx(0.15, rel=0.02)
     assert (profile.device, profile.shared_by, profile.has_links) == ("cuda", 4, True)
     assert {f"rates.{name}" for name in RATES} <= set(profile.measured)
     assert parse_profile(profile.to_json(), where="test") == profile
