@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 _SIZES = 256
-_FEW_TOKENS = 4096
-"""Below it nothing is made ready: requests are served one by one, and a GPU has little to do when it is waited for."""
+_FEW_TOKENS, _MANY_TOKENS = 4096, 2**18
+"""Below the first a GPU has little to do when it is waited for; above the second one kernel is as good for all sizes."""
 
 _Kind = tuple[torch.device, torch.dtype, tuple[int, ...], tuple[int, ...], bool]
 _loaded: dict[_Kind, tuple[int, int]] = {}
@@ -39,10 +39,10 @@ def weight_gradient(x_TK: Tensor, grad_TN: Tensor) -> Tensor:
 
 
 def sizes_to_load(num_tokens: int, loaded: tuple[int, int] | None) -> range:
-    """Numbers of tokens around this one; none if it lies among those that were loaded, or is too small to matter."""
-    if num_tokens < _FEW_TOKENS or (loaded and loaded[0] <= num_tokens <= loaded[1]):
+    """Numbers of tokens around this one; none if it lies among those that were loaded, or where it does not matter."""
+    if not _FEW_TOKENS <= num_tokens <= _MANY_TOKENS or (loaded and loaded[0] <= num_tokens <= loaded[1]):
         return range(0)
-    first, last = num_tokens // 2, 2 * num_tokens
+    first, last = num_tokens // 2, min(2 * num_tokens, _MANY_TOKENS)
     return range(first, last + 1, max(1, (last - first) // _SIZES))
 
 
@@ -52,8 +52,8 @@ def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
     sizes = sizes_to_load(x.shape[0], before)
     if not sizes or torch.cuda.is_current_stream_capturing():
         return
-    first, last = before or (sizes[0], sizes[-1])
-    _loaded[kind] = min(first, sizes[0]), max(last, sizes[-1])
+    known = [*(before or ()), sizes[0], sizes[-1], x.shape[0]]
+    _loaded[kind] = min(known), max(known)
     try:
         x_room, out_room = (x.new_empty(sizes[-1], width) for width in weight.shape)
     except torch.OutOfMemoryError:

@@ -50,13 +50,19 @@ def measure_loop(
             _short_run(config, ranks, samples=size, hiding=hiding, folder=(folder or Path(own)) / str(size))
             for size in (1, most_samples)
         )
-    slope = max(0.0, (high.host_ms - low.host_ms) / max(1.0, high.tokens - low.tokens))
-    host = Timing(fixed_ms=max(0.0, low.host_ms - slope * low.tokens), per_token_ms=slope)
-    return LoopTimes(host, high.steps)
+    return LoopTimes(host_line(low, high), high.steps)
+
+
+def host_line(low: ShortRun, high: ShortRun) -> Timing:
+    """Through both; as large batches have it where it falls: a GPU with more to do hides more of the host."""
+    if high.host_ms <= low.host_ms:
+        return Timing(fixed_ms=high.host_ms)
+    slope = (high.host_ms - low.host_ms) / max(1.0, high.tokens - low.tokens)
+    return Timing(fixed_ms=max(0.0, low.host_ms - slope * low.tokens), per_token_ms=slope)
 
 
 @dataclass(frozen=True)
-class _ShortRun:
+class ShortRun:
     """Usual host milliseconds and mean tokens of a rank's step, which the first rank knows; this rank's compute."""
 
     host_ms: float
@@ -64,7 +70,7 @@ class _ShortRun:
     steps: list[MeasuredStep]
 
 
-def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folder: Path) -> _ShortRun:
+def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folder: Path) -> ShortRun:
     small = replace(
         config,
         run=replace(config.run, steps=_STEPS, out=str(folder), log_every=1, eval_every=10**9),
@@ -84,9 +90,9 @@ def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, fold
         spans.record_into(None)
     computed = run.train_step.timer.take()[_WARM:]
     if not ranks.is_first:
-        return _ShortRun(0.0, 0.0, computed)
+        return ShortRun(0.0, 0.0, computed)
     steps = [step for step in seen if step.ranks][_WARM:]
     # The host's time is by the clock: what lies above the lower quarter is other programs' doing.
     host = sorted(1000 * fmean(one.host for one in step.ranks) for step in steps)[len(steps) // 4]
     tokens = fmean(float(str(step.line["tokens"])) for step in steps)
-    return _ShortRun(host, tokens / ranks.num_ranks, computed)
+    return ShortRun(host, tokens / ranks.num_ranks, computed)
