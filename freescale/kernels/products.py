@@ -13,7 +13,7 @@ from torch import Tensor
 
 _SIZES = 256
 _FEW_TOKENS, _MANY_TOKENS = 4096, 2**18
-"""Below the first a GPU has little to do when it is waited for; above the second one kernel is as good for all sizes."""
+"""Below the first a GPU has little to do when it is waited for; above the second one kernel is good for all sizes."""
 
 _Kind = tuple[torch.device, torch.dtype, tuple[int, ...], tuple[int, ...], bool]
 _loaded: dict[_Kind, tuple[int, int]] = {}
