@@ -63,7 +63,8 @@ class GpuWindows:
 
     def read(self, flags: Sequence[int]) -> list[int]:
         """Values of flags this rank waits for, read by the CPU."""
-        with torch.cuda.stream(self._side):
+        # The thread that asks has no device of its own yet; torch would make it the first one, and a context there.
+        with torch.cuda.device(self._own.device), torch.cuda.stream(self._side):
             words = self._own[: flag_bytes(self.rings)].cpu().view(torch.int32)
         return [int(words[(self.flags[flag] - self._begins) // 4]) % (1 << 32) for flag in flags]
 

@@ -15,7 +15,9 @@ free, whatever blocks the CPU returns, and the next call of the transport raises
 
 That thread knows by the flags alone what is done. To ask an event is to keep the interpreter's lock until the driver's
 is free, and that one is kept by a caller who stands before a full queue: if the queue waits for a rank that is gone,
-both stand for ever. For the same reason callers are kept from filling the queues.
+both stand for ever. For the same reason callers are kept from filling these queues. Flags in host memory are read and
+written without CUDA; those of `copy_engine` lie in GPU memory, and where the queue that computes is full as well, only
+the launcher ends such a rank.
 """
 
 from __future__ import annotations
@@ -160,9 +162,9 @@ class StreamEngine:
         for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
         self._queue(exchange, sent.data_ptr(), received.data_ptr())
-        source, target, size = own
-        if size and not self.stages_own:
-            copy = (received.data_ptr() + target, sent.data_ptr() + source, size)
+        source, target, num_bytes = own
+        if num_bytes and not self.stages_own:
+            copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
             self._driver.copy([copy], self._coming.cuda_stream)
         events = (self._leaving.record_event(), self._coming.record_event())
         # Their memory is not given to anybody else before these streams have used it.
@@ -235,7 +237,10 @@ class StreamEngine:
             if self._windows is None:
                 return
             if self._failure is None:
-                self._failure = self._find_failure(self._windows)
+                try:
+                    self._failure = self._find_failure(self._windows)
+                except Exception as error:  # whoever exchanges next is told; this thread must go on
+                    self._failure = error
             if self._failure is not None:
                 self._let_go(self._windows)
 
@@ -247,7 +252,10 @@ class StreamEngine:
         if gone:
             return ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
         if late and time.monotonic() - self._under_way[0].began > self._timeout_s:
-            return TimeoutError(f"ranks {late[0]} did not exchange rows within {self._timeout_s:.0f} s")
+            return TimeoutError(
+                f"ranks {late[0]} did not exchange rows within {self._timeout_s:.0f} s, or this rank's own GPU did not "
+                "come to it"
+            )
         return None
 
     def _late(self, windows: Windows) -> list[list[int]]:

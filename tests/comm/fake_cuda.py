@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,7 @@ def install() -> FakeStream:
     torch.cuda.current_stream = lambda device=None: main  # type: ignore[assignment, return-value]
     torch.cuda.current_device = lambda: 0
     torch.cuda.stream = _OnStream  # type: ignore[assignment, misc]
+    torch.cuda.device = lambda device: nullcontext()  # type: ignore[assignment, misc]
     # Memory that a stream has yet to use is not given to anybody else: the stream holds on to it until then.
     torch.Tensor.record_stream = lambda self, stream: stream.give(lambda: self.data_ptr())  # type: ignore[method-assign, assignment]
     really_copy = torch.Tensor.copy_

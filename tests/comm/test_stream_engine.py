@@ -183,30 +183,45 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_over():
     assert "ranks [1] did not exchange rows" in run_on_ranks(wait_in_vain, 2, timeout=60)[0]
 
 
-def run_ahead(rank: int) -> int:
-    """Rank 1 does not come, rank 0 goes on: the most that any of its streams has been given by then."""
+def run_ahead(rank: int, own: int) -> tuple[int, int]:
+    """Rank 1 does not come, rank 0 goes on: the most that any of its streams has been given by then.
+
+    And how many exchanges are remembered after many that are done.
+    """
     transport, main, driver = open_fake("host_staged")
-    check(main, transport.start(torch.ones(2), send=[1, 1], receive=[1, 1]), torch.ones(2))
-    driver.calls.clear()
     ring_transport._FIRST_LOOKS, ring_transport._LOOK_EVERY = (
         (),
         1 << 30,
     )  # there rank 0 would wait for the other
+    counts = [own, 1] if rank == 0 else [1, own]
+    for _ in range(300):
+        start_one(transport, counts).wait()
+    main.synchronize()
+    remembered = len(transport._engine._ahead)
+    driver.calls.clear()
+    dist.barrier()
     if rank == 0:
         transport._engine._timeout_s = 0.3
         with pytest.raises(TimeoutError):
-            start_many(transport, 5000)
+            start_many(transport, counts, 5000)
     dist.barrier()
-    return max(Counter(stream for _, stream, *_ in driver.calls).values(), default=0)
+    return max(Counter(stream for _, stream, *_ in driver.calls).values(), default=0), remembered
 
 
-def start_many(transport: RingTransport, count: int) -> None:
-    for _ in range(count):
-        transport.start(torch.ones(2), send=[1, 1], receive=[1, 1])
+def start_one(transport: RingTransport, counts: list[int]) -> Any:
+    return transport.start(torch.ones(sum(counts)), send=counts, receive=counts)
 
 
-def test_queues_are_not_filled_while_a_rank_does_not_come():
-    assert 100 < run_on_ranks(run_ahead, 2, timeout=60)[0] <= stream_engine._MOST_QUEUED
+def start_many(transport: RingTransport, counts: list[int], number: int) -> None:
+    for _ in range(number):
+        start_one(transport, counts)
+
+
+@pytest.mark.parametrize("own", [0, 1, 1000])
+def test_queues_are_not_filled_while_a_rank_does_not_come(own):
+    queued, remembered = run_on_ranks(run_ahead, 2, own, timeout=60)[0]
+    assert 100 < queued <= stream_engine._MOST_QUEUED
+    assert 10 < remembered < stream_engine._MOST_QUEUED / 2
 
 
 def record_calls(rank: int) -> list[tuple[Any, ...]]:
