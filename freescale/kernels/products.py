@@ -39,11 +39,16 @@ def weight_gradient(x_TK: Tensor, grad_TN: Tensor) -> Tensor:
 
 
 def sizes_to_load(num_tokens: int, loaded: tuple[int, int] | None) -> range:
-    """Numbers of tokens around this one; none if it lies among those that were loaded, or where it does not matter."""
+    """Numbers of tokens around this one that are not among those loaded, and all between; none where none matters."""
     if not _FEW_TOKENS <= num_tokens <= _MANY_TOKENS or (loaded and loaded[0] <= num_tokens <= loaded[1]):
         return range(0)
     first, last = num_tokens // 2, min(2 * num_tokens, _MANY_TOKENS)
-    return range(first, last + 1, max(1, (last - first) // _SIZES))
+    step = max(1, (last - first) // _SIZES)
+    if loaded and num_tokens > loaded[1]:
+        first = loaded[1]
+    elif loaded:
+        last = loaded[0]
+    return range(first, last + 1, max(step, -((first - last) // (2 * _SIZES))))
 
 
 def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
@@ -54,12 +59,20 @@ def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
         return
     known = [*(before or ()), sizes[0], sizes[-1], x.shape[0]]
     _loaded[kind] = min(known), max(known)
+    if sizes[-1] * sum(weight.shape) * x.itemsize > _free_bytes(x.device) // 4:
+        return  # then they are loaded when they are met
     try:
         x_room, out_room = (x.new_empty(sizes[-1], width) for width in weight.shape)
+        for size in sizes:
+            if adds:
+                out_room[:size].addmm_(x_room[:size], weight)
+            else:
+                torch.mm(x_room[:size], weight, out=out_room[:size])
     except torch.OutOfMemoryError:
-        return  # then they are loaded when they are met
-    for size in sizes:
-        if adds:
-            out_room[:size].addmm_(x_room[:size], weight)
-        else:
-            torch.mm(x_room[:size], weight, out=out_room[:size])
+        return
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What torch could hand out."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
