@@ -9,9 +9,9 @@ r"""The simulator against real training: step time and bubble, predicted and mea
 
     python benchmarks/simulate_validation.py                      # 2 and 4 CPU ranks, about 7 minutes
     python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 --rounds 1 --profile-seconds 4 --steps 30 --keep OUT
-    python benchmarks/simulate_validation.py --virtual-gpus 2 4 8 --steps 30 --again OUT    # predict only, anywhere
+    python benchmarks/simulate_validation.py --again OUT          # predict only, on any machine
 
-With --keep, profiles and what each run measured are written as they come; --again reads them and trains nothing.
+With --keep, profiles and runs are written to that folder as they come; --again reads them and trains nothing.
 
 `pure` rests on the profile alone. `calibrated` takes one number from the runs with everything off on the
 same number of ranks: how much slower ranks compute beside each other (caches, memory, SM shares). It is never told a
@@ -24,15 +24,13 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -86,7 +84,9 @@ GPU_WORKLOAD = (
     "embedding.optimizer=rowwise_adagrad",
     "run.device=cuda",
 )
-RUNS = "runs.jsonl"
+ORDER = "order.json"
+OPTIONS = "options.json"
+KEPT_OPTIONS = ("ranks", "virtual_gpus", "steps", "warmup", "cluster", "keys")
 LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
 
 
@@ -148,15 +148,18 @@ def train_all(cases: Sequence[Case], profiles: Profiles, options: argparse.Names
     for num_ranks in sorted({case.ranks for case in cases}):
         mine = [case for case in cases if case.ranks == num_ranks]
         order = [case for _ in range(options.rounds) for case in chance.sample(mine, len(mine))]
-        with ranks_on(options.device, num_ranks) as environment, tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            cost_model = folder / "cost_model.json"
-            cost_model_of(profiles[num_ranks]).save(cost_model)
-            recipes = [recipe_of(case, options, cost_model) for case in order]
+        folder = options.folder / f"runs-{num_ranks}"
+        folder.mkdir()
+        (folder / ORDER).write_text(json.dumps([case.name for case in order]))
+        cost_model = folder / "cost_model.json"
+        cost_model_of(profiles[num_ranks]).save(cost_model)
+        recipes = [recipe_of(case, options, cost_model) for case in order]
+        with ranks_on(options.device, num_ranks) as environment:
             found = train_in_turn(recipes, num_ranks=num_ranks, environment=environment, folder=folder)
-            for number, made in found.items():
-                keep(order[number], made, options)
-        print(f"{num_ranks} ranks: {len(found)} of {len(order)} runs", file=sys.stderr)
+        done = [number for number, made in found.items() if isinstance(made, Path)]
+        for number in found.keys() - set(done):
+            print(f"{order[number].name}: {found[number]}", file=sys.stderr)
+        print(f"{num_ranks} ranks: {len(done)} of {len(order)} runs", file=sys.stderr)
         if len(found) < len(order):
             return  # Ctrl-C: what is there counts
 
@@ -164,9 +167,6 @@ def train_all(cases: Sequence[Case], profiles: Profiles, options: argparse.Names
 def complete(cases: Sequence[Case]) -> list[Case]:
     """Those that were run and can be calibrated: by the run of as many ranks with everything off."""
     can = {case.ranks for case in cases if case.rounds and not case.balance and not case.prioritized}
-    for case in cases:
-        if not case.rounds or case.ranks not in can:
-            print(f"left out: {case.name}", file=sys.stderr)
     found = [case for case in cases if case.rounds and case.ranks in can]
     if not found:
         raise SystemExit("FAILED: no number of ranks was run with everything off")
@@ -179,44 +179,33 @@ def cost_model_of(profile: Profile) -> CostModel:
     return CostModel(**{name: getattr(forward, name) + getattr(backward, name) for name in COEFFICIENTS})
 
 
-def keep(case: Case, folder: Path | str, options: argparse.Namespace) -> None:
+def read_runs(cases: Sequence[Case], options: argparse.Namespace) -> None:
+    """What the runs in the folder measured, case by case."""
+    by_name = {case.name: case for case in cases}
+    for file in sorted(options.folder.glob(f"runs-*/{ORDER}")):
+        for number, name in enumerate(json.loads(file.read_text())):
+            run = file.parent / str(number)
+            if (run / "trained").exists():
+                read_run(by_name[name], run, options)
+
+
+def read_run(case: Case, folder: Path, options: argparse.Namespace) -> None:
     """What a run measured after the warm-up, and its losses."""
-    if isinstance(folder, str):
-        raise SystemExit(f"FAILED with {case.name}: {folder}")
     steps, spans = read_metrics(folder / "metrics.jsonl").steps, read_spans(folder)
     if len(steps) != options.steps or any(event.get("bubble") is None for event in steps):
         raise SystemExit(f"FAILED with {case.name}: steps are missing or have no breakdown")
     account = warm_account(steps, warmup=options.warmup)
     compute = [
-        [
-            span.end - span.start
-            for kept in rank.steps.values()
-            if kept.step > options.warmup
-            for span in kept.spans
-            if span.name == "forward and backward" and span.step == kept.step
-        ]
+        span.end - span.start
         for rank in spans.ranks
+        for kept in rank.steps.values()
+        if kept.step > options.warmup
+        for span in kept.spans
+        if span.name == "forward and backward" and span.step == kept.step
     ]
     causes = {cause: account.shares[cause] for cause in CAUSES}
-    outcome = Outcome(account.step_ms, account.bubble, causes, 1000 * statistics.fmean(chain(*compute)))
-    case.rounds.append(outcome)
+    case.rounds.append(Outcome(account.step_ms, account.bubble, causes, 1000 * statistics.fmean(compute)))
     case.curves.append(losses_of(steps))
-    if options.keep:
-        options.keep.mkdir(parents=True, exist_ok=True)
-        line = {"case": case.name, "outcome": asdict(outcome), "losses": case.curves[-1]}
-        line["compute_s_by_rank"] = compute
-        with (options.keep / RUNS).open("a") as kept_runs:
-            kept_runs.write(json.dumps(line) + "\n")
-
-
-def read_again(cases: Sequence[Case], folder: Path) -> None:
-    """What runs of these cases measured when they were kept."""
-    by_name = {case.name: case for case in cases}
-    for line in (folder / RUNS).read_text().splitlines():
-        kept = json.loads(line)
-        if kept["case"] in by_name:
-            by_name[kept["case"]].rounds.append(Outcome(**kept["outcome"]))
-            by_name[kept["case"]].curves.append(kept["losses"])
 
 
 def measured(case: Case) -> Outcome:
@@ -278,7 +267,7 @@ def predicted(
         balancer=case.features().balancer,
         cost_model=setting.cost_model(),
     )
-    cores = os.cpu_count() or 1
+    cores = cores_of(profile)
     made = simulate_features(
         setting,
         case.features(),
@@ -297,6 +286,11 @@ def predicted(
     )
 
 
+def cores_of(profile: Profile) -> int:
+    """Of the machine that was measured."""
+    return int(str(profile.facts.get("cores") or os.cpu_count() or 1))
+
+
 COEFFICIENTS = ("fixed_ms", "per_sample_ms", "per_token_ms", "per_square_ms")
 
 
@@ -313,7 +307,7 @@ def rows_of(
     for case in cases:
         profile = profiles[case.ranks]
         # Ranks that share cores wait for them: that part of their compute the simulator knows already.
-        shares_cores = profile.device == "cpu" and case.ranks > (os.cpu_count() or 1)
+        shares_cores = profile.device == "cpu" and case.ranks > cores_of(profile)
         factor = slower[min(slower)] if shares_cores else slower[case.ranks]
         found = {
             "measured": measured(case),
@@ -361,27 +355,46 @@ def main() -> None:
         "--cluster", default=None, help="cluster of the ranks; cpu, or h200 with virtual GPUs"
     )
     parser.add_argument("--profile-seconds", type=float, default=45.0)
-    parser.add_argument("--keep", type=Path, help="folder for the profiles and what runs measured")
+    parser.add_argument("--keep", type=Path, help="folder for the profiles and the runs")
     parser.add_argument("--again", type=Path, help="such a folder: nothing is measured, only predicted")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the workload")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        options.folder = options.again or options.keep or Path(name)
+        if options.again:
+            if not (options.again / OPTIONS).exists():
+                parser.error(f"{options.again} was not made by --keep")
+            options.__dict__.update(json.loads((options.again / OPTIONS).read_text()))
+        validate(options)
+
+
+def validate(options: argparse.Namespace) -> None:
+    """Measure, unless that was done before; predict; compare."""
     options.device = "cuda" if options.virtual_gpus else "cpu"
     options.cluster = options.cluster or ("h200" if options.virtual_gpus else "cpu")
     options.workload = (*WORKLOAD, *(GPU_WORKLOAD if options.virtual_gpus else ()), *options.keys)
     began = time.monotonic()
     config = load_config(None, options.workload)
+    if not options.again:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        if (options.folder / OPTIONS).exists():
+            raise SystemExit(
+                f"FAILED: {options.folder} has runs already; --again {options.folder} reads them"
+            )
+        kept = {key: getattr(options, key) for key in KEPT_OPTIONS}
+        (options.folder / OPTIONS).write_text(json.dumps(kept))
     profiles = profiles_of(config, options)
-    cases = [
+    wanted = [
         Case(count, balance, hides, sm_free=options.device == "cuda")
         for count in profiles
         for balance in (False, True)
         for hides in (False, True)
     ]
-    if options.again:
-        read_again(cases, options.again)
-    else:
-        train_all(cases, profiles, options)
-    cases = complete(cases)
+    if not options.again:
+        train_all(wanted, profiles, options)
+    read_runs(wanted, options)
+    cases = complete(wanted)
+    missing = [case.name for case in wanted if case not in cases]
     curves = [curve for case in cases for curve in case.curves]
     worst = check_one_curve(curves, tolerance=LOSS_TOLERANCE[options.device])
     rows = rows_of(cases, Data.of(config), profiles, options)
@@ -394,15 +407,18 @@ def main() -> None:
             f"{errors['step_error_worst']:.1%} (worst); "
             f"bubble by {errors['bubble_points_median']:.1f} and {errors['bubble_points_worst']:.1f} points"
         )
+    for name in missing:
+        print(f"left out, not run or not comparable: {name}")
     facts = {
         "hardware": hardware,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0],
-        "torch": torch.__version__,
+        "profiles": [profile.facts for profile in profiles.values()],
         "date": str(datetime.date.today()),
         "seconds": time.monotonic() - began,
+        "left_out": missing,
     }
     print(json.dumps({"claim": "simulate_validation", "errors": results, "rows": rows, **facts}))
+    if missing:
+        sys.exit(1)
 
 
 def profiles_of(config: Config, options: argparse.Namespace) -> Profiles:
@@ -411,7 +427,7 @@ def profiles_of(config: Config, options: argparse.Namespace) -> Profiles:
     if options.profile:
         return dict.fromkeys(counts, load_profile(options.profile))
     if options.again:
-        return {count: load_profile(str(profile_file(options.again, options, count))) for count in counts}
+        return {count: load_profile(str(profile_file(options, count))) for count in counts}
     if not options.virtual_gpus:
         return dict.fromkeys(counts, measure(config, options))
     return {count: measure(config, options, virtual_gpus=count) for count in counts}
@@ -429,15 +445,13 @@ def measure(config: Config, options: argparse.Namespace, *, virtual_gpus: int = 
         command=" ".join(sys.argv),
         say=lambda text: print(f"measuring {text}", file=sys.stderr),
     )
-    if options.keep:
-        options.keep.mkdir(parents=True, exist_ok=True)
-        profile_file(options.keep, options, virtual_gpus).write_text(profile.to_json())
+    profile_file(options, virtual_gpus).write_text(profile.to_json())
     return profile
 
 
-def profile_file(folder: Path, options: argparse.Namespace, count: int) -> Path:
+def profile_file(options: argparse.Namespace, count: int) -> Path:
     """Where the profile of so many ranks is kept; CPU ranks have one for all."""
-    return folder / f"profile-{options.device}-{count if options.virtual_gpus else 1}.json"
+    return Path(options.folder) / f"profile-{options.device}-{count if options.virtual_gpus else 1}.json"
 
 
 def print_rows(rows: Sequence[dict[str, object]], worst: float, hardware: str) -> None:

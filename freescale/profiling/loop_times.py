@@ -58,7 +58,8 @@ def host_line(low: ShortRun, high: ShortRun) -> Timing:
     if high.host_ms <= low.host_ms:
         return Timing(fixed_ms=high.host_ms)
     slope = (high.host_ms - low.host_ms) / max(1.0, high.tokens - low.tokens)
-    return Timing(fixed_ms=max(0.0, low.host_ms - slope * low.tokens), per_token_ms=slope)
+    slope = min(slope, high.host_ms / max(1.0, high.tokens))  # nothing takes less than no time
+    return Timing(fixed_ms=max(0.0, high.host_ms - slope * high.tokens), per_token_ms=slope)
 
 
 @dataclass(frozen=True)

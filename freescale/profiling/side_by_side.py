@@ -19,6 +19,7 @@ from freescale.comm.choose import make_transport
 from freescale.comm.launch import as_rank, launch
 from freescale.comm.ranks import device_name, join_ranks
 from freescale.config import Config, load_config
+from freescale.model_assembly import segment_rule
 from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding
 from freescale.profiling.loop_times import measure_loop
@@ -33,7 +34,7 @@ class SideBySide:
     Args:
         hardware: its name.
         steps: of all ranks.
-        in_a_run: forward and backward of all ranks while they train together.
+        in_a_run: forward and backward of all ranks while they train together; none of models with segments.
         hosts: the times "host" and "host_hiding".
         rates: of their exchanges; on two CPU ranks also what hiding costs their cores.
     """
@@ -103,7 +104,8 @@ def _rank(folder: Path) -> None:
             "singles": steps.singles,
             "dense_parameters": steps.dense_parameters,
             "row_bytes": steps.row_bytes,
-            "in_a_run": loops["host"].steps,
+            # A run counts the tokens and pairs that segments leave, parts measured alone those of whole histories.
+            "in_a_run": loops["host"].steps if segment_rule(config) is None else [],
             "hosts": {name: asdict(loop.host) for name, loop in loops.items()},
             "rates": rates,
         }
