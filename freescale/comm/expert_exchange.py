@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.comm.priority import Deadline, Gate
-from freescale.comm.transport import Transport
+from freescale.comm.transport import Transport, agree_on_counts
 from freescale.kernels.rows import sum_rows, take
 from freescale.trace.spans import stage
 
@@ -84,8 +84,7 @@ class ExpertExchange:
         goes.scatter_(1, owner, True)
         rank, token = goes.t().nonzero(as_tuple=True)
         with stage("exchange expert counts"), self.stands_still():
-            counts = goes.sum(0)
-            send, receive = torch.stack([counts, self._transport.exchange_counts(counts)]).tolist()
+            send, receive = agree_on_counts(self._transport, goes.sum(0))
         return Trip(token, rank, owner, send, receive)
 
     def move(self, name: str, *tensors: Tensor, send: list[int], receive: list[int]) -> list[Tensor]:

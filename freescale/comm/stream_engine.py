@@ -13,11 +13,10 @@ A stream that waits for a flag waits for ever. So a thread looks, a few times a 
 moves. When a rank that is waited for has ended or the time is over, it writes the awaited flags itself: the streams run
 free, whatever blocks the CPU returns, and the next call of the transport raises the error.
 
-That thread knows by the flags alone what is done. To ask an event is to keep the interpreter's lock until the driver's
-is free, and that one is kept by a caller who stands before a full queue: if the queue waits for a rank that is gone,
-both stand for ever. For the same reason callers are kept from filling these queues. Flags in host memory are read and
-written without CUDA; those of `copy_engine` lie in GPU memory, and where the queue that computes is full as well, only
-the launcher ends such a rank.
+That thread knows by the flags alone what is done. Who asks an event stands until the driver's lock is free, and that is
+kept by a caller before a full queue: if the queue waits for a rank that is gone, both stand for ever. For the same
+reason callers are kept from filling these queues. Flags in host memory are read and written without CUDA; those of
+`copy_engine` lie in GPU memory, and where the queue that computes is full as well, only the launcher ends such a rank.
 """
 
 from __future__ import annotations

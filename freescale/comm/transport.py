@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.kernels.device_copy import to_host
+
 
 class Pending(Protocol):
     """A transfer on its way."""
@@ -122,6 +124,12 @@ class CollectiveTransport:
         received = torch.empty_like(counts)
         dist.all_to_all_single(received, counts, group=self._group)
         return received
+
+
+def agree_on_counts(transport: Transport, counts: Tensor) -> tuple[list[int], list[int]]:
+    """Rows that go to every rank and those that come from it, known to the host after one wait."""
+    send, receive = to_host(torch.stack([counts, transport.exchange_counts(counts)])).tolist()
+    return send, receive
 
 
 def only_queues(transport: Transport) -> bool:

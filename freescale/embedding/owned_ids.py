@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.transport import Transport
+from freescale.comm.transport import Transport, agree_on_counts
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.zero_collision import ZeroCollisionMap
@@ -78,9 +78,7 @@ class OwnedIds:
             return self._answer(asked, step)[slots].view(ids.shape)
         owner = self.map.layout.bucket(asked) // self._buckets_per_rank
         order = owner.argsort(stable=True)
-        send_counts = torch.bincount(owner, minlength=lane.num_ranks)
-        receive_counts = lane.exchange_counts(send_counts)
-        send, receive = send_counts.tolist(), receive_counts.tolist()
+        send, receive = agree_on_counts(lane, torch.bincount(owner, minlength=lane.num_ranks))
         wanted = lane.start(asked[order], send=send, receive=receive).wait()
         merged, back = distinct(wanted)
         answer = self._answer(merged, step).to(self._travels_on)[back]

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from freescale.comm.choose import make_transport
 from freescale.comm.ranks import add_up
-from freescale.comm.transport import Transport
+from freescale.comm.transport import Transport, agree_on_counts
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
@@ -171,8 +171,7 @@ class ShardedEmbedding:
                 return Lookup(name, as_leaf(table.gather(rows)), slots, rows)
         with stage("exchange counts"):
             send_counts = torch.searchsorted(rows, self._edges[name]).diff()
-            receive_counts = self.transport.exchange_counts(send_counts)
-            send, receive = send_counts.tolist(), receive_counts.tolist()
+            send, receive = agree_on_counts(self.transport, send_counts)
         with stage("exchange ids"):
             wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
         with compute("gather rows"):

@@ -1,7 +1,8 @@
-"""Tables planned on the CPU, brought to the device without waiting for it.
+"""Tables planned on the CPU, brought to the device without waiting for it, and results brought back.
 
 A copy from ordinary memory makes the caller wait until the GPU has done all that was asked of it before; from
-page-locked memory it only queues. Small tables also go together: one copy for all of them.
+page-locked memory it only queues. Small tables also go together: one copy for all of them. A copy into ordinary memory
+keeps other threads from the driver while it waits; into page-locked memory, and waited for by an event, it does not.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and not values.is_cuda:
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Values of any device on the CPU; waits for them, and lets other threads go on meanwhile."""
+    if not values.is_cuda:
+        return values.cpu()
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    torch.cuda.current_stream(values.device).record_event().synchronize()
+    return here
 
 
 def pack(arrays: tuple[npt.NDArray[Any], ...], *, pinned: bool) -> Tensor:

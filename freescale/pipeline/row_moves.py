@@ -10,7 +10,7 @@ from torch import Tensor
 from freescale.comm.priority import Deadline, Lanes, TrafficQueue
 from freescale.embedding.request import Part, exchange_ids, find_overlap
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
-from freescale.kernels.device_copy import on_device
+from freescale.kernels.device_copy import on_device, to_host
 from freescale.kernels.rows import sum_by_row
 from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
@@ -56,7 +56,7 @@ class RowMoves:
                 continue
             self._queue.gate.wait(Deadline.IDS)
             with stage("exchange ids", step=flight.step + 1):
-                request = exchange_ids(plan, rows.cpu(), lane=self._lanes.ids)
+                request = exchange_ids(plan, to_host(rows), lane=self._lanes.ids)
                 self._order.uses(flight.step, name, request.owned)
             slots = on_device(request.slots, self._embedding.device)
             flight.tables[name] = TableFlight(request, early=request.whole(), slots=slots)
