@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freescale.kernels.readback import Readback
+
 # Kernels compiled for aligned tensors take each table as one.
 _ALIGN = 16
 _TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(bool): torch.bool}
@@ -36,12 +38,7 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
 
 def to_host(values: Tensor) -> Tensor:
     """Values of any device on the CPU; waits for them, and lets other threads go on meanwhile."""
-    if not values.is_cuda:
-        return values.cpu()
-    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    here.copy_(values, non_blocking=True)
-    torch.cuda.current_stream(values.device).record_event().synchronize()
-    return here
+    return Readback(values).read() if values.is_cuda else values.cpu()
 
 
 def pack(arrays: tuple[npt.NDArray[Any], ...], *, pinned: bool) -> Tensor:

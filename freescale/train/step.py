@@ -14,6 +14,7 @@ from freescale.balance.work import WHOLE, SampleWork
 from freescale.comm.priority import Gate
 from freescale.comm.ranks import Ranks
 from freescale.errors import TrainingError
+from freescale.kernels.readback import Readback
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute
@@ -21,7 +22,6 @@ from freescale.train.dense_gradients import Sums, reduced_in_backward, sum_gradi
 from freescale.train.expert_load import ExpertLoad
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.owned_experts import OwnedExperts
-from freescale.train.readback import Readback
 from freescale.train.timer import StepTimer
 
 

@@ -11,7 +11,7 @@ import torch
 from freescale.commands import train_run
 from freescale.config import load_config
 from freescale.errors import TrainingError
-from freescale.train.readback import Readback
+from freescale.kernels.readback import Readback
 from tests.small_run import SMALL, Recorder
 
 TIMES = {"time", "step_ms", "tokens_per_s", "bubble", "straggler", "comm", "host", "seconds", "samples_per_s"}
