@@ -26,7 +26,7 @@ from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.side_by_side import measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
-from freescale.sim.profile import Profile, Timing
+from freescale.sim.profile import Profile, Timing, cost_model_of
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -183,18 +183,20 @@ def beside_neighbours(times: dict[str, Timing], in_a_run: Sequence[MeasuredStep]
     has its SMs to itself, but the memory is everybody's: what is bound by it, and so grows with the tokens, takes
     longer in a run, where all compute at once.
     """
-    model = ("forward", "backward")
-    alone = [sum(getattr(times[name], key) for name in model) for key in COEFFICIENTS]
-    fixed, by_sample, by_token, by_square = alone
+    alone = cost_model_of(times)
+
+    def rest_ms(step: MeasuredStep) -> float:
+        return alone.fixed_ms + alone.per_sample_ms * step.num_samples + alone.per_square_ms * step.squares
+
     ratios = [
-        (step.ms - fixed - by_sample * step.num_samples - by_square * step.squares) / (by_token * step.tokens)
+        (step.ms - rest_ms(step)) / (alone.per_token_ms * step.tokens)
         for step in in_a_run
-        if by_token * step.tokens > 0
+        if alone.per_token_ms * step.tokens > 0
     ]
     slower = max(1.0, float(np.median(ratios))) if ratios else 1.0
     return times | {
         name: dataclasses.replace(times[name], per_token_ms=slower * times[name].per_token_ms)
-        for name in model
+        for name in ("forward", "backward")
     }
 
 

@@ -12,7 +12,7 @@ from freescale.sim.cluster import Cluster
 from freescale.sim.id_traffic import IdModel
 from freescale.sim.links import Links
 from freescale.sim.plans import Loads
-from freescale.sim.profile import Profile, Timing
+from freescale.sim.profile import Profile, Timing, cost_model_of
 from freescale.sim.workload import Workload
 
 _ID_BYTES = 8
@@ -112,9 +112,7 @@ class Setting:
 
     def cost_model(self) -> CostModel:
         """What the balancer plans with: the profile's forward and backward."""
-        forward, backward = self.profile.times["forward"], self.profile.times["backward"]
-        names = ("fixed_ms", "per_sample_ms", "per_token_ms", "per_square_ms")
-        return CostModel(**{name: getattr(forward, name) + getattr(backward, name) for name in names})
+        return cost_model_of(self.profile.times)
 
     def scale(self) -> float:
         """Compute time on this cluster's GPU, times that on the profiled one: by peak and by memory rate."""

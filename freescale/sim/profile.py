@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_model import COEFFICIENTS
+from freescale.balance.cost_model import COEFFICIENTS, CostModel
 from freescale.errors import DataError, nearest
 from freescale.sim.shipped import shipped_names, shipped_text
 
@@ -66,6 +66,12 @@ class Timing:
             + self.per_square_ms * np.asarray(squares)
         )
         return np.asarray(1e-3 * ms, dtype=np.float64)
+
+
+def cost_model_of(times: Mapping[str, Timing]) -> CostModel:
+    """Forward and backward together: what a balancer plans with."""
+    forward, backward = times["forward"], times["backward"]
+    return CostModel(**{name: getattr(forward, name) + getattr(backward, name) for name in COEFFICIENTS})
 
 
 @dataclass(frozen=True)
