@@ -289,8 +289,9 @@ def profile(
     samples: Annotated[int, typer.Option(help="Samples of the largest batch.", min=1)] = 32,
     threads: Annotated[int, typer.Option(help="Threads of a CPU rank.", min=1)] = 1,
     virtual_gpus: Annotated[
-        int, typer.Option(help="Measure this many ranks that share one GPU, side by side.", min=0)
-    ] = 0,
+        int | None,
+        typer.Option(metavar="N", help="Measure N ranks that share one GPU, side by side.", min=1),
+    ] = None,
 ) -> None:
     """Measure this machine's GPU or CPU for `freescale simulate`; under five minutes."""
     from freescale.config import load_config
@@ -307,7 +308,7 @@ def profile(
         seconds=seconds,
         most_samples=samples,
         threads=threads,
-        virtual_gpus=virtual_gpus,
+        virtual_gpus=virtual_gpus or 0,
         command=" ".join(["freescale", *sys.argv[1:]]),
         say=lambda text: console.print(f"measuring {text}", highlight=False),
     )

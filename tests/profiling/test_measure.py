@@ -170,6 +170,13 @@ def test_virtual_gpus_give_one_profile_that_knows_how_many_shared(monkeypatch: p
     assert parse_profile(profile.to_json(), where="test") == profile
 
 
+def test_no_virtual_gpu_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_steps", lambda *args, **options: pytest.fail("measured"))
+    told = CliRunner().invoke(app, ["profile", "--virtual-gpus", "0"])
+    assert told.exit_code == 2
+    assert "--virtual-gpus" in told.output
+
+
 def test_virtual_gpus_on_a_cpu_are_refused() -> None:
     with pytest.raises(TrainingError, match=r"run\.device=cpu"):
         measure.measure_profile(load_config(None, SMALL), device="cpu", virtual_gpus=2)
