@@ -34,6 +34,7 @@ from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import DataError
+from freescale.kernels.products import expect_tokens
 from freescale.kernels.slot_layout import make_layout
 from freescale.model_assembly import (
     build_expert_exchange,
@@ -234,6 +235,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
+    expect_tokens(*(tokens // config.optim.accumulate for tokens in sampler.usual_tokens()))
     steps_per_epoch = sampler.batches.steps_in_epoch(0)
     total_steps = config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
     ranks.agree(agreement(config, embedding, source, content), subject="the run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +20,9 @@ from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import CheckpointError, PlanError
 
 __all__ = ["BalancedSampler", "StepPlan"]
+
+_WIDE = 3
+"""Standard deviations of a sum of lengths that are dealt out in turn; balanced ones differ less."""
 
 
 class BalancedSampler:
@@ -133,6 +137,14 @@ class BalancedSampler:
             plan_hash=plan_hash(rows, assignment.owner),
             imbalance_in_turn=imbalance_in_turn(costs, num_ranks=self.num_ranks, speeds=speeds),
         )
+
+    def usual_tokens(self) -> tuple[int, int]:
+        """Tokens of this rank in nearly all steps, from and to, for those who prepare for them; nothing is planned."""
+        tokens = self.work.tokens(self.batches.lengths)
+        samples = self.batches.global_batch or len(tokens) / self.batches.steps_in_epoch(0)
+        samples /= self.num_ranks
+        mean, spread = samples * tokens.mean(), _WIDE * math.sqrt(samples) * tokens.std()
+        return max(0, round(mean - spread)), round(mean + spread)
 
     def _costs(self, cost_model: Cost, lengths: IntArray) -> FloatArray:
         """Predicted cost of each sample; a model of one's own is asked for lengths, ours for tokens and attention."""

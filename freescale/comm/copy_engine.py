@@ -1,9 +1,9 @@
-"""copy_engine: rows are copied straight into windows of other GPUs' memory, and flags are written beside them.
+"""copy_engine: rows are copied straight into windows of other GPUs' memory; flags lie in memory of the host.
 
-Every rank has a window (torch's symmetric memory) with a ring of slots for each source and the flags it waits for; all
-other ranks map it. Between two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor,
-stays inside a GPU, and so does all of it when ranks share one. Under MPS that, too, is a copy engine's (it ends while a
-kernel holds every SM: benchmarks/sm_free.py); without, it is a kernel, so `sm_free` is False and says why.
+Every rank has a window (torch's symmetric memory) with a ring of slots for each source; all other ranks map it. Between
+two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor, stays inside a GPU, and so
+does all of it when ranks share one. Under MPS that, too, is a copy engine's (it ends while a kernel holds every SM:
+benchmarks/sm_free.py); without, it is a kernel, so `sm_free` is False and says why.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch.distributed as dist
 from freescale.comm.cuda_driver import CudaDriver, Driver, missing_driver
 from freescale.comm.facts import GroupFacts
 from freescale.comm.mps import is_mps_client
+from freescale.comm.pinned_flags import PinnedFlags
 from freescale.comm.processes import other_processes
 from freescale.comm.ring_transport import RingTransport
-from freescale.comm.rings import CACHE_LINE, PAGE, FlagValue, Rings, rings_of_gpus, round_up
-from freescale.comm.shared_memory import together
+from freescale.comm.rings import Rings, rings_of_gpus
+from freescale.comm.shared_memory import SharedMemory, share_memory, together
 from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
 
@@ -29,63 +30,42 @@ from freescale.comm.transport import Transport, own_group
 _SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
-class GpuWindows:
-    """The windows of all ranks, as this one maps them. A rank waits for flags in its own window only.
+class GpuWindows(PinnedFlags):
+    """Slots in the windows of all ranks, as this one maps them, and flags in shared memory of the host.
 
     Args:
         rings: what they hold together.
-        rank: this one.
+        memory: for the flags alone, shared by the ranks.
+        driver: pins it.
+        device: number of the GPU.
         addresses: where each rank's window begins, for this rank's GPU.
         own: this rank's window.
-        driver: writes flags.
     """
 
     def __init__(
-        self, rings: Rings, *, rank: int, addresses: Sequence[int], own: torch.Tensor, driver: Driver
+        self,
+        rings: Rings,
+        memory: SharedMemory,
+        driver: Driver,
+        device: int,
+        *,
+        addresses: Sequence[int],
+        own: torch.Tensor,
     ) -> None:
-        self.rings, self._rank, self._own, self._driver = rings, rank, own, driver
-        num_ranks, slots = rings.num_ranks, rings.num_slots
-        first_slot = flag_bytes(rings)
+        super().__init__(rings.flags_alone(), memory, driver, device)
+        self.rings, self._own = rings, own
+        ranks = range(rings.num_ranks)
         self.slots = [
-            addresses[target] + first_slot + (source * slots + place) * rings.slot_bytes
-            for source in range(num_ranks)
-            for target in range(num_ranks)
-            for place in range(slots)
+            addresses[target] + (source * rings.num_slots + place) * rings.slot_bytes
+            for source in ranks
+            for target in ranks
+            for place in range(rings.num_slots)
         ]
-        self.flags = [0] * (2 * num_ranks**2)
-        for source in range(num_ranks):
-            for target in range(num_ranks):
-                arrived, released = CACHE_LINE * source, CACHE_LINE * (num_ranks + target)
-                self.flags[rings.arrived(source, target)] = addresses[target] + arrived
-                self.flags[rings.released(source, target)] = addresses[source] + released
-        self._begins = addresses[rank]
-        self._side = torch.cuda.Stream(own.device)
-
-    def read(self, flags: Sequence[int]) -> list[int]:
-        """Values of flags this rank waits for, read by the CPU."""
-        # The thread that asks has no device of its own yet; torch would make it the first one, and a context there.
-        with torch.cuda.device(self._own.device), torch.cuda.stream(self._side):
-            words = self._own[: flag_bytes(self.rings)].cpu().view(torch.int32)
-        return [int(words[(self.flags[flag] - self._begins) // 4]) % (1 << 32) for flag in flags]
-
-    def write(self, flags: Sequence[FlagValue]) -> None:
-        """Flags this rank waits for, written for the CPU by a stream nobody waits for."""
-        self._driver.use(index_of(self._own.device))
-        self._driver.flags(self._side.cuda_stream, write=[(self.flags[flag], value) for flag, value in flags])
-
-    def close(self) -> None:
-        """Let go of the memory; nothing is under way."""
-        self.slots, self.flags = [], []
-
-
-def flag_bytes(rings: Rings) -> int:
-    """What flags take of a window."""
-    return round_up(2 * rings.num_ranks * CACHE_LINE, PAGE)
 
 
 def window_bytes(rings: Rings) -> int:
-    """Size of a window."""
-    return flag_bytes(rings) + rings.num_ranks * rings.num_slots * rings.slot_bytes
+    """Size of a window: the slots of all rings that end at one rank."""
+    return rings.num_ranks * rings.num_slots * rings.slot_bytes
 
 
 def why_not(facts: GroupFacts) -> str | None:
@@ -114,11 +94,18 @@ def build(
     if facts.shared_gpu:
         os.environ.setdefault(_SHARED_GPU, "1")
 
+    gpu = index_of(facts.device)
+
     def open_windows(rings: Rings) -> GpuWindows:
         own, addresses = together(
             control, lambda: map_windows(rings, control, facts.device), what="windows cannot be mapped"
         )
-        return GpuWindows(rings, rank=facts.rank, addresses=addresses, own=own, driver=driver)
+        memory = share_memory(control, rings.flags_alone(), timeout_s=timeout_s)
+        return together(
+            control,
+            lambda: GpuWindows(rings, memory, driver, gpu, addresses=addresses, own=own),
+            what="memory cannot be pinned",
+        )
 
     engine = StreamEngine(
         open_windows,
@@ -147,7 +134,7 @@ def _reason(facts: GroupFacts) -> str:
 def map_windows(
     rings: Rings, control: dist.ProcessGroup, device: torch.device
 ) -> tuple[torch.Tensor, list[int]]:
-    """A window of this rank, its flags at their first epoch, and the addresses of all windows."""
+    """A window of this rank, and the addresses of all windows."""
     import torch.distributed._symmetric_memory as symmetric
     from torch._C._distributed_c10d import _SymmetricMemory
 
@@ -155,9 +142,6 @@ def map_windows(
     # rank let go of its last window. An allocation of its own begins at the same place on every rank.
     own = _SymmetricMemory.empty_strided_p2p((window_bytes(rings),), (1,), torch.uint8, device)
     handle: Any = symmetric.rendezvous(own, control)
-    flags = own[: flag_bytes(rings)].view(torch.int32)
-    flags.fill_((rings.first_epoch + (1 << 31)) % (1 << 32) - (1 << 31))
-    torch.cuda.synchronize(device)
     # All windows lie at the same offset of what was mapped.
     addresses = [int(address) for address in handle.buffer_ptrs]
     offset = own.data_ptr() - addresses[handle.rank]

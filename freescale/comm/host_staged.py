@@ -10,60 +10,28 @@ under MPS it is not (it ends while a kernel holds every SM: benchmarks/sm_free.p
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-
 import torch.distributed as dist
 
 from freescale.comm.cuda_driver import CudaDriver, Driver, missing_driver
 from freescale.comm.facts import GroupFacts
 from freescale.comm.mps import is_mps_client
+from freescale.comm.pinned_flags import PinnedFlags
 from freescale.comm.processes import other_processes
 from freescale.comm.relayed import RelayedTransport
 from freescale.comm.ring_transport import RingTransport
-from freescale.comm.rings import CACHE_LINE, FlagValue, Rings, rings_of_gpus
-from freescale.comm.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory, together
+from freescale.comm.rings import Rings, rings_of_gpus
+from freescale.comm.shared_memory import SharedMemory, share_memory, together
 from freescale.comm.shared_rings import SharedRings
 from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
 
 
-class HostWindows:
-    """Slots and flags in shared memory that this rank's GPU reaches.
-
-    Args:
-        rings: what it holds.
-        memory: shared by the ranks.
-        driver: pins it.
-        device: number of the GPU.
-    """
+class HostWindows(PinnedFlags):
+    """Slots and flags in shared memory that this rank's GPU reaches."""
 
     def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver, device: int) -> None:
-        self.rings, self._memory = rings, memory
-        on_gpu = driver.register(memory.address, rings.total_bytes)
-        self.flags = [on_gpu + CACHE_LINE * number for number in range(rings.num_flags)]
-        self.slots = [on_gpu + rings.slot_offset(number) for number in range(rings.total_slots)]
-        # Whichever thread drops it last: the memory stays mapped until it is unpinned.
-        self._release = weakref.finalize(self, _unpin, driver, device, memory)
-        self._release.atexit = False  # the end of the process lets go of everything
-
-    def read(self, flags: Sequence[int]) -> list[int]:
-        """Values of flags, read by the CPU."""
-        return [int(self._memory.words[WORDS_A_FLAG * flag]) for flag in flags]
-
-    def write(self, flags: Sequence[FlagValue]) -> None:
-        """Flags, written by the CPU."""
-        for flag, value in flags:
-            self._memory.words[WORDS_A_FLAG * flag] = value
-
-    def close(self) -> None:
-        """Let go of the memory; nothing is under way."""
-        self._release()
-
-
-def _unpin(driver: Driver, device: int, memory: SharedMemory) -> None:
-    driver.use(device)
-    driver.unregister(memory.address)
+        super().__init__(rings, memory, driver, device)
+        self.slots = [self.on_gpu + rings.slot_offset(number) for number in range(rings.total_slots)]
 
 
 def why_not(facts: GroupFacts) -> str | None:

@@ -138,6 +138,10 @@ class Rings:
         """Flags and slots."""
         return self.slot_offset(self.total_slots)
 
+    def flags_alone(self) -> Rings:
+        """The same flags in memory that has no slots: those lie elsewhere."""
+        return replace(self, num_slots=0)
+
     def chunk_bytes(self, num_bytes: int) -> int:
         """Size of the chunks of a message."""
         return min(self.slot_bytes, self.cut.chunk(num_bytes))

@@ -14,9 +14,8 @@ moves. When a rank that is waited for has ended or the time is over, it writes t
 free, whatever blocks the CPU returns, and the next call of the transport raises the error.
 
 That thread knows by the flags alone what is done. Who asks an event stands until the driver's lock is free, and that is
-kept by a caller before a full queue: if the queue waits for a rank that is gone, both stand for ever. For the same
-reason callers are kept from filling these queues. Flags in host memory are read and written without CUDA; those of
-`copy_engine` lie in GPU memory, and where the queue that computes is full as well, only the launcher ends such a rank.
+kept by a caller before a full queue: if the queue waits for a rank that is gone, both stand for ever. So flags lie in
+memory of the host (pinned_flags.py), and callers are kept from filling these queues.
 """
 
 from __future__ import annotations

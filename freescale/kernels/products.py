@@ -3,7 +3,8 @@
 For every few hundred tokens more the library picks another kernel. Before one runs for the first time it is loaded, and
 for that the host stands until the GPU has done all it was given: tens of milliseconds, after which the GPU waits for
 the host. Batches differ in tokens, so this would go on for hundreds of steps, on one rank or another, and all others
-wait for that one. So the first product of a kind is preceded by those of all sizes around it, once.
+wait for that one. So the first product of a kind is preceded by those of all sizes that a run expects, or of all sizes
+around it, once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ _FEW_TOKENS, _MANY_TOKENS = 4096, 2**18
 
 _Kind = tuple[torch.device, torch.dtype, tuple[int, ...], tuple[int, ...], bool]
 _loaded: dict[_Kind, tuple[int, int]] = {}
+_expected: tuple[int, int] | None = None
+
+
+def expect_tokens(fewest: int, most: int) -> None:
+    """Say how many tokens batches will have. Others may come: their kernels are loaded when they are met."""
+    global _expected
+    _expected = fewest, most
 
 
 def product(x_TK: Tensor, weight_KN: Tensor) -> Tensor:
@@ -38,10 +46,22 @@ def weight_gradient(x_TK: Tensor, grad_TN: Tensor) -> Tensor:
     return torch.mm(x_TK.t(), grad_TN, out=x_TK.new_empty(x_TK.shape[1], grad_TN.shape[1]))
 
 
-def sizes_to_load(num_tokens: int, loaded: tuple[int, int] | None) -> range:
-    """Numbers of tokens around this one that are not among those loaded, and all between; none where none matters."""
+def sizes_to_load(
+    num_tokens: int, loaded: tuple[int, int] | None, expected: tuple[int, int] | None = None
+) -> range:
+    """Numbers of tokens to multiply once before a product of so many; none where none matters.
+
+    Args:
+        num_tokens: of the product.
+        loaded: fewest and most that were loaded before.
+        expected: fewest and most of the run: all of them at once, and never again. Without, those around `num_tokens`
+            that are not among the loaded ones, and all between.
+    """
     if not _FEW_TOKENS <= num_tokens <= _MANY_TOKENS or (loaded and loaded[0] <= num_tokens <= loaded[1]):
         return range(0)
+    if expected:
+        first, last = max(expected[0], _FEW_TOKENS), min(expected[1], _MANY_TOKENS)
+        return range(0) if loaded else range(first, last + 1, max(1, (last - first) // _SIZES))
     first, last = num_tokens // 2, min(2 * num_tokens, _MANY_TOKENS)
     step = max(1, (last - first) // _SIZES)
     if loaded and num_tokens > loaded[1]:
@@ -54,7 +74,7 @@ def sizes_to_load(num_tokens: int, loaded: tuple[int, int] | None) -> range:
 def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
     kind = (x.device, x.dtype, weight.shape, weight.stride(), adds)
     before = _loaded.get(kind)
-    sizes = sizes_to_load(x.shape[0], before)
+    sizes = sizes_to_load(x.shape[0], before, _expected)
     if not sizes or torch.cuda.is_current_stream_capturing():
         return
     known = [*(before or ()), sizes[0], sizes[-1], x.shape[0]]

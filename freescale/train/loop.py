@@ -25,6 +25,7 @@ from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress
 from freescale.train.expert_load import ExpertLoad
+from freescale.train.garbage import LoadedAside
 from freescale.train.id_report import IdReport
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
@@ -103,13 +104,14 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step, reports = first_step, reports_of(run)
     if not out_of_patience(run):
-        with run.open_schedule(first_step) as schedule:
+        with run.open_schedule(first_step) as schedule, LoadedAside() as loaded:
             run.accounts.begin(first_step + 1)
             for ready in named(schedule, first_step):
                 step = ready.plan.step + 1
                 with stage("train", step=step):
                     result = run.train_step.run(ready, schedule)
                 seconds = run.accounts.end_step()
+                loaded.step_done()
                 reports.add(ready, result, seconds=seconds)
                 rebalance(run, step)
                 choose_way(run, step, 1000 * seconds)
@@ -144,13 +146,16 @@ def reports_of(run: Run) -> StepReports:
 
 def take_steps(run: Run, schedule: Schedule) -> None:
     """All steps of a schedule from the first on, reported, and nothing between them: for those who measure steps."""
-    run.accounts.begin(1)
     reports = reports_of(run)
-    for ready in named(schedule, 0):
-        result = run.train_step.run(ready, schedule)
-        reports.add(ready, result, seconds=run.accounts.end_step())
-    reports.settle()
-    run.accounts.pause()
+    with LoadedAside() as loaded:
+        run.accounts.begin(1)
+        for ready in named(schedule, 0):
+            result = run.train_step.run(ready, schedule)
+            seconds = run.accounts.end_step()
+            loaded.step_done()
+            reports.add(ready, result, seconds=seconds)
+        reports.settle()
+        run.accounts.pause()
 
 
 def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:

@@ -282,3 +282,14 @@ def test_token_caps_count_summaries():
     plan = sampler.plan(0)
     assert sorted(lengths[plan.rows].tolist()) == [11, 50]
     assert plan.global_tokens == 122
+
+
+@pytest.mark.parametrize("batch", [{"global_batch": 64}, {"global_tokens": 6000}])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_usual_tokens_are_those_of_nearly_all_steps(batch, balanced):
+    lengths = np.random.default_rng(0).lognormal(4, 1, 5000).astype(int) + 1
+    sampler = BalancedSampler(lengths, **batch, num_ranks=4, rank=1, balanced=balanced)
+    fewest, most = sampler.usual_tokens()
+    tokens = [int(lengths[sampler.plan(step).rows].sum()) for step in range(70)]
+    assert sum(fewest <= count <= most for count in tokens) >= 67
+    assert most < 3 * np.mean(tokens)

@@ -41,6 +41,20 @@ def test_no_batch_is_far_from_a_size_that_was_made_ready(batches):
         assert min(abs(size - num_tokens) for size in done) <= max(num_tokens // 80, 600)
 
 
+@given(st.integers(0, 300_000), st.integers(0, 300_000), st.lists(st.integers(1, 400_000), max_size=30))
+def test_sizes_that_are_expected_are_made_ready_at_once_and_others_never(fewest, more, batches):
+    expected, loaded = (fewest, fewest + more), None
+    for num_tokens in batches:
+        sizes = products.sizes_to_load(num_tokens, loaded, expected)
+        if sizes:
+            assert loaded is None
+            loaded = sizes[0], sizes[-1]
+            assert len(sizes) <= 2 * products._SIZES
+            assert sizes.step <= 1 + more // products._SIZES
+            assert loaded[0] == max(fewest, products._FEW_TOKENS)
+            assert loaded[1] > min(fewest + more, products._MANY_TOKENS) - sizes.step
+
+
 class OnGPU(torch.Tensor):
     """A CPU tensor that says it is on a GPU."""
 

@@ -1,0 +1,42 @@
+"""What was loaded before training is not looked at while it goes on, and is again afterwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from freescale.train.garbage import _LOADED, LoadedAside
+
+
+class Ring:
+    """Holds on to itself: only a collection lets go of it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_only_what_comes_later_is_looked_at():
+    before, loaded = weakref.ref(Ring()), [Ring()]
+    with LoadedAside() as aside:
+        assert before() is None
+        count = len(gc.get_objects())
+        assert all(each is not loaded[0] for each in gc.get_objects())
+        late = [Ring()]
+        assert any(each is late[0] for each in gc.get_objects())
+        for _ in range(_LOADED):
+            aside.step_done()
+        assert all(each is not late[0] for each in gc.get_objects())
+        dropped = weakref.ref(Ring())
+        gc.collect()
+        assert dropped() is None
+        assert len(gc.get_objects()) < count + 1000
+    assert any(each is loaded[0] for each in gc.get_objects())
+
+
+def test_collections_are_as_they_were_after_an_error():
+    with pytest.raises(RuntimeError), LoadedAside():
+        raise RuntimeError
+    assert gc.get_freeze_count() == 0
+    assert gc.isenabled()
