@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=list(TARGET_S), choices=list(TARGET_S))
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
-    setting = Setting(workload=Workload(), profile=load_profile("h200-derived"), cluster=load_cluster("h100"))
+    setting = Setting(workload=Workload(), profile=load_profile("h200"), cluster=load_cluster("h100"))
     print(f"checks passed: {check(setting)} cases equal the event-by-event simulation")
     rows = []
     print(

@@ -350,7 +350,7 @@ def simulate(
     ] = "8,64,256",
     profile: Annotated[
         str, typer.Option(help="A profile that ships, or a file of `freescale profile`.")
-    ] = "h200-derived",
+    ] = "h200",
     cluster: Annotated[str, typer.Option(help="h100, h200, b200, cpu, or a YAML file.")] = "h100",
     data: Annotated[Path | None, typer.Option(help="A prepared data set: take its lengths.")] = None,
     lengths: Annotated[

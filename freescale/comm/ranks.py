@@ -156,6 +156,10 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
     sharing = virtual_gpus_here() if chosen.type == "cuda" else 0
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+        if num_ranks > 1:
+            # The host has small things to do beside the GPU. Threads that share one are done when the last of them is,
+            # and beside the threads of other ranks one is always late. (torchrun gives a rank one, too.)
+            torch.set_num_threads(1)
     if sharing:
         torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), chosen)
     if num_ranks == 1 and "RANK" not in os.environ:

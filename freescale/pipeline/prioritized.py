@@ -96,6 +96,7 @@ class PrioritizedPipeline(Generic[B]):
         lanes: Lanes | None = None,
     ) -> None:
         self._batches = iter(batches)
+        self._loaded: B | _End | None = None
         self._embedding = embedding
         self._rows_of = rows_of
         self._prioritized, self._look_past = prioritized, look_past
@@ -136,6 +137,8 @@ class PrioritizedPipeline(Generic[B]):
                     next_step="call pipeline.update(ready, lr=...) for every batch before you take the next one",
                 )
             self._flights.popleft()
+            # A GPU computes what it was just given, so nobody waits for the loader.
+            self._load()
             if not self._flights:
                 self._look_ahead()
 
@@ -189,12 +192,12 @@ class PrioritizedPipeline(Generic[B]):
     # What happens ahead of the model, and after it.
 
     def _look_ahead(self) -> None:
-        """Load batches up to LOOK_AHEAD after the current one and send their ids on their way."""
-        while len(self._flights) <= LOOK_AHEAD and self._may_load():
-            with stage("load", step=self._next_step + 1):
-                batch = next(self._batches, _END)
+        """Begin batches up to LOOK_AHEAD after the current one: send their ids on their way."""
+        while len(self._flights) <= LOOK_AHEAD and self._may_begin():
+            batch = self._load()
             if isinstance(batch, _End):
                 return
+            self._loaded = None
             before = self._flights[-1] if self._flights else None
             flight = Flight(
                 self._next_step, batch, self._prioritized(self._next_step), hidden=before is not None
@@ -206,8 +209,15 @@ class PrioritizedPipeline(Generic[B]):
                 flight.ids = self.queue.submit(partial(self._send_ids, flight, before))
             self._start_bulk()
 
-    def _may_load(self) -> bool:
-        """A batch whose ids do not go ahead is loaded when its time has come, and nothing overtakes it."""
+    def _load(self) -> B | _End:
+        """The next batch, which waits for its turn."""
+        if self._loaded is None:
+            with stage("load", step=self._next_step + 1):
+                self._loaded = next(self._batches, _END)
+        return self._loaded
+
+    def _may_begin(self) -> bool:
+        """A batch whose ids do not go ahead begins when its time has come, and nothing overtakes it."""
         if not self._flights:
             return True
         before = self._flights[-1]

@@ -79,3 +79,24 @@ def test_without_an_environment_a_run_is_alone(monkeypatch):
     with join_ranks(device="cpu") as ranks:
         assert (ranks.rank, ranks.num_ranks, ranks.group, ranks.control) == (0, 1, None, None)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cuda", 1), ("cpu", 3)])
+def test_the_host_of_a_gpu_beside_others_has_one_thread(device, threads, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("freescale.comm.ranks.pick_device", lambda *_, **__: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+    def nobody_there(*_: object, **__: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(dist, "init_process_group", nobody_there)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ConnectionError), join_ranks(device=device):
+            pass
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

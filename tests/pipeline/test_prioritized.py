@@ -303,3 +303,32 @@ def test_updating_twice_or_out_of_turn_is_refused():
         pipeline.update(ready, lr=0.1)
         with pytest.raises(FreeScaleError, match="step 1 is not the batch that was taken last"):
             pipeline.update(ready, lr=0.1)
+
+
+def events_of_a_run(rank: int) -> list[str]:
+    """What happens in which order; batches are told when they are loaded."""
+    specs, events = specs_of("sgd"), []
+    embedding = make_embedding(specs)
+    lanes = lanes_of(sockets=False)
+
+    def loader() -> Any:
+        for number, batch in enumerate(random_batches(3, specs, 6, rank, 2)):
+            events.append(f"load {number}")
+            yield batch
+
+    pipeline = PrioritizedPipeline(loader(), embedding=embedding, rows_of=lambda batch: batch, lanes=lanes)
+    with pipeline:
+        for ready in pipeline:
+            events.append(f"compute {ready.step}")
+            backward(ready.vectors)
+            pipeline.update(ready, lr=0.1)
+    return events
+
+
+def test_a_batch_is_loaded_when_the_compute_of_another_is_queued():
+    events = run_on_ranks(events_of_a_run, 2, timeout=60)[0]
+    assert events == [
+        *("load 0", "load 1", "load 2"),
+        *("compute 0", "load 3", "compute 1", "load 4", "compute 2", "load 5"),
+        *("compute 3", "compute 4", "compute 5"),
+    ]

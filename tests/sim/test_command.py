@@ -143,9 +143,9 @@ def test_keys_show_what_they_are_unless_changed() -> None:
     def defaults(**names: str) -> dict[str, str]:
         return {key: default for key, default, _ in described_keys(**names)}
 
-    shown = defaults(profile="h200-derived", cluster="h100")
+    shown = defaults(profile="h200", cluster="h100")
     assert set(shown) == set(known_keys())
-    setting = setting_before_changes(profile="h200-derived", cluster="h100")
+    setting = setting_before_changes(profile="h200", cluster="h100")
     for key, text in shown.items():
         # What is shown can be typed, and changes nothing.
         same, features = changed(setting, Features(), key, text)

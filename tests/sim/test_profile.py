@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_a_timing_is_a_line() -> None:
 
 
 def change(**fields: object) -> str:
-    document = json.loads(load_profile("h200-derived").to_json())
+    document = json.loads(load_profile("h200").to_json())
     for path, value in fields.items():
         target = document
         *parents, last = path.split("__")
@@ -62,8 +63,8 @@ def test_bad_profiles_say_what_is_wrong(text: str, said: str) -> None:
 
 
 def test_an_unknown_profile_names_those_that_ship() -> None:
-    with pytest.raises(DataError, match="h200-derived"):
-        load_profile("h200")
+    with pytest.raises(DataError, match="cpu-aarch64, h200"):
+        load_profile("h300")
 
 
 def test_what_was_not_measured_is_marked() -> None:
@@ -72,8 +73,12 @@ def test_what_was_not_measured_is_marked() -> None:
     from freescale.sim.durations import Setting
     from freescale.sim.workload import Workload
 
-    profile: Profile = load_profile("h200-derived")
-    found = {one.part: one.state for one in marks(Setting(Workload(), profile, load_cluster("h100")))}
-    assert found["forward"] == found["jitter"] == found["latency"] == "extrapolated"
+    profile: Profile = load_profile("h200")
+    elsewhere = Setting(Workload(), profile, load_cluster("h100"), profiled_on=load_cluster("h200"))
+    found = {one.part: one.state for one in marks(elsewhere)}
+    assert found["forward"] == found["latency"] == "extrapolated"
+    assert found["jitter"] == "calibrated"
     assert found["slowdown beside kernels"] == "calibrated"
     assert found["network"] == "specified"
+    assumed = Setting(Workload(), replace(profile, measured=()), load_cluster("h200"))
+    assert {one.state for one in marks(assumed) if one.part in ("forward", "jitter")} == {"extrapolated"}
