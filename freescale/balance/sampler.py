@@ -140,11 +140,14 @@ class BalancedSampler:
 
     def usual_tokens(self) -> tuple[int, int]:
         """Tokens of this rank in nearly all steps, from and to, for those who prepare for them; nothing is planned."""
-        tokens = self.work.tokens(self.batches.lengths)
-        samples = self.batches.global_batch or len(tokens) / self.batches.steps_in_epoch(0)
-        samples /= self.num_ranks
-        mean, spread = samples * tokens.mean(), _WIDE * math.sqrt(samples) * tokens.std()
-        return max(0, round(mean - spread)), round(mean + spread)
+        tokens, batches = self.work.tokens(self.batches.lengths), self.batches
+        usual = batches.global_batch or len(tokens) / batches.steps_in_epoch(0)
+        last = 0 if batches.drop_last else len(tokens) % usual  # the last step of an epoch may be short
+        few, many = ((last or usual) / self.num_ranks, usual / self.num_ranks)
+        mean, spread = tokens.mean(), _WIDE * tokens.std()
+        return max(0, round(few * mean - math.sqrt(few) * spread)), round(
+            many * mean + math.sqrt(many) * spread
+        )
 
     def _costs(self, cost_model: Cost, lengths: IntArray) -> FloatArray:
         """Predicted cost of each sample; a model of one's own is asked for lengths, ours for tokens and attention."""

@@ -1,11 +1,11 @@
-"""The project's own training loop in short runs: what a step costs the host, and how long ranks compute in it."""
+"""The project's own training loop in short runs: what a step costs beside its model, and how long ranks compute."""
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from freescale.assembly import build_run, build_source
 from freescale.balance.cost_fit import MeasuredStep
@@ -22,15 +22,21 @@ _STEPS, _WARM = 14, 4
 
 @dataclass(frozen=True)
 class LoopTimes:
-    """What short runs have shown.
+    """What short runs have shown; lines over tokens are known to the first rank, for all.
 
     Args:
-        host: a line over tokens, from steps of the smallest and of the largest batch; on the first rank, for all.
-        steps: forward and backward of this rank in the largest ones, beside all others.
+        host: what a step costs the host.
+        row_work: what a step computes beside forward and backward.
+        exchanges: for how long ranks that have all arrived stand still for each other's rows and gradients.
+        steps: forward and backward of this rank in the largest batches, beside all others.
+        shortest: the same in the smallest.
     """
 
     host: Timing
+    row_work: Timing
+    exchanges: Timing
     steps: list[MeasuredStep]
+    shortest: list[MeasuredStep]
 
 
 def measure_loop(
@@ -50,23 +56,33 @@ def measure_loop(
             _short_run(config, ranks, samples=size, hiding=hiding, folder=(folder or Path(own)) / str(size))
             for size in (1, most_samples)
         )
-    return LoopTimes(host_line(low, high), high.steps)
+    tokens = low.tokens, high.tokens
+    return LoopTimes(
+        host=line_over_tokens(tokens, (low.host_ms, high.host_ms)),
+        row_work=line_over_tokens(tokens, (low.row_work_ms, high.row_work_ms)),
+        exchanges=line_over_tokens(tokens, (low.exchanges_ms, high.exchanges_ms)),
+        steps=high.steps,
+        shortest=low.steps,
+    )
 
 
-def host_line(low: ShortRun, high: ShortRun) -> Timing:
+def line_over_tokens(tokens: tuple[float, float], ms: tuple[float, float]) -> Timing:
     """Through both; as large batches have it where it falls: a GPU with more to do hides more of the host."""
-    if high.host_ms <= low.host_ms:
-        return Timing(fixed_ms=high.host_ms)
-    slope = (high.host_ms - low.host_ms) / max(1.0, high.tokens - low.tokens)
-    slope = min(slope, high.host_ms / max(1.0, high.tokens))  # nothing takes less than no time
-    return Timing(fixed_ms=max(0.0, high.host_ms - slope * high.tokens), per_token_ms=slope)
+    (few, many), (low, high) = tokens, ms
+    if high <= low:
+        return Timing(fixed_ms=high)
+    slope = (high - low) / max(1.0, many - few)
+    slope = min(slope, high / max(1.0, many))  # nothing takes less than no time
+    return Timing(fixed_ms=max(0.0, high - slope * many), per_token_ms=slope)
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """Usual host milliseconds and mean tokens of a rank's step, which the first rank knows; this rank's compute."""
+    """Usual milliseconds and mean tokens of a rank's step, which the first rank knows; this rank's compute."""
 
     host_ms: float
+    row_work_ms: float
+    exchanges_ms: float
     tokens: float
     steps: list[MeasuredStep]
 
@@ -91,9 +107,16 @@ def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, fold
         spans.record_into(None)
     computed = run.train_step.timer.take()[_WARM:]
     if not ranks.is_first:
-        return ShortRun(0.0, 0.0, computed)
+        return ShortRun(0.0, 0.0, 0.0, 0.0, computed)
     steps = [step for step in seen if step.ranks][_WARM:]
     # The host's time is by the clock: what lies above the lower quarter is other programs' doing.
     host = sorted(1000 * fmean(one.host for one in step.ranks) for step in steps)[len(steps) // 4]
     tokens = fmean(float(str(step.line["tokens"])) for step in steps)
-    return ShortRun(host, tokens / ranks.num_ranks, computed)
+    own = [1000 * step.ranks[0].compute - model.ms for step, model in zip(steps, computed)]
+    return ShortRun(
+        host_ms=host,
+        row_work_ms=max(0.0, median(own)),
+        exchanges_ms=median(1000 * fmean(one.comm for one in step.ranks) for step in steps),
+        tokens=tokens / ranks.num_ranks,
+        steps=computed,
+    )

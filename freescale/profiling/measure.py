@@ -24,7 +24,7 @@ from freescale.config import Config
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop
-from freescale.profiling.side_by_side import measure_side_by_side
+from freescale.profiling.side_by_side import InARun, measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.sim.profile import Profile, Timing, cost_model_of
 
@@ -80,7 +80,7 @@ def measure_profile(
         model=_model_facts(config, steps),
         times=times,
         rates={**found.rates, **found.unmeasured},
-        jitter=spread(steps.singles, times),
+        jitter=spread(found.singles or steps.singles, times),
         measured=(*(f"times.{name}" for name in times), "jitter", *(f"rates.{name}" for name in found.rates)),
         shared_by=virtual_gpus or 1,
         facts={
@@ -100,13 +100,19 @@ def measure_profile(
 
 @dataclass(frozen=True)
 class _Found:
-    """Measurements of one kind of rank; `unmeasured` are rates that stand in for what could not be."""
+    """Measurements of one kind of rank.
+
+    Args:
+        singles: single steps, to tell how much they vary; those of `steps` unless given.
+        unmeasured: rates that stand in for what could not be measured.
+    """
 
     device: str
     hardware: str
     steps: StepTimes
     times: dict[str, Timing]
     rates: dict[str, float]
+    singles: Sequence[MeasuredStep] = ()
     unmeasured: dict[str, float] = field(default_factory=dict)
 
 
@@ -139,7 +145,8 @@ def _measure_cpu(
         f"{name}_per_rank": max(0.0, (four[name] - two[name]) / 2)
         for name in ("exchange_us", "sum_us", "control_us")
     }
-    return _Found("cpu", name, steps, fits | several[2].hosts, {**two, **added})
+    hosts = {name: several[2].lines[name] for name in ("host", "host_hiding")}
+    return _Found("cpu", name, steps, fits | hosts, {**two, **added})
 
 
 def _measure_gpu(
@@ -156,7 +163,7 @@ def _measure_gpu(
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
     slower = min(rates["host_to_device_gb_per_s"], rates["device_to_host_gb_per_s"])
     instead = {"exchange_gb_per_s": slower, "exchange_us": 55.0, "sum_gb_per_s": slower, "sum_us": 55.0}
-    return _Found("cuda", name, steps, times, rates, {**instead, "control_us": 50.0})
+    return _Found("cuda", name, steps, times, rates, unmeasured={**instead, "control_us": 50.0})
 
 
 def _measure_shared(
@@ -172,12 +179,20 @@ def _measure_shared(
             seconds=seconds,
             most_samples=most_samples,
         )
-    times = beside_neighbours(_fits(found.steps), found.in_a_run)
-    return _Found("cuda", found.hardware, found.steps, times | found.hosts, found.rates)
+    alone, run = _fits(found.steps), found.in_a_run
+    rates = {
+        "neighbours_slowdown": neighbours_slowdown(alone, run.plain),
+        "hiding_slowdown": hiding_slowdown(run),
+        "shortest_ms": float(np.median([step.ms for step in run.shortest])) if run.shortest else 0.0,
+    }
+    times = beside_neighbours(alone, rates["neighbours_slowdown"])
+    return _Found(
+        "cuda", found.hardware, found.steps, times | found.lines, found.rates | rates, singles=run.plain
+    )
 
 
-def beside_neighbours(times: dict[str, Timing], in_a_run: Sequence[MeasuredStep]) -> dict[str, Timing]:
-    """Forward and backward of ranks that share a GPU, as slow as they are in a run.
+def neighbours_slowdown(times: Mapping[str, Timing], in_a_run: Sequence[MeasuredStep]) -> float:
+    """How much longer a token takes in a run than alone, on ranks that share a GPU.
 
     Single parts of a step are measured while neighbours stand still most of the time, between parts of their own. Each
     has its SMs to itself, but the memory is everybody's: what is bound by it, and so grows with the tokens, takes
@@ -193,11 +208,25 @@ def beside_neighbours(times: dict[str, Timing], in_a_run: Sequence[MeasuredStep]
         for step in in_a_run
         if alone.per_token_ms * step.tokens > 0
     ]
-    slower = max(1.0, float(np.median(ratios))) if ratios else 1.0
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
+
+
+def beside_neighbours(times: dict[str, Timing], slowdown: float) -> dict[str, Timing]:
+    """Forward and backward of ranks that share a GPU, as slow as they are in a run."""
     return times | {
-        name: dataclasses.replace(times[name], per_token_ms=slower * times[name].per_token_ms)
+        name: dataclasses.replace(times[name], per_token_ms=slowdown * times[name].per_token_ms)
         for name in ("forward", "backward")
     }
+
+
+def hiding_slowdown(run: InARun) -> float:
+    """How much longer the same steps compute while rows are moved and updated beside them."""
+    ratios = [
+        hiding.ms / plain.ms
+        for plain, hiding in zip(run.plain, run.hiding)
+        if plain.tokens == hiding.tokens and plain.ms > 0
+    ]
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
 
 
 def _fits(steps: StepTimes) -> dict[str, Timing]:

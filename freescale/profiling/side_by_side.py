@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from freescale.balance.cost_fit import MeasuredStep
@@ -28,21 +28,36 @@ from freescale.sim.profile import Timing
 
 
 @dataclass(frozen=True)
+class InARun:
+    """Forward and backward of all ranks while they train together; nothing of models with segments.
+
+    Args:
+        plain: one stage after the other.
+        hiding: the same steps while embedding traffic is hidden.
+        shortest: steps of one sample a rank.
+    """
+
+    plain: list[MeasuredStep] = field(default_factory=list)
+    hiding: list[MeasuredStep] = field(default_factory=list)
+    shortest: list[MeasuredStep] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class SideBySide:
     """What ranks measured at the same time.
 
     Args:
         hardware: its name.
         steps: of all ranks.
-        in_a_run: forward and backward of all ranks while they train together; none of models with segments.
-        hosts: the times "host" and "host_hiding".
+        in_a_run: the same in short runs.
+        lines: the times "host", "row_work" and "exchanges" of those runs, each with and without "_hiding".
         rates: of their exchanges; on two CPU ranks also what hiding costs their cores.
     """
 
     hardware: str
     steps: StepTimes
-    in_a_run: list[MeasuredStep]
-    hosts: dict[str, Timing]
+    in_a_run: InARun
+    lines: dict[str, Timing]
     rates: dict[str, float]
 
 
@@ -75,9 +90,12 @@ def measure_side_by_side(
         for part, measured in one["steps"].items():
             steps.steps[part] += [MeasuredStep(*step) for step in measured]
         steps.singles += [MeasuredStep(*step) for step in one["singles"]]
-    hosts = {name: Timing(**line) for name, line in first["hosts"].items()}
-    in_a_run = [MeasuredStep(*step) for one in found for step in one["in_a_run"]]
-    return SideBySide(first["hardware"], steps, in_a_run, hosts, first["rates"])
+    lines = {name: Timing(**line) for name, line in first["lines"].items()}
+    in_a_run = {
+        name: [MeasuredStep(*step) for one in found for step in one["in_a_run"][name]]
+        for name in first["in_a_run"]
+    }
+    return SideBySide(first["hardware"], steps, InARun(**in_a_run), lines, first["rates"])
 
 
 def _rank(folder: Path) -> None:
@@ -94,10 +112,16 @@ def _rank(folder: Path) -> None:
         rates = measure_links(transport, ranks.device)
         if ranks.device.type == "cpu" and ranks.num_ranks == 2:
             rates |= measure_hiding(ranks.rank, ranks.group)
-        loops = {
-            name: measure_loop(config, ranks, most_samples=most_samples, hiding=hiding, folder=folder / name)
-            for name, hiding in (("host", False), ("host_hiding", True))
+        plain, hiding = (
+            measure_loop(config, ranks, most_samples=most_samples, hiding=hides, folder=folder / str(hides))
+            for hides in (False, True)
+        )
+        lines = {
+            f"{name}{ending}": asdict(getattr(loop, name))
+            for name in ("host", "row_work", "exchanges")
+            for ending, loop in (("", plain), ("_hiding", hiding))
         }
+        in_a_run = InARun(plain.steps, hiding.steps, plain.shortest)
         found = {
             "hardware": device_name(ranks.device),
             "steps": steps.steps,
@@ -105,8 +129,8 @@ def _rank(folder: Path) -> None:
             "dense_parameters": steps.dense_parameters,
             "row_bytes": steps.row_bytes,
             # A run counts the tokens and pairs that segments leave, parts measured alone those of whole histories.
-            "in_a_run": loops["host"].steps if segment_rule(config) is None else [],
-            "hosts": {name: asdict(loop.host) for name, loop in loops.items()},
+            "in_a_run": asdict(in_a_run if segment_rule(config) is None else InARun()),
+            "lines": lines,
             "rates": rates,
         }
         (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(found))

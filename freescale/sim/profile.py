@@ -23,8 +23,8 @@ from freescale.sim.shipped import shipped_names, shipped_text
 FORMAT = "freescale-profile"
 VERSION = 1
 TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
-OPTIONAL_TIMES = ("host_hiding",)
-"""Of the host where embedding traffic is hidden; as without hiding unless given."""
+OPTIONAL_TIMES = ("host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
+"""Of the host where embedding traffic is hidden; as without hiding unless given. The others: see shared_gpu.py."""
 RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
 OPTIONAL_RATES = (
     "host_to_device_gb_per_s",
@@ -37,6 +37,9 @@ OPTIONAL_RATES = (
     "exchange_us_per_rank",
     "sum_us_per_rank",
     "control_us_per_rank",
+    "neighbours_slowdown",
+    "hiding_slowdown",
+    "shortest_ms",
 )
 
 

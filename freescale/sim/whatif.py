@@ -11,6 +11,7 @@ from freescale.sim.durations import Durations, Features, Setting, measure_out
 from freescale.sim.engine import Outcome, simulate
 from freescale.sim.plans import Loads, plan_loads
 from freescale.sim.schedules import plain, prioritized
+from freescale.sim.shared_gpu import as_in_runs
 from freescale.sim.stages import Program
 from freescale.trace.bubbles import CAUSES
 
@@ -141,6 +142,8 @@ def simulate_features(
         loads = plan(setting, features, num_ranks=num_ranks, plan_steps=min(plan_steps, num_steps))
     durations = measure_out(setting, loads, features, num_ranks=num_ranks, num_steps=num_steps)
     hides = features.prioritized and num_ranks > 1
+    if setting.profile.shared_by > 1:
+        durations = as_in_runs(durations, setting.profile, loads, hiding=hides)
     build = prioritized if hides else plain
     program = build(durations, rows_first=setting.profile.device != "cpu")
     outcome = simulate(program, num_ranks=num_ranks, num_steps=num_steps, cores=cores, observe=observe)

@@ -293,3 +293,13 @@ def test_usual_tokens_are_those_of_nearly_all_steps(batch, balanced):
     tokens = [int(lengths[sampler.plan(step).rows].sum()) for step in range(70)]
     assert sum(fewest <= count <= most for count in tokens) >= 67
     assert most < 3 * np.mean(tokens)
+
+
+def test_usual_tokens_include_the_short_step_that_ends_an_epoch():
+    lengths = np.full(100, 10)
+    few = BalancedSampler(lengths, global_batch=32, num_ranks=2, rank=0).usual_tokens()
+    assert few == (20, 160)
+    assert BalancedSampler(lengths, global_batch=32, num_ranks=2, rank=0, drop_last=True).usual_tokens() == (
+        160,
+        160,
+    )

@@ -18,13 +18,14 @@ from freescale.comm.virtual_gpus import Shared
 from freescale.config import Config, load_config
 from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
-from freescale.profiling.side_by_side import SideBySide, measure_side_by_side
+from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
-from freescale.sim.profile import OPTIONAL_TIMES, TIMES, Timing, parse_profile
+from freescale.sim.profile import TIMES, Timing, parse_profile
 
 SMALL = (
     "synthetic.users=120", "synthetic.items=60", "data.max_length=40", "model.dim=16", "head.num_negatives=4",
 )  # fmt: skip
+LINES = ("host", "host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
 RATES = {
     "exchange_us": 100.0,
     "exchange_gb_per_s": 1.0,
@@ -41,10 +42,13 @@ def pretend(config: Config, *, num_ranks: int, **_: Any) -> SideBySide:
     for name in steps.steps:
         steps.steps[name] = [MeasuredStep(*one, ms=1 + 0.1 * one[1]) for one in lengths]
     steps.singles = steps.steps["forward"]
-    hosts = {"host": Timing(fixed_ms=1.0), "host_hiding": Timing(fixed_ms=2.0)}
+    lines = {name: Timing(fixed_ms=1.0 + number) for number, name in enumerate(LINES)}
     rates = {name: num_ranks * rate for name, rate in RATES.items()}
-    in_a_run = [MeasuredStep(*one, ms=2 + 0.3 * one[1]) for one in lengths]
-    return SideBySide(f"{config.run.device}, shared by {num_ranks}", steps, in_a_run, hosts, rates)
+    plain, hiding = (
+        [MeasuredStep(*one, ms=slow * (2 + 0.3 * one[1])) for one in lengths] for slow in (1.0, 1.1)
+    )
+    in_a_run = InARun(plain, hiding, [MeasuredStep(1, 10, 100.0, ms=7.0)])
+    return SideBySide(f"{config.run.device}, shared by {num_ranks}", steps, in_a_run, lines, rates)
 
 
 def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +58,7 @@ def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         load_config(None, SMALL), device="cpu", seconds=0.1, most_samples=8, command="test", say=said.append
     )
     assert torch.get_num_threads() == threads
-    assert set(profile.times) == {*TIMES, *OPTIONAL_TIMES}
+    assert set(profile.times) == {*TIMES, "host_hiding"}
     assert all(f"times.{name}" in profile.measured for name in TIMES)
     assert profile.model["row_bytes"] == 64
     assert profile.times["forward"].seconds(samples=8, tokens=200, squares=6000) > 0
@@ -113,13 +117,22 @@ def test_only_what_grows_with_the_tokens_is_slower_beside_neighbours() -> None:
         shapes = [(3, 100, 2000.0), (5, 300, 90_000.0), (1, 50, 2500.0)]
         return [MeasuredStep(n, t, s, 3 + 0.5 * n + factor * 0.3 * t + 0.03 * s) for n, t, s in shapes]
 
-    slower = measure.beside_neighbours(times, steps(1.5))
+    factor = measure.neighbours_slowdown(times, steps(1.5))
+    assert factor == pytest.approx(1.5)
+    slower = measure.beside_neighbours(times, factor)
     assert slower["backward"].per_token_ms == pytest.approx(0.3)
     assert slower["backward"].per_square_ms == 0.02
     assert slower["update"] == times["update"]
     # Faster than alone is noise, and no steps tell nothing.
-    assert measure.beside_neighbours(times, steps(0.8)) == times
-    assert measure.beside_neighbours(times, []) == times
+    assert measure.neighbours_slowdown(times, steps(0.8)) == measure.neighbours_slowdown(times, []) == 1.0
+    assert measure.beside_neighbours(times, 1.0) == times
+
+
+def test_hiding_is_told_from_the_same_steps_alone() -> None:
+    plain = [MeasuredStep(1, 10 * n, 100.0, ms=10.0) for n in range(1, 6)]
+    hiding = [MeasuredStep(1, 10 * n, 100.0, ms=12.0) for n in (1, 2, 3)] + [MeasuredStep(1, 7, 1.0, ms=99.0)]
+    assert measure.hiding_slowdown(InARun(plain, hiding)) == pytest.approx(1.2)
+    assert measure.hiding_slowdown(InARun(plain, plain[1:])) == measure.hiding_slowdown(InARun()) == 1.0
 
 
 @pytest.mark.timeout(300)
@@ -135,11 +148,14 @@ def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
     # Every rank has measured its own shapes, and all of them count.
     assert len(found.steps.steps["forward"]) == 2 * FEWEST_SHAPES
     assert len({step.tokens for step in found.steps.steps["forward"]}) > FEWEST_SHAPES
-    assert len(found.in_a_run) == 2 * 10
-    assert all(step.ms > 0 for step in found.in_a_run)
-    assert 120 < sum(step.num_samples for step in found.in_a_run) <= 2 * 8 * 10
-    assert set(found.hosts) == {"host", "host_hiding"}
-    assert all(line.fixed_ms > 0 for line in found.hosts.values())
+    run = found.in_a_run
+    assert len(run.plain) == len(run.hiding) == len(run.shortest) == 2 * 10
+    assert all(step.ms > 0 for step in run.plain)
+    assert 120 < sum(step.num_samples for step in run.plain) <= 2 * 8 * 10
+    assert [step.tokens for step in run.plain] == [step.tokens for step in run.hiding]
+    assert all(step.num_samples <= 2 for step in run.shortest)
+    assert set(found.lines) == set(LINES)
+    assert all(line.fixed_ms + line.per_token_ms > 0 for line in found.lines.values())
     assert {*RATES, "hiding_ms", "hiding_us_per_id"} == set(found.rates)
     assert all(value >= 0 for value in found.rates.values())
     assert found.rates["exchange_gb_per_s"] > 1e-4
