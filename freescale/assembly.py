@@ -34,7 +34,6 @@ from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import DataError
-from freescale.kernels.products import expect_tokens
 from freescale.kernels.slot_layout import make_layout
 from freescale.model_assembly import (
     build_expert_exchange,
@@ -235,7 +234,6 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     known = config.balance.cost_model
     decisions = Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
     sampler = build_sampler(config, train, ranks, decisions)
-    expect_tokens(*(tokens // config.optim.accumulate for tokens in sampler.usual_tokens()))
     steps_per_epoch = sampler.batches.steps_in_epoch(0)
     total_steps = config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
     ranks.agree(agreement(config, embedding, source, content), subject="the run")
@@ -349,6 +347,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         progress=progress,
         accounts=build_accounts(config, ranks, progress),
         total_steps=total_steps,
+        usual_tokens=sampler.usual_tokens(parts=optim.accumulate),
         eval_every=eval_every,
         checkpoint_every=config.run.checkpoint_every,
         metric=config.eval.metric,

@@ -23,6 +23,8 @@ __all__ = ["BalancedSampler", "StepPlan"]
 
 _WIDE = 3
 """Standard deviations of a sum of lengths that are dealt out in turn; balanced ones differ less."""
+_LOOKED_AT = 32
+"""Steps that tell what others will be like."""
 
 
 class BalancedSampler:
@@ -138,16 +140,20 @@ class BalancedSampler:
             imbalance_in_turn=imbalance_in_turn(costs, num_ranks=self.num_ranks, speeds=speeds),
         )
 
-    def usual_tokens(self) -> tuple[int, int]:
-        """Tokens of this rank in nearly all steps, from and to, for those who prepare for them; nothing is planned."""
-        tokens, batches = self.work.tokens(self.batches.lengths), self.batches
-        usual = batches.global_batch or len(tokens) / batches.steps_in_epoch(0)
-        last = 0 if batches.drop_last else len(tokens) % usual  # the last step of an epoch may be short
-        few, many = ((last or usual) / self.num_ranks, usual / self.num_ranks)
-        mean, spread = tokens.mean(), _WIDE * tokens.std()
-        return max(0, round(few * mean - math.sqrt(few) * spread)), round(
-            many * mean + math.sqrt(many) * spread
-        )
+    def usual_tokens(self, *, parts: int = 1) -> tuple[int, int]:
+        """Fewest and most tokens of this rank in nearly all steps, for those who prepare for them; nothing is planned.
+
+        Args:
+            parts: micro-batches a step.
+        """
+        steps = self.batches.steps_in_epoch(0)
+        ends = []
+        for step in {*range(min(steps, _LOOKED_AT)), steps - 1}:  # the last one may be short
+            tokens = self.work.tokens(self.batches.lengths[self.batches.batch(step)])
+            samples = len(tokens) / (self.num_ranks * parts)
+            mean, spread = samples * tokens.mean(), _WIDE * math.sqrt(samples) * tokens.std()
+            ends += [mean - spread, mean + spread]
+        return max(0, round(min(ends))), round(max(ends))
 
     def _costs(self, cost_model: Cost, lengths: IntArray) -> FloatArray:
         """Predicted cost of each sample; a model of one's own is asked for lengths, ours for tokens and attention."""

@@ -22,7 +22,7 @@ from freescale.comm.pinned_flags import PinnedFlags
 from freescale.comm.processes import other_processes
 from freescale.comm.ring_transport import RingTransport
 from freescale.comm.rings import Rings, rings_of_gpus
-from freescale.comm.shared_memory import SharedMemory, share_memory, together
+from freescale.comm.shared_memory import share_memory, together
 from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
 
@@ -30,30 +30,20 @@ from freescale.comm.transport import Transport, own_group
 _SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
-class GpuWindows(PinnedFlags):
+class GpuWindows:
     """Slots in the windows of all ranks, as this one maps them, and flags in shared memory of the host.
 
     Args:
         rings: what they hold together.
-        memory: for the flags alone, shared by the ranks.
-        driver: pins it.
-        device: number of the GPU.
+        flags: theirs.
         addresses: where each rank's window begins, for this rank's GPU.
         own: this rank's window.
     """
 
     def __init__(
-        self,
-        rings: Rings,
-        memory: SharedMemory,
-        driver: Driver,
-        device: int,
-        *,
-        addresses: Sequence[int],
-        own: torch.Tensor,
+        self, rings: Rings, flags: PinnedFlags, *, addresses: Sequence[int], own: torch.Tensor
     ) -> None:
-        super().__init__(rings.flags_alone(), memory, driver, device)
-        self.rings, self._own = rings, own
+        self.rings, self.flags, self._own = rings, flags.places, own
         ranks = range(rings.num_ranks)
         self.slots = [
             addresses[target] + (source * rings.num_slots + place) * rings.slot_bytes
@@ -61,6 +51,7 @@ class GpuWindows(PinnedFlags):
             for target in ranks
             for place in range(rings.num_slots)
         ]
+        self.read, self.write, self.close = flags.read, flags.write, flags.close
 
 
 def window_bytes(rings: Rings) -> int:
@@ -100,12 +91,12 @@ def build(
         own, addresses = together(
             control, lambda: map_windows(rings, control, facts.device), what="windows cannot be mapped"
         )
-        memory = share_memory(control, rings.flags_alone(), timeout_s=timeout_s)
-        return together(
-            control,
-            lambda: GpuWindows(rings, memory, driver, gpu, addresses=addresses, own=own),
-            what="memory cannot be pinned",
+        alone = rings.flags_alone()
+        memory = share_memory(control, alone, timeout_s=timeout_s)
+        flags = together(
+            control, lambda: PinnedFlags(alone, memory, driver, gpu), what="memory cannot be pinned"
         )
+        return GpuWindows(rings, flags, addresses=addresses, own=own)
 
     engine = StreamEngine(
         open_windows,

@@ -20,18 +20,25 @@ from freescale.comm.processes import other_processes
 from freescale.comm.relayed import RelayedTransport
 from freescale.comm.ring_transport import RingTransport
 from freescale.comm.rings import Rings, rings_of_gpus
-from freescale.comm.shared_memory import SharedMemory, share_memory, together
+from freescale.comm.shared_memory import share_memory, together
 from freescale.comm.shared_rings import SharedRings
 from freescale.comm.stream_engine import StreamEngine, index_of
 from freescale.comm.transport import Transport, own_group
 
 
-class HostWindows(PinnedFlags):
-    """Slots and flags in shared memory that this rank's GPU reaches."""
+class HostWindows:
+    """Slots and flags in shared memory that this rank's GPU reaches.
 
-    def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver, device: int) -> None:
-        super().__init__(rings, memory, driver, device)
-        self.slots = [self.on_gpu + rings.slot_offset(number) for number in range(rings.total_slots)]
+    Args:
+        flags: those of the memory, at whose beginning they lie.
+    """
+
+    def __init__(self, flags: PinnedFlags) -> None:
+        self.rings, self.flags = flags.rings, flags.places
+        self.slots = [
+            flags.begins + self.rings.slot_offset(number) for number in range(self.rings.total_slots)
+        ]
+        self.read, self.write, self.close = flags.read, flags.write, flags.close
 
 
 def why_not(facts: GroupFacts) -> str | None:
@@ -67,7 +74,9 @@ def build(
     def open_windows(rings: Rings) -> HostWindows:
         memory = share_memory(control, rings, timeout_s=timeout_s)
         return together(
-            control, lambda: HostWindows(rings, memory, driver, gpu), what="memory cannot be pinned"
+            control,
+            lambda: HostWindows(PinnedFlags(rings, memory, driver, gpu)),
+            what="memory cannot be pinned",
         )
 
     engine = StreamEngine(

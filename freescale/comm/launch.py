@@ -24,6 +24,8 @@ from freescale.trace.spans import current_stage
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+CPU_THREADS = "FREESCALE_CPU_THREADS"
+"""Set where OMP_NUM_THREADS is what the launcher has chosen, for ranks that compute on cores."""
 _NOTES = "FREESCALE_FAILURE_NOTES"
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -97,8 +99,9 @@ def _end_with_launcher() -> None:
 
 def _environment(num_ranks: int, notes: str) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    chosen = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads), CPU_THREADS: "1"}
     return {
-        "OMP_NUM_THREADS": str(threads),
+        **chosen,
         **QUEUES,
         **os.environ,
         "WORLD_SIZE": str(num_ranks),

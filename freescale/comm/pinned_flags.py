@@ -22,12 +22,14 @@ class PinnedFlags:
         memory: shared by the ranks.
         driver: pins it.
         device: number of the GPU.
+
+    `begins` and `places` are addresses for the GPU: of the memory and of each flag.
     """
 
     def __init__(self, rings: Rings, memory: SharedMemory, driver: Driver, device: int) -> None:
         self.rings, self._memory = rings, memory
-        self.on_gpu = driver.register(memory.address, rings.total_bytes)
-        self.flags = [self.on_gpu + CACHE_LINE * number for number in range(rings.num_flags)]
+        self.begins = driver.register(memory.address, rings.total_bytes)
+        self.places = [self.begins + CACHE_LINE * number for number in range(rings.num_flags)]
         # Whichever thread drops it last: the memory stays mapped until it is unpinned.
         self._release = weakref.finalize(self, _unpin, driver, device, memory)
         self._release.atexit = False  # the end of the process lets go of everything

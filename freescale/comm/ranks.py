@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.comm.launch import QUEUES, RENDEZVOUS
+from freescale.comm.launch import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.comm.transport import speaks
 from freescale.comm.virtual_gpus import memory_fraction, virtual_gpus_here
 from freescale.errors import FreeScaleError, TrainingError
@@ -156,7 +156,7 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
     sharing = virtual_gpus_here() if chosen.type == "cuda" else 0
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-        if num_ranks > 1:
+        if CPU_THREADS in os.environ:
             # The host has small things to do beside the GPU. Threads that share one are done when the last of them is,
             # and beside the threads of other ranks one is always late. (torchrun gives a rank one, too.)
             torch.set_num_threads(1)

@@ -88,7 +88,7 @@ class Rings:
     Args:
         num_ranks: of the group.
         slot_bytes: the largest chunk.
-        num_slots: of each ring; a power of two, so that slots stay in turn when epochs wrap.
+        num_slots: of each ring; a power of two, so that slots stay in turn when epochs wrap, or 0 (`flags_alone`).
         first_epoch: where counting starts.
         cut: how messages become chunks.
     """
@@ -139,7 +139,7 @@ class Rings:
         return self.slot_offset(self.total_slots)
 
     def flags_alone(self) -> Rings:
-        """The same flags in memory that has no slots: those lie elsewhere."""
+        """The same flags in memory that has no slots: those lie elsewhere, and are not asked from this one."""
         return replace(self, num_slots=0)
 
     def chunk_bytes(self, num_bytes: int) -> int:

@@ -60,7 +60,7 @@ class Windows(Protocol):
         """Flags this rank waits for, written by the CPU."""
 
     def close(self) -> None:
-        """Let go of the memory; nothing is under way."""
+        """Let go of what is pinned; nothing is under way."""
 
 
 @dataclass

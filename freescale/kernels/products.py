@@ -9,6 +9,9 @@ around it, once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -21,10 +24,15 @@ _loaded: dict[_Kind, tuple[int, int]] = {}
 _expected: tuple[int, int] | None = None
 
 
-def expect_tokens(fewest: int, most: int) -> None:
-    """Say how many tokens batches will have. Others may come: their kernels are loaded when they are met."""
+@contextmanager
+def expecting_tokens(fewest: int, most: int) -> Iterator[None]:
+    """Inside, batches will have so many tokens. Others may come: their kernels are loaded when they are met."""
     global _expected
-    _expected = fewest, most
+    before, _expected = _expected, (fewest, most)
+    try:
+        yield
+    finally:
+        _expected = before
 
 
 def product(x_TK: Tensor, weight_KN: Tensor) -> Tensor:
@@ -54,21 +62,22 @@ def sizes_to_load(
     Args:
         num_tokens: of the product.
         loaded: fewest and most that were loaded before.
-        expected: fewest and most of the run: all of them at once, and never again. Without, those around `num_tokens`
-            that are not among the loaded ones, and all between.
+        expected: fewest and most of the run, which are loaded at once; others never are. Without, those around
+            `num_tokens`.
     """
     if not _FEW_TOKENS <= num_tokens <= _MANY_TOKENS or (loaded and loaded[0] <= num_tokens <= loaded[1]):
         return range(0)
-    if expected:
-        first, last = max(expected[0], _FEW_TOKENS), min(expected[1], _MANY_TOKENS)
-        return range(0) if loaded else range(first, last + 1, max(1, (last - first) // _SIZES))
-    first, last = num_tokens // 2, min(2 * num_tokens, _MANY_TOKENS)
+    first, last = expected or (num_tokens // 2, 2 * num_tokens)
+    if not first <= num_tokens <= last:
+        return range(0)
+    first, last = max(first, _FEW_TOKENS) if expected else first, min(last, _MANY_TOKENS)
     step = max(1, (last - first) // _SIZES)
     if loaded and num_tokens > loaded[1]:
-        first = loaded[1]
+        first = max(first, loaded[1]) if expected else loaded[1]
     elif loaded:
-        last = loaded[0]
-    return range(first, last + 1, max(step, -((first - last) // (2 * _SIZES))))
+        last = min(last, loaded[0]) if expected else loaded[0]
+    step = max(step, -((first - last) // (2 * _SIZES)))
+    return range(first, min(last + step - 1, _MANY_TOKENS) + 1, step)
 
 
 def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:

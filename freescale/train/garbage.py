@@ -20,6 +20,7 @@ class LoadedAside:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._others = gc.get_freeze_count() > 0  # somebody has set things aside before: they stay there
 
     def __enter__(self) -> Self:
         _set_aside()
@@ -34,7 +35,8 @@ class LoadedAside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gc.unfreeze()
+        if not self._others:
+            gc.unfreeze()
 
 
 def _set_aside() -> None:

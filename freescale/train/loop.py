@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from freescale.comm.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
+from freescale.kernels.products import expecting_tokens
 from freescale.model.recommender import Recommender
 from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.schedule import ReadyBatch, Schedule
@@ -57,6 +59,7 @@ class Run:
         progress: where events go.
         accounts: where step lines wait until their time is accounted for.
         total_steps: length of the run.
+        usual_tokens: fewest and most of a batch of this rank, nearly always.
         eval_every: steps between evaluations.
         checkpoint_every: steps between checkpoints; None: with every evaluation.
         metric: what decides the best checkpoint.
@@ -85,6 +88,7 @@ class Run:
     progress: Progress
     accounts: Accounts
     total_steps: int
+    usual_tokens: tuple[int, int]
     eval_every: int
     checkpoint_every: int | None
     metric: str
@@ -104,7 +108,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step, reports = first_step, reports_of(run)
     if not out_of_patience(run):
-        with run.open_schedule(first_step) as schedule, LoadedAside() as loaded:
+        with run.open_schedule(first_step) as schedule, settled(run) as loaded:
             run.accounts.begin(first_step + 1)
             for ready in named(schedule, first_step):
                 step = ready.plan.step + 1
@@ -130,6 +134,13 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
+@contextmanager
+def settled(run: Run) -> Iterator[LoadedAside]:
+    """Steps inside are kept from what would make one of them much longer than the others, on one rank or another."""
+    with expecting_tokens(*run.usual_tokens), LoadedAside() as loaded:
+        yield loaded
+
+
 def reports_of(run: Run) -> StepReports:
     """What reports the steps of a run."""
     return StepReports(
@@ -147,7 +158,7 @@ def reports_of(run: Run) -> StepReports:
 def take_steps(run: Run, schedule: Schedule) -> None:
     """All steps of a schedule from the first on, reported, and nothing between them: for those who measure steps."""
     reports = reports_of(run)
-    with LoadedAside() as loaded:
+    with settled(run) as loaded:
         run.accounts.begin(1)
         for ready in named(schedule, 0):
             result = run.train_step.run(ready, schedule)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from freescale.comm.launch import CPU_THREADS
 from freescale.comm.ranks import Ranks, join_ranks, pick_device, world_size_from_environment
 from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks
@@ -81,10 +82,15 @@ def test_without_an_environment_a_run_is_alone(monkeypatch):
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize(("device", "threads"), [("cuda", 1), ("cpu", 3)])
-def test_the_host_of_a_gpu_beside_others_has_one_thread(device, threads, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "chosen", "threads"), [("cuda", True, 1), ("cuda", False, 3), ("cpu", True, 3)]
+)
+def test_the_host_of_a_gpu_has_one_thread_unless_the_user_wants_more(device, chosen, threads, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv(CPU_THREADS, raising=False)
+    if chosen:
+        monkeypatch.setenv(CPU_THREADS, "1")
     monkeypatch.setattr("freescale.comm.ranks.pick_device", lambda *_, **__: torch.device(device))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import struct
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -115,12 +116,31 @@ def test_rows_arrive_whatever_the_splits(kind, num_ranks, rings):
     run_on_ranks(exchange_many, num_ranks, num_ranks, kind, rings, timeout=110)
 
 
+def keep_the_lock() -> None:
+    """Somebody stands before a full queue and keeps the driver's lock: whoever else asks CUDA stands, too."""
+    FakeEvent.query = lambda self: self.synchronize() is None  # type: ignore[method-assign]
+    caller = threading.current_thread()
+
+    def behind_the_lock(really: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is not caller:
+                threading.Event().wait()
+            return really(*args, **options)
+
+        return call
+
+    for place, name in (
+        *((FakeDriver, name) for name in ("use", "flags", "copy")),
+        *((torch.cuda, name) for name in ("stream", "device")),
+    ):
+        setattr(place, name, behind_the_lock(getattr(place, name)))
+
+
 def lose_one(rank: int, folder: Path, kind: str, locked: bool = False) -> None:
     """Rank 1 is killed; the others' streams stand still until they are told, and then the CPU hears of it."""
     transport, main, _ = open_fake(kind, timeout_s=100)
     if locked:
-        # Somebody stands before a full queue and keeps the driver's lock: whoever asks stands, too.
-        FakeEvent.query = lambda self: self.synchronize() is None  # type: ignore[method-assign]
+        keep_the_lock()
     check(main, transport.start(torch.ones(9), send=[3] * 3, receive=[3] * 3), torch.ones(9))
     dist.barrier()
     if rank == 1:

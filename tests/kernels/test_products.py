@@ -48,11 +48,36 @@ def test_sizes_that_are_expected_are_made_ready_at_once_and_others_never(fewest,
         sizes = products.sizes_to_load(num_tokens, loaded, expected)
         if sizes:
             assert loaded is None
-            loaded = sizes[0], sizes[-1]
-            assert len(sizes) <= 2 * products._SIZES
+            assert fewest <= num_tokens <= fewest + more
+            loaded = min(sizes[0], num_tokens), max(sizes[-1], num_tokens)
+            assert len(sizes) <= 2 * products._SIZES + 1
             assert sizes.step <= 1 + more // products._SIZES
             assert loaded[0] == max(fewest, products._FEW_TOKENS)
-            assert loaded[1] > min(fewest + more, products._MANY_TOKENS) - sizes.step
+            if fewest + more < products._MANY_TOKENS - sizes.step:
+                assert fewest + more <= loaded[1]
+            else:  # no size above the largest: the last few are less than a step from one
+                loaded = loaded[0], products._MANY_TOKENS
+
+
+def test_another_run_in_the_same_process_expects_other_sizes():
+    small = products.sizes_to_load(5000, None, (4500, 6000))
+    assert small[0] == 4500
+    assert small[-1] >= 6000
+    more = products.sizes_to_load(40_000, (4500, 6000), (4100, 50_000))
+    assert more[0] == 6000
+    assert more[-1] >= 50_000
+    # What lies between is nobody's.
+    assert products.sizes_to_load(100_000, (4500, 6000), (90_000, 120_000))[0] == 90_000
+    assert not products.sizes_to_load(60_000, (4500, 50_000), (4100, 50_000))
+
+
+def test_expectations_end_with_the_run(monkeypatch):
+    monkeypatch.setattr(products, "_expected", None)
+    with products.expecting_tokens(1, 2):
+        assert products._expected == (1, 2)
+    with pytest.raises(RuntimeError), products.expecting_tokens(1, 2):
+        raise RuntimeError
+    assert products._expected is None
 
 
 class OnGPU(torch.Tensor):

@@ -40,3 +40,13 @@ def test_collections_are_as_they_were_after_an_error():
         raise RuntimeError
     assert gc.get_freeze_count() == 0
     assert gc.isenabled()
+
+
+def test_what_others_have_set_aside_stays_there():
+    gc.freeze()
+    try:
+        with LoadedAside():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
