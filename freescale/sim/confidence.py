@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freescale.sim.durations import Setting
-from freescale.sim.profile import TIMES
+from freescale.sim.profile import OPTIONAL_TIMES, TIMES
 
 CALIBRATED, SPECIFIED, EXTRAPOLATED = "calibrated", "specified", "extrapolated"
 
@@ -22,7 +22,7 @@ class Mark:
 def marks(setting: Setting) -> list[Mark]:
     """Every part of a prediction and how far to trust it."""
     profile, cluster = setting.profile, setting.cluster
-    found = [_time_mark(setting, name) for name in TIMES]
+    found = [_time_mark(setting, name) for name in (*TIMES, *OPTIONAL_TIMES) if name in profile.times]
     found.append(
         Mark(
             "jitter",

@@ -24,7 +24,7 @@ FORMAT = "freescale-profile"
 VERSION = 1
 TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
 OPTIONAL_TIMES = ("host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
-"""Of the host where embedding traffic is hidden; as without hiding unless given. The others: see shared_gpu.py."""
+"""host_hiding: the host where embedding traffic is hidden; as without hiding unless given. Others: shared_gpu.py."""
 RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
 OPTIONAL_RATES = (
     "host_to_device_gb_per_s",

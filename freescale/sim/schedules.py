@@ -36,6 +36,7 @@ def prioritized(d: Durations, *, rows_first: bool = False) -> Program:
     """Only rows and gradients that the neighbouring batch shares travel while the rank stands still."""
     return (
         Exchange("sum the loss", d.control, whole=True),
+        Work("load and plan", d.host, kind="host"),
         Wait("wait for NOL rows", "early rows"),
         Work("gather OL rows", d.gather_late),
         Exchange("fetch OL rows", d.late_rows),
@@ -49,7 +50,6 @@ def prioritized(d: Durations, *, rows_first: bool = False) -> Program:
         Exchange("exchange ids", d.ids, whole=True, lane=SIDE),
         Exchange("split into OL and NOL", d.masks, whole=True, lane=SIDE),
         Mark("split"),
-        Work("load and plan", d.host, kind="host"),
         Work("forward and backward", d.compute),
         *_updates(
             d,

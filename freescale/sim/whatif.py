@@ -11,7 +11,7 @@ from freescale.sim.durations import Durations, Features, Setting, measure_out
 from freescale.sim.engine import Outcome, simulate
 from freescale.sim.plans import Loads, plan_loads
 from freescale.sim.schedules import plain, prioritized
-from freescale.sim.shared_gpu import as_in_runs
+from freescale.sim.shared_gpu import measure_out_shared
 from freescale.sim.stages import Program
 from freescale.trace.bubbles import CAUSES
 
@@ -140,10 +140,9 @@ def simulate_features(
     """
     if loads is None:
         loads = plan(setting, features, num_ranks=num_ranks, plan_steps=min(plan_steps, num_steps))
-    durations = measure_out(setting, loads, features, num_ranks=num_ranks, num_steps=num_steps)
+    measure = measure_out_shared if setting.profile.shared_by > 1 else measure_out
+    durations = measure(setting, loads, features, num_ranks=num_ranks, num_steps=num_steps)
     hides = features.prioritized and num_ranks > 1
-    if setting.profile.shared_by > 1:
-        durations = as_in_runs(durations, setting.profile, loads, hiding=hides)
     build = prioritized if hides else plain
     program = build(durations, rows_first=setting.profile.device != "cpu")
     outcome = simulate(program, num_ranks=num_ranks, num_steps=num_steps, cores=cores, observe=observe)
@@ -237,6 +236,8 @@ def limit(setting: Setting, made: Simulated, shares: dict[str, float], contentio
         if made.loads.bound > 0.5 * shares["straggler"]:
             return "longest sample"
         return "uneven work" if made.loads.planned > 0.5 * shares["straggler"] else "jitter of ranks"
+    if worst in ("comm", "contention") and setting.profile.shared_by > 1:
+        return "exchanges on one GPU"
     if worst == "comm":
         latency = float(made.durations.counts.mean())
         moving = float((made.durations.rows + made.durations.grads).mean())

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from freescale.sim.cluster import load_cluster
+from freescale.sim.confidence import marks
 from freescale.sim.durations import Features, Setting
 from freescale.sim.profile import Profile, Timing, load_profile, parse_profile
 from freescale.sim.shared_gpu import relieved
-from freescale.sim.whatif import simulate_features
+from freescale.sim.whatif import predict, simulate_features
 from freescale.sim.workload import Workload
 
 LINES = {
@@ -49,17 +50,21 @@ STEPS = arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(2, 9)), elem
 @given(STEPS, st.floats(0, 1))
 def test_nobody_ends_sooner_than_alone_or_later_than_beside_all(together, share):
     alone = share * together
-    ends = relieved(together, alone)
+    ends = relieved(together, alone, shared_by=together.shape[1])
     assert (ends <= together * (1 + 1e-9)).all()
     assert (ends >= alone * (1 - 1e-9)).all()
     # Whoever is done first has had all others beside it.
     np.testing.assert_allclose(ends.min(axis=1), together.min(axis=1))
-    np.testing.assert_allclose(relieved(together, together), together)
+    np.testing.assert_allclose(relieved(together, together, shared_by=2), together)
 
 
 def test_the_last_one_goes_on_as_if_alone():
     # For 1 s both compute, and the second does half of its work; the rest it does at its own speed.
-    np.testing.assert_allclose(relieved(np.array([[1.0, 2.0]]), np.array([[0.5, 1.0]])), [[1.0, 1.5]])
+    together, alone = np.array([[1.0, 2.0]]), np.array([[0.5, 1.0]])
+    np.testing.assert_allclose(relieved(together, alone, shared_by=2), [[1.0, 1.5]])
+    # Two of many have few neighbours; one has none.
+    assert (relieved(together, alone, shared_by=9) < relieved(together, alone, shared_by=2)).all()
+    np.testing.assert_allclose(relieved(together[:, :1], alone[:, :1], shared_by=9), alone[:, :1])
 
 
 def test_short_runs_take_the_place_of_single_parts():
@@ -67,7 +72,8 @@ def test_short_runs_take_the_place_of_single_parts():
     d = simulated(shared(), plain).durations
     assert not any(part.any() for part in (d.find, d.gather, d.update, d.rows, d.dense_last))
     np.testing.assert_allclose(d.grads, 0.003)
-    assert (d.optimizer > 0.002).all()
+    tokens = simulated(shared(), plain).loads.tokens
+    np.testing.assert_allclose(d.optimizer[:6], 1e-3 * (2 + 1e-5 * tokens))
     hiding = simulated(shared(), Features()).durations
     np.testing.assert_allclose(hiding.urgent_grads, 0.0005)
     np.testing.assert_allclose(hiding.optimizer, 0.001)
@@ -106,3 +112,37 @@ def test_such_a_profile_is_read_as_it_was_written():
     again = parse_profile(profile.to_json(), where="here")
     assert again.times["exchanges_hiding"] == LINES["exchanges_hiding"]
     assert again.rates == pytest.approx(profile.rates)
+
+
+def test_other_features_rows_and_speeds_count_as_the_single_parts_say():
+    plain = Features(balancer="random", prioritized=False)
+    usual = simulated(shared(), plain).durations
+    every_id = simulated(shared(), replace(plain, dedup=False)).durations
+    assert (every_id.grads > 1.1 * usual.grads).all()
+    wide = replace(setting(shared()), workload=replace(setting(shared()).workload, row_bytes=16 * 2048))
+    wider = simulate_features(wide, plain, num_ranks=4, num_steps=12, plan_steps=6).durations
+    assert (wider.grads > 1.5 * usual.grads).all()
+    slow = replace(setting(shared()), slow_ranks=(0.5,))
+    slower = simulate_features(slow, plain, num_ranks=4, num_steps=12, plan_steps=6).durations
+    np.testing.assert_allclose(slower.optimizer[:, -1], 2 * usual.optimizer[:, -1])
+    np.testing.assert_allclose(slower.optimizer[:, 0], usual.optimizer[:, 0])
+
+
+def test_a_rank_alone_exchanges_nothing_and_ranks_together_are_not_faster():
+    profile = shared(neighbours_slowdown=1.5, shortest_ms=1.0)
+    same = {"host_hiding": profile.times["host"], "row_work_hiding": LINES["row_work"]}
+    profile = replace(profile, times={**profile.times, **same})
+    one = simulate_features(setting(profile), Features(), num_ranks=1, num_steps=8, plan_steps=4).durations
+    assert not one.grads.any()
+    row = predict(setting(profile), Features(), num_ranks=4, num_steps=12, plan_steps=6)
+    assert 0.3 < row.efficiency < 1.0
+    slow = replace(profile, times={**profile.times, "exchanges_hiding": Timing(fixed_ms=9.0)})
+    row = predict(setting(slow), Features(), num_ranks=4, num_steps=12, plan_steps=6)
+    assert row.limit == "exchanges on one GPU"
+
+
+def test_what_short_runs_told_is_marked_as_measured():
+    profile = replace(shared(), measured=("times.row_work",))
+    found = {mark.part: mark.state for mark in marks(setting(profile))}
+    assert found["row_work"] == "calibrated"
+    assert found["exchanges"] == "extrapolated"
