@@ -25,6 +25,16 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+# Modules that take a minute and more, in the order in which test processes take them up: begun last, they would be ended
+# by one process while the other has nothing left to do.
+_LONG = ("test_readme", "test_kill_and_resume", "test_examples", "test_one_curve", "test_measure")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long modules first, all others as they are."""
+    items.sort(key=lambda item: _LONG.index(item.path.stem) if item.path.stem in _LONG else len(_LONG))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs that are given no folder leave theirs where pytest cleans up."""
