@@ -25,8 +25,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-# Modules that take a minute and more, in the order in which test processes take them up: begun last, they would be ended
-# by one process while the other has nothing left to do.
+# Modules that take half a minute and more: begun last, one process would end them while the other has nothing left.
 _LONG = ("test_readme", "test_kill_and_resume", "test_examples", "test_one_curve", "test_measure")
 
 
