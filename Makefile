@@ -10,7 +10,7 @@ run: $(VENV)/run.stamp  ## train the embedded default and print metrics
 	$(BIN)/freescale train run.out=runs/default
 
 test: $(VENV)/dev.stamp lint types layers  ## lint, types, layering, tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-slow: $(VENV)/dev.stamp  ## the proofs that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -25,15 +25,6 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-# Modules that take half a minute and more: begun last, one process would end them while the other has nothing left.
-_LONG = ("test_readme", "test_kill_and_resume", "test_examples", "test_one_curve", "test_measure")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long modules first, all others as they are."""
-    items.sort(key=lambda item: _LONG.index(item.path.stem) if item.path.stem in _LONG else len(_LONG))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs that are given no folder leave theirs where pytest cleans up."""
