@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from one_training import check_one_curve, losses_of, warm_account
+from one_training import LONG_TAILED, check_one_curve, losses_of, warm_account
 
 from freescale.config import load_config
 from freescale.errors import FreeScaleError
@@ -39,22 +39,14 @@ from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import Event, read_metrics
 
 WORKLOAD = (
+    *LONG_TAILED,
     "synthetic.users=3000",
     "synthetic.items=20000",
-    "synthetic.mean_length=100",
-    "synthetic.sigma=1.2",
-    "synthetic.max_length=1000",
-    "data.max_length=1000",
-    "data.global_batch=24",
-    "model.dim=64",
     "model.dropout=0",
-    "head.num_negatives=32",
     "eval.max_users=64",
     "run.log_every=10",
     "balance.refit_every=20",
 )
-"""Long-tailed lengths: without balance, one rank's step can be several times another's."""
-
 LOSS_TOLERANCE = 2e-3
 """Relative; float32 sums in another order drift apart by about 1e-4 in a hundred steps."""
 

@@ -18,6 +18,17 @@ from freescale.trace.time_account import Account, account_of
 
 RANK_FILE = str(Path(__file__).with_name("training_rank.py"))
 
+LONG_TAILED = (
+    "synthetic.mean_length=100",
+    "synthetic.sigma=1.2",
+    "synthetic.max_length=1000",
+    "data.max_length=1000",
+    "data.global_batch=24",
+    "model.dim=64",
+    "head.num_negatives=32",
+)
+"""A small model and long-tailed lengths: without balance, one rank's step can be several times another's."""
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from one_training import Recipe, losses_of, ranks_on, train_in_turn, warm_account
+from one_training import LONG_TAILED, Recipe, losses_of, ranks_on, train_in_turn, warm_account
 
 from freescale.config import Config
 from freescale.sim.durations import Features
@@ -21,16 +21,10 @@ from freescale.trace.metrics_log import read_metrics
 from freescale.trace.span_file import read_spans
 
 WORKLOAD = (
+    *LONG_TAILED,
     "synthetic.users=1500",
     "synthetic.items=20000",
-    "synthetic.mean_length=100",
-    "synthetic.sigma=1.2",
-    "synthetic.max_length=1000",
-    "data.max_length=1000",
-    "data.global_batch=24",
-    "model.dim=64",
     "model.dropout=0",
-    "head.num_negatives=32",
     "eval.max_users=8",
     "run.log_every=40",
     "run.eval_every=1000000",

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from one_training import Recipe, check_one_curve, losses_of, ranks_on, train_in_turn
+from one_training import LONG_TAILED, Recipe, check_one_curve, losses_of, ranks_on, train_in_turn
 
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import read_metrics, step_of
@@ -41,15 +41,9 @@ COMMON = (
     "pipeline.decide_every=null",
 )
 SMALL = (
+    *LONG_TAILED,
     "synthetic.users=600",
     "synthetic.items=5000",
-    "synthetic.mean_length=100",
-    "synthetic.sigma=1.2",
-    "synthetic.max_length=1000",
-    "data.max_length=1000",
-    "data.global_batch=24",
-    "model.dim=64",
-    "head.num_negatives=32",
     "run.device=cpu",
 )
 LARGE = (
