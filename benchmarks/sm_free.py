@@ -16,20 +16,21 @@ import datetime
 import functools
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from beside_compute import Times, beside, compute_jobs, exchanges, nothing, pinned_copies, repeated
 
 from freescale.comm.choose import make_transport
 from freescale.comm.launch import launch
 from freescale.comm.ranks import Ranks, join_ranks
-from freescale.comm.transport import Pending, Transport
+from freescale.comm.transport import Transport
 from freescale.comm.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 
@@ -39,9 +40,6 @@ WHOLE_GPU = {"hog", "contention"}
 
 CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barrier")
 """What must not finish while every SM is held."""
-
-GATE_CYCLES = 60_000_000
-"""About 30 ms."""
 
 WAITS = ("Event", "Sync")
 
@@ -218,256 +216,106 @@ def part_profiler(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     return {"results": seen, "not_available": problems}
 
 
-def compute_jobs(device: torch.device, size: int) -> dict[str, Callable[[], Any]]:
-    """A GEMM, and forward and backward of an HSTU layer on long-tailed sequences."""
-    from freescale.data.sequence_batch import SequenceBatch
-    from freescale.kernels import SequenceLayout
-    from freescale.model.hstu import HSTU
-
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    torch.manual_seed(0)
-    lengths = torch.exp(5.3 + torch.randn(128)).long().clamp(8, 2048)
-    layer = HSTU(dim=256, layers=1, heads=4, max_length=2048, dropout=0.0, time_bias=False).to(device)
-    values = torch.randn(int(lengths.sum()), 256, device=device, requires_grad=True)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    batch, layout = SequenceBatch(offsets=offsets), SequenceLayout(offsets, device=device)
-
-    def hstu() -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            out = layer(values, batch, layout)
-        out.float().square().mean().backward()
-        values.grad = None
-
-    out = torch.empty_like(a)
-    return {
-        f"GEMM {size}^3": lambda: torch.matmul(a, b, out=out),
-        "HSTU layer, forward and backward": as_graph(hstu),
-    }
-
-
-def as_graph(job: Callable[[], None]) -> Callable[[], Any]:
-    """One launch for a job of many kernels, so that the host is never what it waits for."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            job()
-    torch.cuda.synchronize()
-    try:
-        graph = torch.cuda.CUDAGraph()
-        # Not the default: with it, a thread of a transport that looks at an event would end the capture.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            job()
-        graph.replay()
-        torch.cuda.synchronize()
-        return graph.replay
-    except RuntimeError as error:
-        print(f"no CUDA graph of the HSTU layer, its launches are timed, too: {error}", file=sys.stderr)
-        return job
-
-
 def part_contention(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """Rank 0 computes on the whole GPU while all ranks exchange, or a copy kernel runs beside."""
     from gpu_kernels import BlockCopy
 
     num_bytes = 4 << 20
-    found, problems = open_all(ranks, [kind for kind in options.kinds if kind != "collective"])
+    kinds = [kind for kind in options.kinds if kind != "collective"]
+    found, problems = open_all(ranks, kinds)
+    second, _ = open_all(ranks, kinds)
     rows, counts = rows_of(ranks, num_bytes)
-    for transport in found.values():
+    for transport in (*found.values(), *second.values()):
         warm_up(transport, ranks, num_bytes)
     jobs = compute_jobs(ranks.device, options.gemm)
     source, target = (torch.zeros(64 << 20, dtype=torch.uint8, device=ranks.device) for _ in range(2))
-    comms: dict[str, Callable[[], Any]] = {
-        name: lambda t=transport: exchange(t, rows, counts)  # type: ignore[misc]
-        for name, transport in found.items()
-    }
-    comms["plain pinned copies"] = pinned_copies(ranks.device, num_bytes * (ranks.num_ranks - 1))
+    comms: dict[str, Times] = {}
+    for name, transport in found.items():
+        comms[name] = exchanges([transport], rows, counts)
+        # As a pipeline has them: rows wanted soon and rows wanted later each have a transport.
+        comms[f"{name}, four on two"] = exchanges([transport, second[name]], rows, counts, on_the_way=4)
+    comms["plain pinned copies"] = pinned_copies(ranks.device, num_bytes, pieces=ranks.num_ranks - 1)
     blocks = {f"copy kernel, {n} blocks": BlockCopy(n) for n in (8, 16, 24, 32)}
     results = []
     for job, compute in jobs.items():
         for name in (*blocks, *comms):
             everybody = name in comms
-            comm = comms[name] if everybody else lambda c=blocks[name]: c(target, source)  # type: ignore[misc]
             moved = num_bytes * (ranks.num_ranks - 1) if everybody else source.nbytes
-            if not everybody and not ranks.is_first:
+            if everybody:
+                comm = comms[name]
+            elif ranks.is_first:
+                comm = repeated(functools.partial(blocks[name], target, source))
+            else:
                 comm = nothing
             results.append({"compute": job, "beside": name, **beside(ranks, compute, comm, moved)})
     return {"results": results, "not_available": problems}
 
 
-def pinned_copies(device: torch.device, num_bytes: int) -> Callable[[], Any]:
-    """As many bytes out of the GPU and into it as an exchange has, without flags: what the hardware itself takes."""
-    on_gpu, there = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    out, back = (torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
-    other = torch.cuda.Stream(device, priority=-1)
-
-    def copies() -> None:
-        now = torch.cuda.current_stream()
-        other.wait_stream(now)
-        out.copy_(on_gpu, non_blocking=True)
-        with torch.cuda.stream(other):
-            there.copy_(back, non_blocking=True)
-        now.wait_stream(other)
-
-    return copies
-
-
-def nothing() -> None:
-    """What other ranks do beside a copy kernel of rank 0."""
-
-
-def beside(
-    ranks: Ranks,
-    compute: Callable[[], Any],
-    comm: Callable[[], Any],
-    num_bytes: int,
-    *,
-    window_ms: float = 80.0,
-) -> dict[str, float]:
-    """Each alone, then both with the one lasting longer, then both with the other lasting longer; medians of three."""
-    alone = {"compute": run_pair(ranks, compute, comm, 5, 0), "comm": run_pair(ranks, compute, comm, 0, 5)}
-    one_compute, one_comm = alone["compute"][0] / 5, alone["comm"][1] / 5
-    many, most = max(5, int(window_ms / one_compute)), max(5, int(window_ms / one_comm))
-    turns = [
-        (
-            run_pair(ranks, compute, comm, many, 0)[0],
-            run_pair(ranks, compute, comm, 0, most)[1],
-            run_pair(ranks, compute, comm, many, int(1.6 * most) + 1)[0],
-            run_pair(ranks, compute, comm, int(1.6 * many) + 1, most)[1],
-        )
-        for _ in range(3)
-    ]
-    compute_ms, comm_ms, loaded_compute_ms, loaded_comm_ms = (sorted(each)[1] for each in zip(*turns))
-    gb = num_bytes * most / 1e6
-    return {
-        "compute_ms": compute_ms / many,
-        "slowdown": loaded_compute_ms / compute_ms,
-        "gb_s_alone": gb / comm_ms,
-        "gb_s_loaded": gb / loaded_comm_ms,
-        "rate_kept": comm_ms / loaded_comm_ms,
-    }
-
-
-def run_pair(
-    ranks: Ranks, compute: Callable[[], Any], comm: Callable[[], Any], num_compute: int, num_comm: int
-) -> tuple[float, float]:
-    """Milliseconds of rank 0's compute and of its communication, started together, agreed by all ranks.
-
-    Other ranks do their part of the communication only; what waits for rank 0 waits for its gate, too.
-    """
-    torch.cuda.synchronize()
-    ranks.barrier()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
-    main, side, gate = streams_of_pairs()
-    with torch.cuda.stream(gate):
-        torch.cuda._sleep(GATE_CYCLES)  # both are queued when it opens
-    for stream in (main, side):
-        stream.wait_stream(gate)
-    with torch.cuda.stream(main):
-        marks[0].record()
-        for _ in range(num_compute if ranks.is_first else 0):
-            compute()
-        marks[1].record()
-    with torch.cuda.stream(side):
-        marks[2].record()
-        for _ in range(num_comm):
-            comm()
-        marks[3].record()
-    torch.cuda.synchronize()
-    mine = torch.tensor(
-        [marks[0].elapsed_time(marks[1]), marks[2].elapsed_time(marks[3])], dtype=torch.float64
-    )
-    if not ranks.is_first:
-        mine.zero_()
-    mine = ranks.sum_on_cpu(mine)
-    return float(mine[0]), float(mine[1])
-
-
-@functools.cache
-def streams_of_pairs() -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
-    """Made once: torch hands out 32 streams in turn, and the 33rd would be one that a transport moves rows on."""
-    return torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.Stream()
-
-
 def part_rate(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """GB/s a direction, summed over the ranks, and microseconds of one exchange, by bytes a pair."""
-    ceiling = pinned_ceiling(ranks) if ranks.device.type == "cuda" else 0.0
+    on_gpu = ranks.device.type == "cuda"
+    ceiling = pinned_rate(ranks, 64 << 20, pieces=1) if on_gpu else None
     table, engines = [], {}
     num_bytes = 4 << 10
     while num_bytes <= options.largest_kib << 10:
         row: dict[str, Any] = {"bytes_a_pair": num_bytes}
+        if on_gpu:
+            row["pinned_gb_s"] = pinned_rate(ranks, num_bytes, pieces=ranks.num_ranks - 1)
         # Opened for each size: slots grow with the messages, and do so at fixed exchanges.
         found, problems = open_all(ranks, options.kinds)
-        for name, transport in found.items():
+        rows, counts = rows_of(ranks, num_bytes)
+        for transport in found.values():
             warm_up(transport, ranks, num_bytes)
-            row[name] = rate_of(transport, ranks, num_bytes)
+        alone = microseconds(ranks, found, rows, counts)
+        for name, transport in found.items():
+            rates = {
+                on_the_way: rate(
+                    ranks,
+                    exchanges([transport], rows, counts, on_the_way=on_the_way),
+                    num_bytes * (ranks.num_ranks - 1),
+                )
+                for on_the_way in (3, 1)
+            }
+            row[name] = {"gb_s": rates[3], "gb_s_in_a_row": rates[1], "us_alone": alone[name]}
             engines[name] = [transport.engine, transport.sm_free]
         table.append(row)
         num_bytes *= 4
     return {"results": table, "ceiling_gb_s": ceiling, "engines": engines, "not_available": problems}
 
 
-def rate_of(transport: Transport, ranks: Ranks, num_bytes: int) -> dict[str, float]:
-    """Many exchanges, three on the way at a time as a pipeline has them; one after the other; and one alone."""
-    rows, counts = rows_of(ranks, num_bytes)
-    moved = num_bytes * (ranks.num_ranks - 1)
-    times = max(12, min(400, (512 << 20) // max(1, moved)))
-    seconds = {under_way: many(transport, ranks, rows, counts, times, under_way) for under_way in (3, 1)}
-    single = []
-    for _ in range(20):
-        settle(ranks)
-        began = time.perf_counter()
-        exchange(transport, rows, counts)
-        if ranks.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        single.append(time.perf_counter() - began)
-    slowest = ranks.sum_on_cpu(torch.tensor([sorted(single)[10]], dtype=torch.float64)) / ranks.num_ranks
-    return {
-        "gb_s": ranks.num_ranks * moved / seconds[3] / 1e9,
-        "gb_s_in_a_row": ranks.num_ranks * moved / seconds[1] / 1e9,
-        "us_alone": 1e6 * float(slowest),
-    }
+def microseconds(
+    ranks: Ranks, found: dict[str, Transport], rows: torch.Tensor, counts: list[int], *, turns: int = 40
+) -> dict[str, float]:
+    """Of one exchange alone, by each transport in turn: medians, averaged over the ranks."""
+    taken: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(turns):
+        for name, transport in found.items():
+            settle(ranks)
+            began = time.perf_counter()
+            exchange(transport, rows, counts)
+            if ranks.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            taken[name].append(time.perf_counter() - began)
+    medians = torch.tensor([statistics.median(each) for each in taken.values()], dtype=torch.float64)
+    means = ranks.sum_on_cpu(medians) / ranks.num_ranks
+    return {name: 1e6 * float(mean) for name, mean in zip(taken, means)}
 
 
-def many(
-    transport: Transport,
-    ranks: Ranks,
-    rows: torch.Tensor,
-    counts: list[int],
-    times: int,
-    under_way: int,
-) -> float:
-    """Seconds an exchange."""
-    pending: deque[Pending] = deque()
+def rate(ranks: Ranks, comm: Times, num_bytes: int) -> float:
+    """GB/s of all ranks together, each of which moves so many bytes a time."""
+    times = max(12, min(400, (512 << 20) // max(1, num_bytes)))
     settle(ranks)
     began = time.perf_counter()
-    for _ in range(times):
-        pending.append(transport.start(rows, send=counts, receive=counts))
-        if len(pending) == under_way:
-            pending.popleft().wait()
-    while pending:
-        pending.popleft().wait()
+    comm(times)
     settle(ranks)
-    return (time.perf_counter() - began) / times
+    return ranks.num_ranks * num_bytes * times / (time.perf_counter() - began) / 1e9
 
 
-def pinned_ceiling(ranks: Ranks) -> float:
-    """GB/s a direction of plain pinned copies, both directions and all ranks at once."""
-    device = torch.zeros(64 << 20, dtype=torch.uint8, device=ranks.device)
-    out, back = (torch.zeros(64 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2))
-    there = torch.empty_like(device)
-    streams = torch.cuda.Stream(), torch.cuda.Stream()
-    for times in (2, 20):
-        settle(ranks)
-        began = time.perf_counter()
-        for _ in range(times):
-            with torch.cuda.stream(streams[0]):
-                out.copy_(device, non_blocking=True)
-            with torch.cuda.stream(streams[1]):
-                there.copy_(back, non_blocking=True)
-        settle(ranks)
-        seconds = (time.perf_counter() - began) / times
-    return ranks.num_ranks * device.nbytes / seconds / 1e9
+def pinned_rate(ranks: Ranks, num_bytes: int, *, pieces: int) -> float:
+    """GB/s a direction of plain pinned copies of this size, both directions and all ranks at once."""
+    copies = pinned_copies(ranks.device, num_bytes, pieces=pieces)
+    copies(2)
+    return rate(ranks, copies, num_bytes * pieces)
 
 
 def as_rank(options: argparse.Namespace) -> None:
@@ -570,15 +418,19 @@ def show_contention(result: dict[str, Any], options: argparse.Namespace) -> list
 def show_rate(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
     names = list(result["engines"])
     ceiling = result["ceiling_gb_s"]
-    print(f"  pinned copies, all ranks at once: {ceiling:.1f} GB/s a direction")
-    print("  GB/s: three on the way / one after the other")
+    if ceiling:
+        print(f"  pinned copies of 64 MiB, all ranks at once: {ceiling:.1f} GB/s a direction")
+    print("  GB/s: pinned copies of this size; exchanges, three on the way / one after the other")
     heads = (f"{name}: GB/s" for name in names), (f"{name}: us" for name in names)
-    print(f"  {'KiB a pair':>10}" + "".join(f"{head:>20}" for group in heads for head in group))
+    print(
+        f"  {'KiB a pair':>10}{'pinned: GB/s':>14}"
+        + "".join(f"{head:>20}" for group in heads for head in group)
+    )
     missed = []
     for row in result["results"]:
         rates = "".join(f"{row[n]['gb_s']:12.2f} /{row[n]['gb_s_in_a_row']:6.2f}" for n in names)
         print(
-            f"  {row['bytes_a_pair'] >> 10:>10}"
+            f"  {row['bytes_a_pair'] >> 10:>10}{row.get('pinned_gb_s', 0):14.2f}"
             + rates
             + "".join(f"{row[n]['us_alone']:20.1f}" for n in names)
         )
