@@ -4,6 +4,7 @@ r"""Does an exchange take SMs? Proof, cost and speed of the transports, among ra
     python benchmarks/sm_free.py --part profiler     # kernels the profiler links to an exchange
     python benchmarks/sm_free.py --part contention   # compute beside communication: slowdown, and rate under load
     python benchmarks/sm_free.py --part rate         # GB/s and latency by size, against pinned copies
+    python benchmarks/sm_free.py --part causes       # flags, waits, events and copies one by one beside compute
     python benchmarks/sm_free.py --device cpu --ranks 2 --part rate --largest-kib 256     # to try it out
 
 Without --part all of them run, in that order. Every part first checks that rows arrive whole.
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from beside_compute import Times, beside, compute_jobs, exchanges, nothing, pinned_copies, repeated
+from costs_one_by_one import part_causes, show_causes
 
 from freescale.comm.choose import make_transport
 from freescale.comm.launch import launch
@@ -34,8 +36,8 @@ from freescale.comm.transport import Transport
 from freescale.comm.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 
-PARTS = ("hog", "profiler", "contention", "rate")
-WHOLE_GPU = {"hog", "contention"}
+PARTS = ("hog", "profiler", "contention", "rate", "causes")
+WHOLE_GPU = {"hog", "contention", "causes"}
 """Parts whose ranks may use every SM: one of them computes, or holds, on the whole GPU."""
 
 CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barrier")
@@ -330,6 +332,7 @@ def as_rank(options: argparse.Namespace) -> None:
             "profiler": part_profiler,
             "contention": part_contention,
             "rate": part_rate,
+            "causes": part_causes,
         }
         result = measure[options.part](ranks, options)
         ranks.barrier()
@@ -373,6 +376,7 @@ def show(part: str, result: dict[str, Any], options: argparse.Namespace) -> list
         "profiler": show_profiler,
         "contention": show_contention,
         "rate": show_rate,
+        "causes": show_causes,
     }[part](result, options)
 
 
