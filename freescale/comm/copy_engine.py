@@ -85,7 +85,7 @@ def build(
     if facts.shared_gpu:
         os.environ.setdefault(_SHARED_GPU, "1")
 
-    gpu = index_of(facts.device)
+    gpu, processes = index_of(facts.device), other_processes(facts)
 
     def open_windows(rings: Rings) -> GpuWindows:
         own, addresses = together(
@@ -103,7 +103,7 @@ def build(
         driver=driver,
         device=facts.device,
         rank=facts.rank,
-        processes=other_processes(facts),
+        processes=processes,
         timeout_s=timeout_s,
         engine="copies into mapped memory of other GPUs",
         sm_free=is_mps_client(),
@@ -111,7 +111,7 @@ def build(
         stages_own=False,
     )
     rings = rings or rings_of_gpus(dist.get_world_size(control))
-    return RingTransport("copy_engine", engine, control=control, rings=rings)
+    return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)
 
 
 def _reason(facts: GroupFacts) -> str:

@@ -67,7 +67,7 @@ def build(
     processes = other_processes(facts)
     if not facts.on_gpu:
         cpu = SharedRings(control, processes=processes, timeout_s=timeout_s)
-        return RingTransport("host_staged", cpu, control=control, rings=rings)
+        return RingTransport("host_staged", cpu, control=control, processes=processes, rings=rings)
     # Copies to or from several ranks by one call: pieces of 0.5 MiB moved 45 GB/s instead of 37 on an H200.
     driver, gpu = driver or CudaDriver(batched=True), index_of(facts.device)
 
@@ -92,4 +92,4 @@ def build(
         stages_own=not is_mps_client(),
     )
     rings = rings or rings_of_gpus(dist.get_world_size(control))
-    return RingTransport("host_staged", engine, control=control, rings=rings)
+    return RingTransport("host_staged", engine, control=control, processes=processes, rings=rings)

@@ -10,6 +10,8 @@ ranks come to it at the same exchange; what the largest message of any rank woul
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm.processes import Processes
 from freescale.comm.rings import Exchange, Planner, Rings
 from freescale.comm.transport import Pending
 
 _FIRST_LOOKS, _LOOK_EVERY = (8, 64), 512
+_LOOK_S, _LAST_WORDS_S = 0.0002, 0.5
 
 
 class Engine(Protocol):
@@ -69,17 +73,24 @@ class RingTransport:
         name: what a recipe calls it.
         engine: moves the bytes.
         control: a CPU group of these ranks that nothing else uses.
+        processes: of the other ranks.
         rings: size of the slots to begin with, and where epochs start.
     """
 
     def __init__(
-        self, name: str, engine: Engine, *, control: dist.ProcessGroup, rings: Rings | None = None
+        self,
+        name: str,
+        engine: Engine,
+        *,
+        control: dist.ProcessGroup,
+        processes: Processes,
+        rings: Rings | None = None,
     ) -> None:
         self.name = name
         self.num_ranks, self.rank = dist.get_world_size(control), dist.get_rank(control)
         self.engine, self.sm_free, self.reason = engine.engine, engine.sm_free, engine.reason
         self.queued = engine.queued
-        self._engine, self._control = engine, control
+        self._engine, self._control, self._processes = engine, control, processes
         self._num_started = 0
         self._wish = 0
         self._open(rings or Rings(self.num_ranks))
@@ -114,13 +125,34 @@ class RingTransport:
         Only then is what is under way waited for: a GPU whose host has waited for it stands still afterwards.
         """
         wish = torch.tensor([self._wish])
-        dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=self._control)
+        self._agree(dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=self._control, async_op=True))
         rings = self._planner.rings.grown(int(wish))
         if rings is not self._planner.rings:
             self._engine.drain()
             # Another rank may still have to write into this one's memory that it has read the last slots.
-            dist.barrier(group=self._control)
+            self._agree(dist.barrier(group=self._control, async_op=True))
             self._open(rings)
+
+    def _agree(self, work: dist.Work | None) -> None:
+        """Wait until all ranks have; one that has ended without is named."""
+        assert work is not None
+        deadline, ended = math.inf, list[int]()
+        while not work.is_completed() and time.monotonic() < deadline:
+            if not ended:
+                ended = self._processes.ended()
+                # It may have sent its part before.
+                deadline = time.monotonic() + _LAST_WORDS_S if ended else math.inf
+            time.sleep(_LOOK_S)
+        try:
+            if work.is_completed():
+                work.wait()
+                return
+        except RuntimeError:  # its connections are closed before its process has ended
+            time.sleep(_LAST_WORDS_S)
+            ended = self._processes.ended()
+            if not ended:
+                raise
+        raise ConnectionError(f"ranks {ended} have ended while slots were to grow")
 
     def _open(self, rings: Rings) -> None:
         self._engine.open(rings)

@@ -191,7 +191,9 @@ def parse_profile(text: str, *, where: str) -> Profile:
 def _timing(name: str, times: object, problems: list[str]) -> Timing:
     given = times.get(name) if isinstance(times, dict) else None
     if not isinstance(given, dict):
-        problems.append(f"times.{name} is missing")
+        problems.append(
+            f"times.{name} " + ("is missing" if given is None else f"must be an object, got {given!r}")
+        )
         return Timing()
     bad = [key for key in COEFFICIENTS if not _is_number(given.get(key, 0.0))]
     if bad:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm import host_staged
+from freescale.comm import host_staged, ring_transport
 from freescale.comm.choose import make_transport
 from freescale.comm.facts import gather_facts
 from freescale.comm.ring_transport import RingTransport
@@ -23,6 +23,7 @@ from freescale.comm.transport import CollectiveTransport
 from freescale.errors import TrainingError
 from tests.ranks import run_on_ranks
 
+FIRST_LOOK = ring_transport._FIRST_LOOKS[0]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8]
 
 
@@ -116,10 +117,10 @@ def test_slow_ranks_are_waited_for():
     assert run_on_ranks(meet_slowly, 3) == [True] * 3
 
 
-def lose_one(rank: int, folder: Path) -> None:
+def lose_one(rank: int, folder: Path, exchanges: int) -> None:
     """Rank 1 is killed in the middle of a run; the others write down what they hear of it. The time-out is far away."""
     staged = open_staged(timeout_s=100)
-    for _ in range(5):
+    for _ in range(exchanges):
         staged.start(torch.ones(30, 4), send=[10] * 3, receive=[10] * 3).wait()
     if rank == 1:
         if os.fork() == 0:
@@ -136,9 +137,11 @@ def lose_one(rank: int, folder: Path) -> None:
     time.sleep(60)
 
 
-def test_a_killed_rank_is_named_by_the_others_before_the_time_is_over(tmp_path):
+@pytest.mark.parametrize("before", ["any exchange", "slots grow"])
+def test_a_killed_rank_is_named_by_the_others_before_the_time_is_over(tmp_path, before):
+    exchanges = 5 if before == "any exchange" else FIRST_LOOK - 1
     with pytest.raises(AssertionError, match="rank 1 died with exit code -9"):
-        run_on_ranks(lose_one, 3, tmp_path, timeout=100)
+        run_on_ranks(lose_one, 3, tmp_path, exchanges, timeout=100)
     told = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert sorted(told) == ["0.txt", "2.txt"]
     for text in told.values():

@@ -53,7 +53,7 @@ def change(**fields: object) -> str:
         (change(jitter=True), "jitter must be a number"),
         (change(model=3), "model must say what was trained"),
         (change(shared_by=0), "shared_by must be a whole number of at least 1"),
-        (change(times__host_hiding=3), "times.host_hiding is missing"),
+        (change(times__host_hiding=3), "times.host_hiding must be an object, got 3"),
     ],
 )
 def test_bad_profiles_say_what_is_wrong(text: str, said: str) -> None:
