@@ -5,9 +5,23 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from freescale.comm.facts import GroupFacts
+from freescale.errors import FreeScaleError
+
+# The connections of a process are closed before it has ended, and a GPU's memory is given back in between.
+_ENDING_S = 3.0
+
+
+class RanksEndedError(ConnectionError):
+    """What those hear who wait for ranks that are no more."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(f"ranks {list(ranks)} have ended while rows were to be exchanged with them")
 
 
 class Processes:
@@ -55,3 +69,19 @@ def other_processes(facts: GroupFacts) -> Processes:
         if rank != facts.rank and each.processes == own.processes and each.machine == own.machine
     }
     return Processes(seen)
+
+
+@contextmanager
+def naming_the_ended(processes: Processes) -> Iterator[None]:
+    """Whatever fails inside because ranks have ended says which."""
+    try:
+        yield
+    except RanksEndedError:
+        raise
+    except (RuntimeError, OSError, FreeScaleError) as error:
+        deadline = time.monotonic() + _ENDING_S
+        while not (ended := processes.ended()):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        raise RanksEndedError(ended) from error

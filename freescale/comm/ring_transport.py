@@ -10,7 +10,6 @@ ranks come to it at the same exchange; what the largest message of any rank woul
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.processes import Processes
+from freescale.comm.processes import Processes, RanksEndedError, naming_the_ended
 from freescale.comm.rings import Exchange, Planner, Rings
 from freescale.comm.transport import Pending
 
 _FIRST_LOOKS, _LOOK_EVERY = (8, 64), 512
-_LOOK_S, _LAST_WORDS_S = 0.0002, 0.5
+_POLL_S = 0.0002
+_LAST_WORDS_S = 0.5
+"""What a rank sent before its end has arrived by then."""
 
 
 class Engine(Protocol):
@@ -105,7 +106,8 @@ class RingTransport:
         self._engine.check()  # before anything else: after a failure even counts are not to be trusted
         self._num_started += 1
         if self._num_started in _FIRST_LOOKS or self._num_started % _LOOK_EVERY == 0:
-            self._grow()
+            with naming_the_ended(self._processes):
+                self._grow()
         tensor = tensor.detach().contiguous()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])
         row_bytes = tensor.shape[1:].numel() * tensor.itemsize
@@ -134,25 +136,17 @@ class RingTransport:
             self._open(rings)
 
     def _agree(self, work: dist.Work | None) -> None:
-        """Wait until all ranks have; one that has ended without is named."""
+        """Wait for a collective call of the control group; ranks that have ended meanwhile are named."""
         assert work is not None
-        deadline, ended = math.inf, list[int]()
-        while not work.is_completed() and time.monotonic() < deadline:
-            if not ended:
-                ended = self._processes.ended()
-                # It may have sent its part before.
-                deadline = time.monotonic() + _LAST_WORDS_S if ended else math.inf
-            time.sleep(_LOOK_S)
-        try:
-            if work.is_completed():
-                work.wait()
-                return
-        except RuntimeError:  # its connections are closed before its process has ended
-            time.sleep(_LAST_WORDS_S)
+        since = None
+        while not work.is_completed():
             ended = self._processes.ended()
-            if not ended:
-                raise
-        raise ConnectionError(f"ranks {ended} have ended while slots were to grow")
+            if ended and since is None:
+                since = time.monotonic()
+            if since is not None and time.monotonic() - since > _LAST_WORDS_S:
+                raise RanksEndedError(ended)
+            time.sleep(_POLL_S)
+        work.wait()
 
     def _open(self, rings: Rings) -> None:
         self._engine.open(rings)

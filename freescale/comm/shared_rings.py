@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from freescale.comm.looking_after import look_after
-from freescale.comm.processes import Processes
+from freescale.comm.processes import Processes, RanksEndedError
 from freescale.comm.rings import Exchange, Rings, Round, reached
 from freescale.comm.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory
 
@@ -142,7 +142,7 @@ class SharedRings:
         late = self.late()
         gone = [rank for rank in late if rank in ended]
         if gone:
-            raise ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
+            raise RanksEndedError(gone)
         if late and seconds_left <= 0:
             raise TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from freescale.comm.cuda_driver import Copy, Driver, Word
 from freescale.comm.looking_after import look_after
-from freescale.comm.processes import Processes
+from freescale.comm.processes import Processes, RanksEndedError
 from freescale.comm.rings import Exchange, FlagValue, Rings, Round, reached
 
 _LOOK_S = 0.1
@@ -248,7 +248,7 @@ class StreamEngine:
         late = self._late(windows)
         gone = sorted(set(ended) & {rank for ranks in late for rank in ranks})
         if gone:
-            return ConnectionError(f"ranks {gone} have ended while rows were to be exchanged with them")
+            return RanksEndedError(gone)
         if late and time.monotonic() - self._under_way[0].began > self._timeout_s:
             return TimeoutError(
                 f"ranks {late[0]} did not exchange rows within {self._timeout_s:.0f} s, or this rank's own GPU did not "
