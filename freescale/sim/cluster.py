@@ -21,6 +21,9 @@ from freescale.sim.shipped import shipped_names, shipped_text
 
 _GIVEN = "given in the cluster file"
 
+Measured = Mapping[str, tuple[float, str]]
+"""Name of a number -> what was measured, and where."""
+
 
 def _number(
     help: str, *, above: float = 0.0, at_least: float | None = None, at_most: float = math.inf
@@ -73,14 +76,19 @@ def preset_names() -> list[str]:
     return shipped_names("presets", ".yaml")
 
 
-def load_cluster(name: str) -> Cluster:
+def load_cluster(name: str, *, measured: Measured | None = None) -> Cluster:
     """A preset by its name, or a YAML file by its path.
+
+    Args:
+        name: of either.
+        measured: takes the place of a preset's numbers, not of those that a file gives itself.
 
     Raises:
         ConfigError: there is no such preset or file, or the file has mistakes; all are listed.
     """
     if name.lower() in preset_names():
-        return parse_cluster(shipped_text("presets", f"{name.lower()}.yaml"), where=f"preset {name}")
+        preset = parse_cluster(shipped_text("presets", f"{name.lower()}.yaml"), where=f"preset {name}")
+        return with_measured(preset, measured or {})
     path = Path(name)
     if not path.suffix and not path.exists():
         close = nearest(name.lower(), preset_names())
@@ -94,11 +102,18 @@ def load_cluster(name: str) -> Cluster:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the cluster file cannot be read", got=f"{path}: {error}") from None
-    return parse_cluster(text, where=str(path))
+    return parse_cluster(text, where=str(path), measured=measured)
 
 
-def parse_cluster(text: str, *, where: str) -> Cluster:
-    """A cluster from YAML text."""
+def with_measured(cluster: Cluster, measured: Measured) -> Cluster:
+    """The same with these numbers."""
+    values: dict[str, Any] = {name: value for name, (value, _) in measured.items()}
+    sources = {name: source for name, (_, source) in measured.items()}
+    return dataclasses.replace(cluster, **values, sources={**cluster.sources, **sources})
+
+
+def parse_cluster(text: str, *, where: str, measured: Measured | None = None) -> Cluster:
+    """A cluster from YAML text; `measured` as in `load_cluster`."""
     try:
         values = yaml.load(text, StrictLoader)
     except (yaml.YAMLError, ValueError) as error:
@@ -106,7 +121,7 @@ def parse_cluster(text: str, *, where: str) -> Cluster:
     if not isinstance(values, dict):
         raise ConfigError("a cluster file is a mapping of names to numbers", got=f"{where}: {values!r}")
     problems: list[str] = []
-    chosen, sources = _base(values.pop("base", None), problems)
+    chosen, sources = _base(values.pop("base", None), problems, measured)
     title = values.pop("name", chosen.pop("name", "cluster"))
     for key, given in values.items():
         _place(str(key), given, chosen, sources, problems)
@@ -122,13 +137,15 @@ def parse_cluster(text: str, *, where: str) -> Cluster:
     return Cluster(**chosen, name=str(title), sources=sources)
 
 
-def _base(name: object, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _base(
+    name: object, problems: list[str], measured: Measured | None
+) -> tuple[dict[str, Any], dict[str, str]]:
     if name is None:
         return {}, {}
     if not isinstance(name, str) or name.lower() not in preset_names():
         problems.append(f"base: allowed: {', '.join(preset_names())}; got {name!r}")
         return {}, {}
-    base = load_cluster(name)
+    base = load_cluster(name, measured=measured)
     values = {key: getattr(base, key) for key in (*numbers(), "name")}
     return values, dict(base.sources)
 

@@ -26,12 +26,12 @@ TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
 OPTIONAL_TIMES = ("host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
 """host_hiding: the host where embedding traffic is hidden; as without hiding unless given. Others: shared_gpu.py."""
 RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
+SLOWDOWNS = ("sm_kernel_slowdown", "sm_free_slowdown")
 OPTIONAL_RATES = (
     "host_to_device_gb_per_s",
     "device_to_host_gb_per_s",
     "device_to_device_gb_per_s",
-    "sm_kernel_slowdown",
-    "sm_free_slowdown",
+    *SLOWDOWNS,
     "hiding_ms",
     "hiding_us_per_id",
     "exchange_us_per_rank",
@@ -107,6 +107,15 @@ class Profile:
     def has_links(self) -> bool:
         """Whether ranks talk at the speeds in `rates`, not at those of a cluster: ranks of one CPU or of one GPU."""
         return self.device == "cpu" or self.shared_by > 1
+
+    def slowdowns(self) -> dict[str, tuple[float, str]]:
+        """Compute beside copies, where it was measured: number of a cluster -> value and source."""
+        source = f"measured by the profile of {self.hardware}"
+        return {
+            name: (max(1.0, self.rates[name]), source)
+            for name in SLOWDOWNS
+            if name in self.rates and f"rates.{name}" in self.measured
+        }
 
     def to_json(self) -> str:
         """The profile as its file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,24 @@ def test_a_file_may_change_a_preset(tmp_path: Path) -> None:
     assert cluster.sources["latency_us"] == "our own test"
     assert cluster.sources["nic_gb_per_s"] == "given in the cluster file"
     assert cluster.nvlink_gb_per_s == load_cluster("h100").nvlink_gb_per_s
+
+
+MEASURED = {"sm_kernel_slowdown": (1.15, "measured here")}
+
+
+def test_what_was_measured_takes_the_place_of_a_presets_number_and_of_no_other(tmp_path: Path) -> None:
+    preset = load_cluster("h100", measured=MEASURED)
+    assert (preset.sm_kernel_slowdown, preset.sources["sm_kernel_slowdown"]) == (1.15, "measured here")
+    assert replace(preset, sm_kernel_slowdown=load_cluster("h100").sm_kernel_slowdown) == load_cluster("h100")
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: h100\n")
+    assert load_cluster(str(path), measured=MEASURED).sm_kernel_slowdown == 1.15
+    path.write_text("base: h100\nsm_kernel_slowdown: 1.3\n")
+    given = load_cluster(str(path), measured=MEASURED)
+    assert (given.sm_kernel_slowdown, given.sources["sm_kernel_slowdown"]) == (
+        1.3,
+        "given in the cluster file",
+    )
 
 
 @pytest.mark.parametrize(

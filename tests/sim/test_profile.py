@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from freescale.errors import DataError
+from freescale.sim.command import setting_before_changes
 from freescale.sim.profile import OPTIONAL_TIMES, TIMES, Profile, Timing, load_profile, parse_profile, shipped
 
 
@@ -82,3 +83,11 @@ def test_what_was_not_measured_is_marked() -> None:
     assert found["network"] == "specified"
     assumed = Setting(Workload(), replace(profile, measured=()), load_cluster("h200"))
     assert {one.state for one in marks(assumed) if one.part in ("forward", "jitter")} == {"extrapolated"}
+
+
+def test_predictions_take_the_slowdown_the_profile_measured() -> None:
+    profile = load_profile("h200")
+    chosen = setting_before_changes(profile="h200", cluster="h100").cluster
+    assert chosen.sm_kernel_slowdown == profile.rates["sm_kernel_slowdown"] != 1.267
+    assert chosen.sources["sm_kernel_slowdown"] == "measured by the profile of NVIDIA H200"
+    assert replace(profile, measured=()).slowdowns() == {}
