@@ -40,6 +40,8 @@ LARGE = 30_000
 WINDOW = 3
 LOOK_EVERY = 250
 TIMEOUT_S = 20.0
+MARK = "FREESCALE_SOAK"
+"""A variable of all processes that are started from here."""
 
 
 def splits(exchange: int, num_ranks: int) -> list[list[int]]:
@@ -195,11 +197,12 @@ def left_over() -> set[str]:
     return shm | {word for word in sockets if word.startswith("@freescale")}
 
 
-def held(name: str) -> bool:
-    """Whether a living process maps it: a neighbour's, for the ranks have ended."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+def is_a_neighbours(name: str) -> bool:
+    """Whether a process maps it that was not started from here."""
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-            if name in maps.read_text():
+            mapped = any(line.endswith(f" {name}") for line in (process / "maps").read_text().splitlines())
+            if mapped and MARK.encode() not in (process / "environ").read_bytes():
                 return True
     return False
 
@@ -220,7 +223,7 @@ def examine(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         if {f"rank {victim}", f"[{victim}]"} & set(re.findall(r"rank \d+|\[\d+\]", note.get("error", "")))
     ]
     (again,) = [note for note in start(options, kind, 300) if note["rank"] == 0]
-    left = sorted(name for name in left_over() - before if not held(name))
+    left = sorted(name for name in left_over() - before if not is_a_neighbours(name))
     return {
         **found,
         "leaks": leaks,
@@ -249,6 +252,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank:
         as_rank(options)
+    os.environ[MARK] = "1"
     launcher._GRACE_S = TIMEOUT_S + 10  # the others shall hear of a death by themselves
     transports = ["host_staged"] if options.device == "cpu" else options.transports.split(",")
     results, bad = {}, []
