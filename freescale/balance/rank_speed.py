@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,20 +40,20 @@ def next_speeds(current: FloatArray, measured: FloatArray) -> FloatArray:
     return np.clip(moved, SLOWEST, FASTEST).round(4)
 
 
-def speeds_of_work(speeds: FloatArray | None, *, fixed: float, total: float) -> FloatArray | None:
+def speeds_of_work(speeds: FloatArray | None, *, fixed: float, costs: FloatArray) -> FloatArray | None:
     """[ranks] speeds at which ranks get through samples, if every step takes each of them `fixed` besides.
 
     What is fixed is slow on a slow rank, too. All finish at the same time t if each has speed * t - fixed to compute,
-    and t = (total + ranks * fixed) / sum of the speeds.
+    and t = (sum of costs + ranks * fixed) / sum of speeds. Sums are exact, so every machine finds the same bits.
 
     Args:
         speeds: of whole steps; None if all are equal.
         fixed: time of a step without samples on a rank of speed 1.
-        total: time of all samples on such a rank.
+        costs: [samples] time of each sample on such a rank.
     """
-    if speeds is None or fixed <= 0 or total <= 0:
+    if speeds is None or fixed <= 0 or not costs.any():
         return speeds
-    finish = (total + len(speeds) * fixed) / speeds.sum()
+    finish = (math.fsum(costs.tolist()) + len(speeds) * fixed) / math.fsum(speeds.tolist())
     return np.maximum(speeds - fixed / finish, LEAST_WORK * speeds)
 
 

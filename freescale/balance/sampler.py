@@ -122,7 +122,7 @@ class BalancedSampler:
         cost_model, speeds = self.decisions.at(step) if self.decisions else (self.cost_model, self.speeds)
         costs = self._costs(cost_model, lengths)
         if isinstance(cost_model, CostModel):
-            speeds = speeds_of_work(speeds, fixed=cost_model.fixed_ms, total=float(costs.sum()))
+            speeds = speeds_of_work(speeds, fixed=cost_model.fixed_ms, costs=costs)
         assignment = assign(
             costs,
             tokens=self.work.tokens(lengths).astype(np.int64),

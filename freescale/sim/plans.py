@@ -93,7 +93,7 @@ def loads_of(
     for step in range(num_steps):
         lengths = lengths_of(step)
         costs = cost_model.cost(lengths)
-        at = speeds_of_work(speeds, fixed=cost_model.fixed_ms, total=float(costs.sum()))
+        at = speeds_of_work(speeds, fixed=cost_model.fixed_ms, costs=costs)
         if balancer == "kk_equal":
             owner = _equal_owner(costs, num_ranks)
             plan = assignment_report(costs, owner, num_ranks, tokens=lengths, speeds=at)
