@@ -475,6 +475,8 @@ def main() -> None:
     if options.rank:
         as_rank(options)
     parts = [options.part] if options.part else list(PARTS)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU; --device cpu tries out the rate of CPU ranks")
     if options.device == "cpu":
         parts = ["rate"]
     deadline = time.monotonic() + options.budget_s

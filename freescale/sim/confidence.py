@@ -46,8 +46,8 @@ def marks(setting: Setting) -> list[Mark]:
         found.append(Mark(part, SPECIFIED, cluster.sources.get(name, "given")))
     for name, part in (("latency_us", "latency"), ("sm_kernel_slowdown", "slowdown beside kernels")):
         source = cluster.sources.get(name, "given")
-        state = CALIBRATED if source.startswith("measured") else EXTRAPOLATED
-        found.append(Mark(part, state, source))
+        here = source.startswith("measured") and not _is_scaled(setting)
+        found.append(Mark(part, CALIBRATED if here else EXTRAPOLATED, source))
     found.append(
         Mark(
             "many GPUs at once",
@@ -66,6 +66,11 @@ def _time_mark(setting: Setting, name: str) -> Mark:
     if timing.error is not None:
         error = f", held-out error {timing.error:.1%} (90 % below {timing.worst_error or 0:.1%})"
     where = f"profile of {profile.hardware}{error}"
-    if abs(setting.scale() - 1) > 1e-9:
+    if _is_scaled(setting):
         return Mark(name, EXTRAPOLATED, f"{where}, times {setting.scale():.2f} for {setting.cluster.name}")
     return Mark(name, CALIBRATED, where)
+
+
+def _is_scaled(setting: Setting) -> bool:
+    """Whether the cluster has other GPUs than the profiled one."""
+    return abs(setting.scale() - 1) > 1e-9

@@ -243,12 +243,17 @@ def _influences(answer: Answer) -> str:
         for one in answer.influences
     ]
     return (
-        page.table(["assumption", "value", "tried", "time lost", "tokens/s", "source"], rows) if rows else ""
+        page.table(
+            ["assumption", "value", "tried", "time lost", "tokens/s", "source"], rows, ends_in_words=True
+        )
+        if rows
+        else ""
     )
 
 
 def _marks(answer: Answer) -> str:
-    return page.table(["part", "", "how"], [page.Row([one.part, one.state, one.why]) for one in answer.marks])
+    rows = [page.Row([one.part, one.state, one.why]) for one in answer.marks]
+    return page.table(["part", "", "how"], rows, ends_in_words=True)
 
 
 def _cluster(answer: Answer) -> str:
@@ -257,4 +262,4 @@ def _cluster(answer: Answer) -> str:
         page.Row([name, units.count(float(getattr(cluster, name))), cluster.sources.get(name, "")])
         for name in numbers()
     ]
-    return page.table(["number", "value", "source"], rows)
+    return page.table(["number", "value", "source"], rows, ends_in_words=True)

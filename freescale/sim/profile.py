@@ -215,17 +215,14 @@ def _timing(name: str, times: object, problems: list[str]) -> Timing:
 
 def _rates(given: object, problems: list[str]) -> dict[str, float]:
     rates = given if isinstance(given, dict) else {}
-    for name in RATES:
+    for name in (*RATES, *(name for name in OPTIONAL_RATES if name in rates)):
         if not _is_number(rates.get(name)):
             problems.append(f"rates.{name} must be a number of at least 0, got {rates.get(name)!r}")
     for name in ("exchange_gb_per_s", "sum_gb_per_s"):
         if _is_number(rates.get(name)) and not rates[name] > 0:
             problems.append(f"rates.{name} must be above 0")
-    return {
-        name: float(value)
-        for name, value in rates.items()
-        if name in (*RATES, *OPTIONAL_RATES) and _is_number(value)
-    }
+    known = (*RATES, *OPTIONAL_RATES)
+    return {name: float(value) for name, value in rates.items() if name in known and _is_number(value)}
 
 
 def _is_number(value: object) -> bool:

@@ -79,14 +79,23 @@ def section(title: str, content: str, *, kind: str = "") -> str:
     return f'<section><h2>{escape(title)}</h2><div class="{escape(kind)}">{content}</div></section>'
 
 
-def table(names: Sequence[str], rows: Iterable[Row]) -> str:
-    """A table that scrolls inside its own box where the screen is narrow."""
+def table(names: Sequence[str], rows: Iterable[Row], *, ends_in_words: bool = False) -> str:
+    """A table that scrolls inside its own box where the screen is narrow.
+
+    Args:
+        names: of the columns.
+        rows: their cells.
+        ends_in_words: whether the last column holds sentences, which may take several lines, and no numbers.
+    """
+    kind = ' class="words"' if ends_in_words else ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     body = "".join(
         f'<tr class="{escape(row.role)}">{"".join(f"<td>{escape(cell)}</td>" for cell in row.cells)}</tr>'
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def facts(sections: Mapping[str, Mapping[str, object]]) -> str:

@@ -51,6 +51,7 @@ def change(**fields: object) -> str:
         (change(times__update__per_token_ms=-1), "times.update.per_token_ms must be a number of at least 0"),
         (change(rates__exchange_gb_per_s=0), "rates.exchange_gb_per_s must be above 0"),
         (change(rates__control_us="x"), "rates.control_us must be a number"),
+        (change(rates__sm_kernel_slowdown="x"), "rates.sm_kernel_slowdown must be a number"),
         (change(jitter=True), "jitter must be a number"),
         (change(model=3), "model must say what was trained"),
         (change(shared_by=0), "shared_by must be a whole number of at least 1"),
@@ -77,10 +78,12 @@ def test_what_was_not_measured_is_marked() -> None:
     profile: Profile = load_profile("h200")
     elsewhere = Setting(Workload(), profile, load_cluster("h100"), profiled_on=load_cluster("h200"))
     found = {one.part: one.state for one in marks(elsewhere)}
-    assert found["forward"] == found["latency"] == "extrapolated"
+    assert found["forward"] == found["latency"] == found["slowdown beside kernels"] == "extrapolated"
     assert found["jitter"] == "calibrated"
-    assert found["slowdown beside kernels"] == "calibrated"
     assert found["network"] == "specified"
+    same = Setting(Workload(), profile, load_cluster("h200"), profiled_on=load_cluster("h200"))
+    found = {one.part: one.state for one in marks(same)}
+    assert found["forward"] == found["slowdown beside kernels"] == "calibrated"
     assumed = Setting(Workload(), replace(profile, measured=()), load_cluster("h200"))
     assert {one.state for one in marks(assumed) if one.part in ("forward", "jitter")} == {"extrapolated"}
 
