@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from beside_compute import compute_jobs
 
 from freescale.comm.cuda_driver import CudaDriver
 from freescale.comm.ranks import Ranks
+from sm_free_parts.beside import compute_jobs
 
 ALONE = "nothing"
 _COPY_BYTES = 12 << 20
@@ -118,7 +118,7 @@ class Neighbour:
         return self._flags[number].data_ptr()
 
 
-def part_causes(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
+def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of rank 0's compute beside each thing, medians of three, and how often the others queued it."""
     neighbour = Neighbour(ranks.device)
     if not neighbour.waits_as_long_as_it_should():
@@ -170,7 +170,7 @@ def one_turn(
     return milliseconds, often
 
 
-def show_causes(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
+def show(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
     """The table; nothing was asked of it."""
     print(f"  {'':<68}{'ms':>8}{'slowdown':>10}{'turns a ms':>12}")
     alone = {row["compute"]: row["ms"] for row in result["results"] if row["beside"] == ALONE}

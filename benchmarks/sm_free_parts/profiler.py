@@ -1,0 +1,47 @@
+"""Which kernels the profiler links to an exchange."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from freescale.comm.ranks import Ranks
+from sm_free_parts.rows import exchange, open_all, rows_of, settle, warm_up
+
+WAITS = ("Event", "Sync")
+
+
+def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
+    """What runs on the GPU during five exchanges, by the profiler."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    found, problems = open_all(ranks, options.kinds)
+    rows, counts = rows_of(ranks, 1 << 20)
+    seen: dict[str, Any] = {}
+    for name, transport in found.items():
+        warm_up(transport, ranks, 1 << 20)
+        settle(ranks)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
+            for _ in range(5):
+                exchange(transport, rows, counts)
+            torch.cuda.synchronize()
+        settle(ranks)
+        names = [event.name for event in record.events() if event.device_type == DeviceType.CUDA]
+        copies = [one for one in names if one.startswith(("Memcpy", "Memset"))]
+        # The profiler may also tell of waits ("Stream Wait Event", "Context Sync"): nothing runs for them.
+        kernels = sorted({one for one in names if one not in copies and not any(w in one for w in WAITS)})
+        seen[name] = {"copies": len(copies), "kernels": kernels, "profiler_saw_anything": bool(names)}
+    return {"results": seen, "not_available": problems}
+
+
+def show(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """A line for each transport."""
+    missed = []
+    for name, row in result["results"].items():
+        print(f"  {name:<15} {row['copies']:>4} copies, kernels: {', '.join(row['kernels']) or 'none'}")
+        if name == "host_staged" and (row["kernels"] or not row["profiler_saw_anything"]):
+            missed.append("host_staged: kernels in the trace, or the profiler saw nothing")
+    return missed

@@ -1,0 +1,63 @@
+"""Rows that name their source, their target and their place, and transports that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from freescale.comm.choose import make_transport
+from freescale.comm.ranks import Ranks
+from freescale.comm.transport import Transport
+from freescale.errors import FreeScaleError
+
+
+def rows_of(ranks: Ranks, num_bytes: int) -> tuple[torch.Tensor, list[int]]:
+    """int32 rows of 64 bytes; each names its source, its target and its place."""
+    count = max(1, num_bytes // 64)
+    place = torch.arange(count * 16, dtype=torch.int32).view(count, 16) % 1000
+    blocks = [place + 1000 * ranks.rank + 100_000 * target for target in range(ranks.num_ranks)]
+    return torch.cat(blocks).to(ranks.device), [count] * ranks.num_ranks
+
+
+def wanted_at(ranks: Ranks, num_bytes: int) -> torch.Tensor:
+    """What must arrive at this rank, on the CPU."""
+    count = max(1, num_bytes // 64)
+    place = torch.arange(count * 16, dtype=torch.int32).view(count, 16) % 1000
+    return torch.cat([place + 1000 * source + 100_000 * ranks.rank for source in range(ranks.num_ranks)])
+
+
+def open_all(ranks: Ranks, kinds: Sequence[str]) -> tuple[dict[str, Transport], dict[str, str]]:
+    """The transports that can be used here, warmed up, and why the others cannot."""
+    assert ranks.group is not None
+    found: dict[str, Transport] = {}
+    problems: dict[str, str] = {}
+    for kind in kinds:
+        try:
+            transport = make_transport(ranks.group, device=ranks.device, kind=kind, timeout_s=60)
+        except FreeScaleError as error:
+            problems[kind] = str(error).splitlines()[0]
+            continue
+        found[kind] = transport
+    return found, problems
+
+
+def exchange(transport: Transport, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    return transport.start(rows, send=counts, receive=counts).wait()
+
+
+def warm_up(transport: Transport, ranks: Ranks, num_bytes: int, *, times: int = 80) -> None:
+    """Let buffers grow and kernels load, and check that rows arrive whole."""
+    rows, counts = rows_of(ranks, num_bytes)
+    wanted = wanted_at(ranks, num_bytes)
+    for turn in range(times):
+        received = exchange(transport, rows, counts)
+        if turn in (0, times - 1) and not torch.equal(received.cpu(), wanted):
+            raise SystemExit(f"FAILED: {transport.name} delivers wrong rows")
+
+
+def settle(ranks: Ranks) -> None:
+    """The device is idle and every rank is here."""
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize()
+    ranks.barrier()
