@@ -29,7 +29,7 @@ class CostModel:
     """Time of a batch: fixed + per_sample * n + per_token * sum(L) + per_square * sum(L^2), in milliseconds.
 
     Args:
-        fixed_ms: overhead of a step; between ranks of one speed it only dilutes the imbalance (see `speeds_of_work`).
+        fixed_ms: overhead of a step; the same for every assignment, so it only dilutes the imbalance.
         per_sample_ms: cost of a sample whatever its length.
         per_token_ms: linear work: projections, normalisation, embedding rows.
         per_square_ms: attention.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +15,6 @@ SLOWEST, FASTEST = 0.4, 2.0
 NOTICEABLE = 0.03
 # The largest change one decision makes, so that one bad measurement cannot throw the balance over.
 LARGEST_CHANGE = 0.35
-# A rank that is hardly through with a step before the others have finished theirs still gets this share of its samples.
-LEAST_WORK = 0.1
 
 
 def measured_speeds(steps_by_rank: Sequence[Sequence[MeasuredStep]], model: CostModel) -> FloatArray:
@@ -38,23 +35,6 @@ def next_speeds(current: FloatArray, measured: FloatArray) -> FloatArray:
     change = np.clip(measured / current, 1 - LARGEST_CHANGE, 1 + LARGEST_CHANGE)
     moved = np.where(np.abs(measured / current - 1) > NOTICEABLE, current * change, current)
     return np.clip(moved, SLOWEST, FASTEST).round(4)
-
-
-def speeds_of_work(speeds: FloatArray | None, *, fixed: float, costs: FloatArray) -> FloatArray | None:
-    """[ranks] speeds at which ranks get through samples, if every step takes each of them `fixed` besides.
-
-    What is fixed is slow on a slow rank, too. All finish at the same time t if each has speed * t - fixed to compute,
-    and t = (sum of costs + ranks * fixed) / sum of speeds. Sums are exact, so every machine finds the same bits.
-
-    Args:
-        speeds: of whole steps; None if all are equal.
-        fixed: time of a step without samples on a rank of speed 1.
-        costs: [samples] time of each sample on such a rank.
-    """
-    if speeds is None or fixed <= 0 or not costs.any():
-        return speeds
-    finish = (math.fsum(costs.tolist()) + len(speeds) * fixed) / math.fsum(speeds.tolist())
-    return np.maximum(speeds - fixed / finish, LEAST_WORK * speeds)
 
 
 def at_equal_speed(steps: Sequence[MeasuredStep], speed: float) -> list[MeasuredStep]:

@@ -15,7 +15,6 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.limits import checked_speeds
-from freescale.balance.rank_speed import speeds_of_work
 from freescale.balance.step_plan import Cost, StepPlan, assign, imbalance_in_turn, plan_hash
 from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import CheckpointError, PlanError
@@ -121,8 +120,6 @@ class BalancedSampler:
         lengths = self.batches.lengths[rows]
         cost_model, speeds = self.decisions.at(step) if self.decisions else (self.cost_model, self.speeds)
         costs = self._costs(cost_model, lengths)
-        if isinstance(cost_model, CostModel):
-            speeds = speeds_of_work(speeds, fixed=cost_model.fixed_ms, costs=costs)
         assignment = assign(
             costs,
             tokens=self.work.tokens(lengths).astype(np.int64),

@@ -12,7 +12,6 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.karmarkar_karp import karmarkar_karp_equal
 from freescale.balance.partition import assignment_report
-from freescale.balance.rank_speed import speeds_of_work
 from freescale.balance.step_plan import assign
 from freescale.errors import ConfigError, nearest
 from freescale.sim.workload import Workload, draw_lengths
@@ -93,10 +92,9 @@ def loads_of(
     for step in range(num_steps):
         lengths = lengths_of(step)
         costs = cost_model.cost(lengths)
-        at = speeds_of_work(speeds, fixed=cost_model.fixed_ms, costs=costs)
         if balancer == "kk_equal":
             owner = _equal_owner(costs, num_ranks)
-            plan = assignment_report(costs, owner, num_ranks, tokens=lengths, speeds=at)
+            plan = assignment_report(costs, owner, num_ranks, tokens=lengths, speeds=speeds)
         else:
             plan = assign(
                 costs,
@@ -104,7 +102,7 @@ def loads_of(
                 num_ranks=num_ranks,
                 balanced=balancer == "freescale",
                 max_tokens_ratio=max_tokens_ratio,
-                speeds=at,
+                speeds=speeds,
             )
         sizes = lengths.astype(np.float64)
         samples[step], tokens[step] = plan.counts, plan.tokens
