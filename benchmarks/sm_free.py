@@ -20,17 +20,28 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from sm_free_parts import causes, contention, hog, profiler, rate
 
 from freescale.comm.launch import launch
-from freescale.comm.ranks import join_ranks
+from freescale.comm.ranks import Ranks, join_ranks
 from freescale.comm.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 
-PARTS: dict[str, Any] = {
+
+class Part(Protocol):
+    """A module of `sm_free_parts`."""
+
+    def measure(self, ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
+        """What one rank does; the result of rank 0 counts."""
+
+    def show(self, result: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        """Print it; what it was to show and does not."""
+
+
+PARTS: dict[str, Part] = {
     "hog": hog,
     "profiler": profiler,
     "contention": contention,
@@ -85,8 +96,7 @@ def show(part: str, result: dict[str, Any], options: argparse.Namespace) -> list
         return [f"{part}: {result['failed']}"]
     for name, problem in result.get("not_available", {}).items():
         print(f"  not available: {name}: {problem}")
-    missed: list[str] = PARTS[part].show(result, options)
-    return missed
+    return PARTS[part].show(result, options)
 
 
 def main() -> None:

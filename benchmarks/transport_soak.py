@@ -200,6 +200,8 @@ def left_over() -> set[str]:
 def is_a_neighbours(name: str) -> bool:
     """Whether a process maps it that was not started from here."""
     for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
             mapped = any(line.endswith(f" {name}") for line in (process / "maps").read_text().splitlines())
             if mapped and MARK.encode() not in (process / "environ").read_bytes():

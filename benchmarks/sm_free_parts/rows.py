@@ -28,7 +28,7 @@ def wanted_at(ranks: Ranks, num_bytes: int) -> torch.Tensor:
 
 
 def open_all(ranks: Ranks, kinds: Sequence[str]) -> tuple[dict[str, Transport], dict[str, str]]:
-    """The transports that can be used here, warmed up, and why the others cannot."""
+    """The transports that can be used here, and why the others cannot."""
     assert ranks.group is not None
     found: dict[str, Transport] = {}
     problems: dict[str, str] = {}

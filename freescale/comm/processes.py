@@ -20,8 +20,10 @@ _ENDING_S = 3.0
 class RanksEndedError(ConnectionError):
     """What those hear who wait for ranks that are no more."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        super().__init__(f"ranks {list(ranks)} have ended while rows were to be exchanged with them")
+    @classmethod
+    def of(cls, ranks: Sequence[int]) -> RanksEndedError:
+        """The error that names them."""
+        return cls(f"ranks {list(ranks)} have ended while rows were to be exchanged with them")
 
 
 class Processes:
@@ -84,4 +86,4 @@ def naming_the_ended(processes: Processes) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-        raise RanksEndedError(ended) from error
+        raise RanksEndedError.of(ended) from error

@@ -144,7 +144,7 @@ class RingTransport:
             if ended and since is None:
                 since = time.monotonic()
             if since is not None and time.monotonic() - since > _LAST_WORDS_S:
-                raise RanksEndedError(ended)
+                raise RanksEndedError.of(ended)
             time.sleep(_POLL_S)
         work.wait()
 

@@ -142,7 +142,7 @@ class SharedRings:
         late = self.late()
         gone = [rank for rank in late if rank in ended]
         if gone:
-            raise RanksEndedError(gone)
+            raise RanksEndedError.of(gone)
         if late and seconds_left <= 0:
             raise TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
 

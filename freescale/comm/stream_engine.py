@@ -248,7 +248,7 @@ class StreamEngine:
         late = self._late(windows)
         gone = sorted(set(ended) & {rank for ranks in late for rank in ranks})
         if gone:
-            return RanksEndedError(gone)
+            return RanksEndedError.of(gone)
         if late and time.monotonic() - self._under_way[0].began > self._timeout_s:
             return TimeoutError(
                 f"ranks {late[0]} did not exchange rows within {self._timeout_s:.0f} s, or this rank's own GPU did not "

@@ -21,8 +21,8 @@ from freescale.sim.shipped import shipped_names, shipped_text
 
 _GIVEN = "given in the cluster file"
 
-Measured = Mapping[str, tuple[float, str]]
-"""Name of a number -> what was measured, and where."""
+Sourced = Mapping[str, tuple[float, str]]
+"""Name of a number -> its value and source."""
 
 
 def _number(
@@ -76,7 +76,7 @@ def preset_names() -> list[str]:
     return shipped_names("presets", ".yaml")
 
 
-def load_cluster(name: str, *, measured: Measured | None = None) -> Cluster:
+def load_cluster(name: str, *, measured: Sourced | None = None) -> Cluster:
     """A preset by its name, or a YAML file by its path.
 
     Args:
@@ -88,7 +88,7 @@ def load_cluster(name: str, *, measured: Measured | None = None) -> Cluster:
     """
     if name.lower() in preset_names():
         preset = parse_cluster(shipped_text("presets", f"{name.lower()}.yaml"), where=f"preset {name}")
-        return with_measured(preset, measured or {})
+        return with_numbers(preset, measured or {})
     path = Path(name)
     if not path.suffix and not path.exists():
         close = nearest(name.lower(), preset_names())
@@ -105,14 +105,14 @@ def load_cluster(name: str, *, measured: Measured | None = None) -> Cluster:
     return parse_cluster(text, where=str(path), measured=measured)
 
 
-def with_measured(cluster: Cluster, measured: Measured) -> Cluster:
-    """The same with these numbers."""
-    values: dict[str, Any] = {name: value for name, (value, _) in measured.items()}
-    sources = {name: source for name, (_, source) in measured.items()}
+def with_numbers(cluster: Cluster, numbers: Sourced) -> Cluster:
+    """The same with these in place of its own."""
+    values: dict[str, Any] = {name: value for name, (value, _) in numbers.items()}
+    sources = {name: source for name, (_, source) in numbers.items()}
     return dataclasses.replace(cluster, **values, sources={**cluster.sources, **sources})
 
 
-def parse_cluster(text: str, *, where: str, measured: Measured | None = None) -> Cluster:
+def parse_cluster(text: str, *, where: str, measured: Sourced | None = None) -> Cluster:
     """A cluster from YAML text; `measured` as in `load_cluster`."""
     try:
         values = yaml.load(text, StrictLoader)
@@ -138,7 +138,7 @@ def parse_cluster(text: str, *, where: str, measured: Measured | None = None) ->
 
 
 def _base(
-    name: object, problems: list[str], measured: Measured | None
+    name: object, problems: list[str], measured: Sourced | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     if name is None:
         return {}, {}

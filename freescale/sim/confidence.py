@@ -46,7 +46,8 @@ def marks(setting: Setting) -> list[Mark]:
         found.append(Mark(part, SPECIFIED, cluster.sources.get(name, "given")))
     for name, part in (("latency_us", "latency"), ("sm_kernel_slowdown", "slowdown beside kernels")):
         source = cluster.sources.get(name, "given")
-        here = source.startswith("measured") and not _is_scaled(setting)
+        _, by_profile = profile.slowdowns().get(name, (0.0, None))
+        here = source.startswith("measured") and not (source == by_profile and _is_scaled(setting))
         found.append(Mark(part, CALIBRATED if here else EXTRAPOLATED, source))
     found.append(
         Mark(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from freescale.errors import ConfigError, nearest
-from freescale.sim.cluster import checked_number, numbers
+from freescale.sim.cluster import checked_number, numbers, with_numbers
 from freescale.sim.durations import Features, Setting
 from freescale.sim.plans import BALANCERS
 from freescale.sim.workload import Workload
@@ -68,8 +68,8 @@ def changed(setting: Setting, features: Features, key: str, text: object) -> tup
     change: dict[str, Any]
     try:
         if section == "cluster":
-            change = {name: checked_number(name, text)}
-            return replace(setting, cluster=replace(setting.cluster, **change)), features
+            given = {name: (checked_number(name, text), "given")}
+            return replace(setting, cluster=with_numbers(setting.cluster, given)), features
         if section == "workload":
             value = _workload_value(name, text)
             return replace(setting, workload=replace(setting.workload, **{name: value})), features

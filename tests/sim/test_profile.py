@@ -10,6 +10,8 @@ import pytest
 
 from freescale.errors import DataError
 from freescale.sim.command import setting_before_changes
+from freescale.sim.durations import Features
+from freescale.sim.keys import changed
 from freescale.sim.profile import OPTIONAL_TIMES, TIMES, Profile, Timing, load_profile, parse_profile, shipped
 
 
@@ -70,7 +72,7 @@ def test_an_unknown_profile_names_those_that_ship() -> None:
 
 
 def test_what_was_not_measured_is_marked() -> None:
-    from freescale.sim.cluster import load_cluster
+    from freescale.sim.cluster import load_cluster, parse_cluster
     from freescale.sim.confidence import marks
     from freescale.sim.durations import Setting
     from freescale.sim.workload import Workload
@@ -84,6 +86,11 @@ def test_what_was_not_measured_is_marked() -> None:
     same = Setting(Workload(), profile, load_cluster("h200"), profiled_on=load_cluster("h200"))
     found = {one.part: one.state for one in marks(same)}
     assert found["forward"] == found["slowdown beside kernels"] == "calibrated"
+    own = parse_cluster(
+        "base: h100\nlatency_us: {value: 9, source: measured on our H100s}", where="ours.yaml"
+    )
+    found = {one.part: one.state for one in marks(replace(elsewhere, cluster=own))}
+    assert found["latency"] == "calibrated"
     assumed = Setting(Workload(), replace(profile, measured=()), load_cluster("h200"))
     assert {one.state for one in marks(assumed) if one.part in ("forward", "jitter")} == {"extrapolated"}
 
@@ -93,4 +100,7 @@ def test_predictions_take_the_slowdown_the_profile_measured() -> None:
     chosen = setting_before_changes(profile="h200", cluster="h100").cluster
     assert chosen.sm_kernel_slowdown == profile.rates["sm_kernel_slowdown"] != 1.267
     assert chosen.sources["sm_kernel_slowdown"] == "measured by the profile of NVIDIA H200"
+    before = setting_before_changes(profile="h200", cluster="h200")
+    after, _ = changed(before, Features(), "cluster.sm_kernel_slowdown", "1.5")
+    assert (after.cluster.sm_kernel_slowdown, after.cluster.sources["sm_kernel_slowdown"]) == (1.5, "given")
     assert replace(profile, measured=()).slowdowns() == {}
