@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from gpu_time import ms_a_call
 from torch import Tensor
 
 from freescale import ShardedEmbedding, TableSpec
@@ -78,13 +79,7 @@ def take_turns(calls: dict[str, Call], *, rounds: int, repeats: int = 10) -> dic
             call()
     for _ in range(rounds):
         for name, call in calls.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for _ in range(repeats):
-                call()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) / repeats)
+            times[name].append(ms_a_call(call, repeats))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gpu_time import ms_a_call
 from torch import Tensor
 
 from freescale.kernels import SequenceLayout, reference, softmax_attention
@@ -115,13 +116,7 @@ def measure(shape: tuple[int, int, int, int, int], rounds: int) -> dict[str, Any
 
 def timed(call: Callable[[], Any], *, calls: int = 5) -> float:
     call()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / calls
+    return ms_a_call(call, calls)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-import threading
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from freescale.endings import run_to_its_end
 from freescale.errors import FreeScaleError
 
 app = typer.Typer(
@@ -299,6 +298,7 @@ def profile(
     recipe, overrides = _split_arguments(arguments or [])
     config = load_config(recipe, overrides)
     from freescale.profiling.measure import measure_profile
+    from freescale.sim.terminal import profile_table
     from freescale.trace.report import replace_file
 
     console = Console(stderr=True)
@@ -314,24 +314,7 @@ def profile(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, measured.to_json())
-    table = Table(
-        "part",
-        "fixed ms",
-        "us a token or row",
-        "ns a square",
-        "held-out error",
-        title=escape(measured.hardware),
-    )
-    for name, timing in measured.times.items():
-        error = "" if timing.error is None else f"{timing.error:.1%}"
-        table.add_row(
-            name,
-            f"{timing.fixed_ms:.3f}",
-            f"{1e3 * timing.per_token_ms:.3f}",
-            f"{1e6 * timing.per_square_ms:.3f}",
-            error,
-        )
-    Console().print(table)
+    Console().print(profile_table(measured))
     for name, rate in measured.rates.items():
         _print(f"{name}: {rate:,.4g}")
     _print(f"{out}: a step varies by {measured.jitter:.1%}; {measured.facts['seconds']:.0f} s")
@@ -467,62 +450,11 @@ def keys() -> None:
 
 
 def main() -> None:
-    """Run a command; a problem the user can fix is printed without a traceback and ends with exit code 1."""
-    from freescale.comm.launch import note_failure
-
+    """What `freescale` runs."""
     # torch's threads spin while they wait for each other. On a machine that does other work, too, sleeping instead
     # trained 2.7 times as many tokens a second (2 busy cores). It must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        app()
-    except (ConnectionError, TimeoutError) as error:
-        # Another rank is gone; its own failure says more than the connection it left behind.
-        if not note_failure(error):
-            raise
-        _leave(1)
-    except (FreeScaleError, OSError) as error:
-        if os.environ.get("FREESCALE_DEBUG"):
-            raise
-        problem = _as_problem(error)
-        if not note_failure(problem):
-            text = f"[red]error:[/] {escape(str(problem))}"
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-        _leave(1)
-    except (KeyboardInterrupt, SystemExit) as end:
-        # Ctrl-C arrives as the one, or as what the command line makes of it.
-        code = 130 if isinstance(end, KeyboardInterrupt) else end.code
-        if code == 130 and "RANK" not in os.environ:  # said once, not by every rank
-            resumes = (
-                "; the same command goes on from the last checkpoint" if "train" in sys.argv[1:2] else ""
-            )
-            Console(stderr=True).print(f"stopped{resumes}", highlight=False)
-        sys.exit(code)
-    except Exception as error:
-        if not note_failure(error):
-            raise
-        _leave(1)
-
-
-def _leave(code: int) -> NoReturn:
-    """End this process. A thread that waits for another rank cannot be ended, so nothing is torn down under it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if threading.active_count() > 1:
-        os._exit(code)
-    sys.exit(code)
-
-
-def _as_problem(error: FreeScaleError | OSError) -> FreeScaleError:
-    """A full or read-only disk, a missing permission: the machine's refusal is the user's to mend."""
-    if isinstance(error, FreeScaleError):
-        return error
-    where = f"{error.filename}: " if error.filename else ""
-    return FreeScaleError(
-        f"the system refused a file operation: {where}{error.strerror or error}",
-        next_step="free disk space or choose another folder; a run resumes from its last checkpoint"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT)
-        else "set FREESCALE_DEBUG=1 to see where it happened",
-    )
+    run_to_its_end(app)
 
 
 def _split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:

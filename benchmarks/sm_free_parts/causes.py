@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gpu_time import ms_a_call
 
 from freescale.comm.cuda_driver import CudaDriver
 from freescale.comm.ranks import Ranks
@@ -135,19 +136,8 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
 
 def how_many(compute: Callable[[], Any]) -> int:
     """Computes that last for `_COMPUTE_MS` alone."""
-    timed(compute, 3)
-    return max(1, int(_COMPUTE_MS / timed(compute, 3)))
-
-
-def timed(compute: Callable[[], Any], count: int) -> float:
-    """Milliseconds of one of so many."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    for _ in range(count):
-        compute()
-    ended.record()
-    torch.cuda.synchronize()
-    return began.elapsed_time(ended) / count
+    ms_a_call(compute, 3)
+    return max(1, int(_COMPUTE_MS / ms_a_call(compute, 3)))
 
 
 def one_turn(
@@ -163,7 +153,7 @@ def one_turn(
     mine = torch.zeros(2, dtype=torch.float64)
     if ranks.is_first:
         time.sleep(_HEAD_START_S)
-        mine[0] = timed(compute, count)
+        mine[0] = ms_a_call(compute, count)
     else:
         mine[1] = neighbour.lasts(thing) / (1000 * _LASTS_S) / (ranks.num_ranks - 1)
     milliseconds, often = ranks.sum_on_cpu(mine).tolist()

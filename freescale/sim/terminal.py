@@ -1,11 +1,15 @@
-"""The answer as lines of text for a terminal; the page and the JSON say more."""
+"""Answers and profiles for a terminal; the page and the files say more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.markup import escape
+from rich.table import Table
+
 from freescale.sim.answer import PREDICTION, Answer, Sweep
 from freescale.sim.page import COLUMNS, cells
+from freescale.sim.profile import Profile
 from freescale.sim.whatif import Prediction, short_names
 
 _NAME_WIDTH = 16
@@ -57,3 +61,25 @@ def _sweep_table(sweep: Sweep, *, ranks: str) -> Iterator[str]:
     """A row a value, everything else as asked, on the largest number of ranks."""
     yield from _table(sweep.key, sweep.values, sweep.predictions)
     yield f"Sweep of {sweep.key} on {ranks}, everything else as asked."
+
+
+def profile_table(profile: Profile) -> Table:
+    """Every part of a step that was measured, as a line and its error."""
+    table = Table(
+        "part",
+        "fixed ms",
+        "us a token or row",
+        "ns a square",
+        "held-out error",
+        title=escape(profile.hardware),
+    )
+    for name, timing in profile.times.items():
+        error = "" if timing.error is None else f"{timing.error:.1%}"
+        table.add_row(
+            name,
+            f"{timing.fixed_ms:.3f}",
+            f"{1e3 * timing.per_token_ms:.3f}",
+            f"{1e6 * timing.per_square_ms:.3f}",
+            error,
+        )
+    return table
