@@ -37,7 +37,8 @@ from torch import Tensor
 from freescale.data.segment_rule import SegmentRule, Segments
 from freescale.data.segments import insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, reference
+from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
+from freescale.kernels.attention import reference
 from freescale.model.compressor import Compressor
 from freescale.model.packed_caches import PackedCaches
 from freescale.model.recommender import make_encoder

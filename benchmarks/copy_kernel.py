@@ -13,10 +13,11 @@ from typing import Any
 import torch.distributed as dist
 from gpu_kernels import compile_kernel
 
-from freescale.comm import choose, copy_engine
-from freescale.comm.cuda_driver import Copy, CudaDriver
-from freescale.comm.facts import GroupFacts
+from freescale.comm.rings.cuda_driver import Copy, CudaDriver
 from freescale.comm.transport import Transport
+from freescale.comm.transports import copy_engine
+from freescale.comm.transports import registry as choose
+from freescale.comm.world.facts import GroupFacts
 
 _SOURCE = r"""
 extern "C" __global__ void copy_bytes(char* target, const char* source, unsigned long long num_bytes) {

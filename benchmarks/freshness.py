@@ -39,7 +39,7 @@ from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import as_compute
 from freescale.kernels import SequenceLayout
-from freescale.kernels.slot_layout import make_layout
+from freescale.kernels.id_table.layout import make_layout
 from freescale.model.heads import RetrievalHead
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender

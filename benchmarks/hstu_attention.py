@@ -28,7 +28,8 @@ from torch import Tensor
 from freescale import ShardedEmbedding, TableSpec
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding.optimizer import RowwiseAdagrad
-from freescale.kernels import SequenceLayout, hstu_attention, reference, softmax_attention
+from freescale.kernels import SequenceLayout, hstu_attention, softmax_attention
+from freescale.kernels.attention import reference
 from freescale.model.heads import RetrievalHead
 from freescale.model.hstu import HSTU, HSTULayer
 from freescale.model.recommender import Recommender

@@ -28,12 +28,12 @@ from moe_peers import make_peer
 from torch import Tensor
 from torch.nn import functional as F
 
-from freescale.kernels import reference
-from freescale.kernels.expert_fused import FusedSteps, Tile, Tiles, tiles_for
-from freescale.kernels.expert_grouped import GroupedSteps
-from freescale.kernels.expert_steps import Routed, Span, Steps, run_experts
-from freescale.kernels.moe import expert_mlp
-from freescale.kernels.moe_routing import route
+from freescale.kernels.attention import reference
+from freescale.kernels.moe.api import expert_mlp
+from freescale.kernels.moe.fused import FusedSteps, Tile, Tiles, tiles_for
+from freescale.kernels.moe.grouped import GroupedSteps
+from freescale.kernels.moe.routing import route
+from freescale.kernels.moe.steps import Routed, Span, Steps, run_experts
 
 # width, experts, experts a token, tokens
 SHAPES = {

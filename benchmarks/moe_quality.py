@@ -33,11 +33,11 @@ from typing import Any
 
 import torch
 
-from freescale.config import load_config
 from freescale.data.parquet_source import is_dataset
 from freescale.data.prepare import prepare
-from freescale.kernels import reference
-from freescale.kernels.moe import expert_mlp
+from freescale.kernels.attention import reference
+from freescale.kernels.moe.api import expert_mlp
+from freescale.recipe.load import load_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "ml1m_hstu_moe.yaml"
 QUICK = ("model.dim=32", "data.max_length=50", "head.num_negatives=64", "run.epochs=3", "run.patience=null")

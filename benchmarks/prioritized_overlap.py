@@ -4,7 +4,7 @@
 2. Bytes a step that travel while the ranks stand still, over all ranks, for rows of 64 float32 numbers. `plain` sends
    every occurrence of an id, `PEC` the occurrences of overlapping rows: both are counted from the ids, since FreeScale
    always removes duplicates. `plain + dedup` and `PEC + dedup` are what FreeScale's two paths have moved and counted.
-3. Time of a step over an emulated link (`freescale/comm/throttled.py`): bytes really travel, the link's time is slept.
+3. Time of a step over an emulated link (`comm/transports/throttled.py`): bytes really travel, the link's time is slept.
    Forward and backward are sleep, too, so that a busy machine disturbs little; looking up, splitting, summing and
    updating rows is real work. `compute` is the same step without rows. Rounds of all ways alternate.
 
@@ -29,10 +29,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from freescale.comm.local_sockets import LocalTransport
-from freescale.comm.priority import Lanes
-from freescale.comm.throttled import Link, ThrottledTransport
+from freescale.comm.traffic.priority import Lanes
 from freescale.comm.transport import Transport
+from freescale.comm.transports.local_sockets import LocalTransport
+from freescale.comm.transports.throttled import Link, ThrottledTransport
 from freescale.embedding.id_map import DirectMap
 from freescale.embedding.optimizer import RowwiseAdagrad
 from freescale.embedding.plan import TableSpec

@@ -18,7 +18,8 @@ import torch
 from gpu_time import ms_a_call
 from torch import Tensor
 
-from freescale.kernels import SequenceLayout, reference, softmax_attention
+from freescale.kernels import SequenceLayout, softmax_attention
+from freescale.kernels.attention import reference
 
 # (sequences, mean length, heads, heads of keys and values, width)
 SHAPES = ((64, 512, 32, 8, 64), (16, 2048, 32, 8, 64), (16, 2048, 32, 4, 64), (16, 2048, 16, 4, 128))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale.commands import open_run
+from freescale.app.commands import open_run
 from freescale.data.examples import Examples
 from freescale.data.parquet_source import ParquetSource
 from freescale.data.prepare import prepare

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.assembly import build_run, build_source, open_span_file
-from freescale.comm.ranks import Ranks, join_ranks
-from freescale.config import load_config
+from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.recipe.assembly import build_run, build_source, open_span_file
+from freescale.recipe.load import load_config
 from freescale.trace import spans
 from freescale.train.accounting import Accounts
 from freescale.train.events import Progress

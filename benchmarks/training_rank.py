@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from freescale import commands
-from freescale.assembly import build_source
-from freescale.comm import choose
-from freescale.comm.launch import RENDEZVOUS, as_rank
-from freescale.config import Config, load_config
+from freescale.comm.transports import registry as choose
+from freescale.comm.world.launch import RENDEZVOUS, as_rank
+from freescale.recipe.assembly import build_source
+from freescale.recipe.load import Config, load_config
 from freescale.train import loop
 from freescale.train.evaluate import Evaluator
 

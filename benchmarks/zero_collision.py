@@ -25,8 +25,9 @@ from torch import Tensor
 
 from freescale.embedding.sizing import MEASURED, PROBES
 from freescale.embedding.zero_collision import ZeroCollisionMap
-from freescale.kernels import id_probe, probe_reference
-from freescale.kernels.slot_layout import EMPTY, make_layout
+from freescale.kernels.id_table import api as id_probe
+from freescale.kernels.id_table import reference as probe_reference
+from freescale.kernels.id_table.layout import EMPTY, make_layout
 
 NUM_IDS = 1_000_000
 PROBE = 128

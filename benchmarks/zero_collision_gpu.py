@@ -30,11 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale.assembly import build_run, build_source
-from freescale.comm.ranks import Ranks
-from freescale.config import load_config
-from freescale.kernels import id_probe
-from freescale.kernels.slot_layout import EMPTY, SlotLayout, make_layout
+from freescale.comm.world.ranks import Ranks
+from freescale.kernels.id_table import api as id_probe
+from freescale.kernels.id_table.layout import EMPTY, SlotLayout, make_layout
+from freescale.recipe.assembly import build_run, build_source
+from freescale.recipe.load import load_config
 from freescale.train.events import Progress
 
 LOADS = (0.5, 0.75, 0.9)
@@ -95,7 +95,8 @@ def measure_kernels(powers: list[int], *, sweep: bool) -> dict[str, Any]:
 
 def check() -> None:
     """Rows and marks of a bulk insert on the GPU are those of the CPU, which gets the ids in ascending order."""
-    from freescale.kernels import probe_touch, probe_triton
+    from freescale.kernels.id_table.triton import probe as probe_triton
+    from freescale.kernels.id_table.triton import touch as probe_touch
 
     layout = make_layout(1_400_000, max_probe=128)
     ids = random_ids(1_000_000, seed=1)
@@ -120,7 +121,8 @@ def check() -> None:
 
 def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any = None) -> dict[str, float]:
     """G ids/s of one size and load; every kernel alone."""
-    from freescale.kernels import probe_touch, probe_triton
+    from freescale.kernels.id_table.triton import probe as probe_triton
+    from freescale.kernels.id_table.triton import touch as probe_touch
 
     find_tiles, claim_tiles = find_tiles or probe_triton.FIND, claim_tiles or probe_triton.CLAIM
     layout = make_layout(num_rows, max_probe=128)
@@ -169,7 +171,7 @@ def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any
 
 def sweep_shapes(num_rows: int) -> dict[str, Any]:
     """The fastest launch shape of each kernel at load 0.75."""
-    from freescale.kernels.probe_triton import Tiles
+    from freescale.kernels.id_table.triton.probe import Tiles
 
     best: dict[str, Any] = {}
     for block, group, warps in itertools.product((32, 64, 128, 256), (1, 2, 4, 8), (1, 2, 4)):

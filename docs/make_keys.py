@@ -1,4 +1,4 @@
-"""Writes docs/keys.md, the table of every recipe key, from `freescale.config`. A test keeps it current.
+"""Writes docs/keys.md, the table of every recipe key, from `freescale.recipe.load`. A test keeps it current.
 
 python docs/make_keys.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from freescale.config import Config, describe_keys
+from freescale.recipe.load import Config, describe_keys
 
 OUT = Path(__file__).parent / "keys.md"
 HEAD = """# Every recipe key

@@ -1,5 +1,5 @@
 """`python -m freescale`: the same as the command, for torchrun."""
 
-from freescale.cli import main
+from freescale.app.cli import main
 
 main()

@@ -16,8 +16,8 @@ import torch._dynamo  # DTensor imports it on first use: 2 s in every forked ran
 import torch.distributed as dist
 
 # Compiled loops: more than half a second in every forked rank, or once here.
-import freescale.kernels.probe_loops
-import freescale.kernels.row_loops  # noqa: F401
+import freescale.kernels.id_table.loops
+import freescale.kernels.rows.loops  # noqa: F401
 
 
 def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.assembly import build_run, build_source
-from freescale.comm.ranks import Ranks
-from freescale.config import load_config
+from freescale.comm.world.ranks import Ranks
+from freescale.recipe.assembly import build_run, build_source
+from freescale.recipe.load import load_config
 from freescale.train.events import Progress
 from freescale.train.loop import Run, run_tensors, train
 

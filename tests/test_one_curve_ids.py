@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.commands import evaluate_run, export_run, known_items
-from freescale.config import load_config
+from freescale.app.commands import evaluate_run, export_run, known_items
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.owned_ids import OwnedIds
+from freescale.recipe.load import load_config
 from freescale.train.export import load_export
 from freescale.train.loop import train
 from tests.small_run import SMALL, make_run, train_small

@@ -23,7 +23,7 @@ def test_importing_the_package_loads_neither_torch_nor_numba() -> None:
 
 
 def test_help_starts_without_torch() -> None:
-    code = "import sys; sys.argv=['freescale','keys'];\nfrom freescale.cli import main\n"
+    code = "import sys; sys.argv=['freescale','keys'];\nfrom freescale.app.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     assert run_python(code).endswith("False")
 

@@ -87,7 +87,7 @@ def test_links_and_pictures_are_there() -> None:
 
 
 def test_every_command_is_listed() -> None:
-    from freescale.cli import app
+    from freescale.app.cli import app
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     names = [command.name or command.callback.__name__ for command in app.registered_commands]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from freescale.comm.ranks import Ranks
 from freescale.comm.transport import Pending, Transport
+from freescale.comm.world.ranks import Ranks
 
 GATE_CYCLES = 60_000_000
 """About 30 ms."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from gpu_time import ms_a_call
 
-from freescale.comm.cuda_driver import CudaDriver
-from freescale.comm.ranks import Ranks
+from freescale.comm.rings.cuda_driver import CudaDriver
+from freescale.comm.world.ranks import Ranks
 from sm_free_parts.beside import compute_jobs
 
 ALONE = "nothing"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from sm_free_parts.beside import Times, beside, compute_jobs, exchanges, nothing, pinned_copies, repeated
 from sm_free_parts.rows import open_all, rows_of, warm_up
 

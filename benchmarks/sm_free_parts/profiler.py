@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from sm_free_parts.rows import exchange, open_all, rows_of, settle, warm_up
 
 WAITS = ("Event", "Sync")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from freescale.comm.ranks import Ranks
 from freescale.comm.transport import Transport
+from freescale.comm.world.ranks import Ranks
 from sm_free_parts.beside import Times, exchanges, pinned_copies
 from sm_free_parts.rows import exchange, open_all, rows_of, settle, warm_up
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from freescale.comm.choose import make_transport
-from freescale.comm.ranks import Ranks
 from freescale.comm.transport import Transport
+from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.ranks import Ranks
 from freescale.errors import FreeScaleError
 
 

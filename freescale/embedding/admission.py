@@ -14,8 +14,8 @@ from torch import Tensor
 
 from freescale.embedding.hashing import keyed
 from freescale.errors import ConfigError
-from freescale.kernels import id_probe
-from freescale.kernels.slot_layout import EMPTY, SlotLayout
+from freescale.kernels.id_table import api as id_probe
+from freescale.kernels.id_table.layout import EMPTY, SlotLayout
 
 _HASHES = 4
 LONG_AGO = -(2**31)

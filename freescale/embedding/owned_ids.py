@@ -23,7 +23,7 @@ from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import PlanError
-from freescale.kernels.rows import distinct
+from freescale.kernels.rows.api import distinct
 
 # Counts of steps nobody has asked for.
 _STEPS_KEPT = 64

@@ -22,8 +22,8 @@ from freescale.comm.transport import Transport
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
-from freescale.kernels.device_copy import on_device
-from freescale.kernels.rows import distinct, shared
+from freescale.kernels.rows.api import distinct, shared
+from freescale.kernels.runtime.transfers import on_device
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Request:
 
     def split(self, overlap: Overlap) -> tuple[Part, Part]:
         """The rows marked, and the others."""
-        from freescale.kernels import part_loops  # numba takes half a second to load
+        from freescale.kernels.rows import part_loops
 
         asked, owned = overlap.asked.numpy(), overlap.owned.numpy()
         send, receive = (np.array(each, np.int64) for each in (self.send, self.receive))

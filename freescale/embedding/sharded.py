@@ -22,15 +22,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from freescale.comm.choose import make_transport
-from freescale.comm.ranks import add_up
 from freescale.comm.transport import Transport, agree_on_counts
+from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.ranks import add_up
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute
 from freescale.errors import DataError
-from freescale.kernels.rows import distinct, sum_by_row, take
+from freescale.kernels.rows.api import distinct, sum_by_row, take
 from freescale.trace import spans
 from freescale.trace.spans import compute, stage
 

@@ -20,8 +20,8 @@ from freescale.embedding.id_map import DirectMap
 from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.embedding.request import Request, exchange_ids
-from freescale.kernels.device_copy import on_device
-from freescale.kernels.rows import sum_by_row
+from freescale.kernels.rows.api import sum_by_row
+from freescale.kernels.runtime.transfers import on_device
 from freescale.trace.spans import compute, stage
 
 _ALONE = AloneTransport()

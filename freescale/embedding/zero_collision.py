@@ -14,9 +14,9 @@ from freescale.embedding.eviction import FIRST, Eviction, check_policy
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.id_stats import COUNTS, histogram
 from freescale.errors import CheckpointError, ConfigError, DataError
-from freescale.kernels import id_probe
-from freescale.kernels.rows import distinct
-from freescale.kernels.slot_layout import EMPTY, SlotLayout, make_layout
+from freescale.kernels.id_table import api as id_probe
+from freescale.kernels.id_table.layout import EMPTY, SlotLayout, make_layout
+from freescale.kernels.rows.api import distinct
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from freescale.data.segment_rule import Ints
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels.cached_attention import (
+from freescale.kernels.attention.cached import (
     CachedPlan,
     Room,
     block_for,
@@ -24,9 +24,9 @@ from freescale.kernels.cached_attention import (
     can_fuse,
     tile_table,
 )
-from freescale.kernels.device_copy import to_device
-from freescale.kernels.reference import for_every_head, time_bucket
-from freescale.kernels.tile_pairs import numbered
+from freescale.kernels.attention.plan.tile_pairs import numbered
+from freescale.kernels.attention.reference import for_every_head, time_bucket
+from freescale.kernels.runtime.transfers import to_device
 from freescale.model.packed_caches import PackedCaches
 from freescale.model.views import KeepKeys
 

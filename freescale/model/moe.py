@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from freescale.errors import ConfigError, FreeScaleError
-from freescale.kernels.expert_steps import Activation, Save
-from freescale.kernels.moe import ACTIVATIONS, Backend, expert_mlp
+from freescale.kernels.moe.api import ACTIVATIONS, Backend, expert_mlp
+from freescale.kernels.moe.steps import Activation, Save
 from freescale.model.ffn import DenseFFN
 from freescale.model.router import Router
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from freescale.data.segment_rule import Ints
-from freescale.kernels.device_copy import to_device
+from freescale.kernels.runtime.transfers import to_device
 from freescale.model.token_cache import CacheStamp, TokenCache
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import DataError
-from freescale.kernels.cached_attention import Room
+from freescale.kernels.attention.cached import Room
 from freescale.model.cached_view import CachedView
 from freescale.model.compressor import Compressor
 from freescale.model.packed_caches import PackedCaches

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, WholeBatch, hstu_attention, softmax_attention
-from freescale.kernels.reference import for_every_head
+from freescale.kernels.attention.reference import for_every_head
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
 

@@ -18,7 +18,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.errors import CheckpointError
 from freescale.pipeline.prioritized import LOOK_AHEAD
 from freescale.trace.spans import exchange

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.comm.priority import Deadline, TrafficQueue
+from freescale.comm.traffic.priority import Deadline, TrafficQueue
 from freescale.comm.transport import Transport
 
 T = TypeVar("T")

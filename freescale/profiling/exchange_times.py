@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from freescale.comm.sums import start_sum
+from freescale.comm.traffic.deterministic_all_reduce import start_sum
 from freescale.comm.transport import Transport
 from freescale.profiling.stopwatch import HEAD_START_CYCLES
 

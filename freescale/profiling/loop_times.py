@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from freescale.assembly import build_run, build_source
 from freescale.balance.cost_fit import MeasuredStep
-from freescale.comm.ranks import Ranks
-from freescale.config import Config
+from freescale.comm.world.ranks import Ranks
+from freescale.recipe.assembly import build_run, build_source
+from freescale.recipe.load import Config
 from freescale.sim.profile import Timing
 from freescale.trace import spans
 from freescale.train.accounting import AccountedStep

@@ -17,15 +17,15 @@ from freescale import __version__
 from freescale.balance.arrays import FloatArray
 from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS
-from freescale.comm.ranks import Ranks, device_name, pick_device
-from freescale.comm.virtual_gpus import check_request
-from freescale.comm.virtual_gpus import virtual_gpus as virtual_gpus_of
-from freescale.config import Config
+from freescale.comm.world.ranks import Ranks, device_name, pick_device
+from freescale.comm.world.virtual_gpus import check_request
+from freescale.comm.world.virtual_gpus import virtual_gpus as virtual_gpus_of
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.side_by_side import InARun, measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
+from freescale.recipe.load import Config
 from freescale.sim.profile import Profile, Timing, cost_model_of
 
 DEVICES = ("auto", "cpu", "cuda")

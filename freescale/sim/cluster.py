@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from freescale.config import StrictLoader
 from freescale.errors import ConfigError, nearest
+from freescale.recipe.load import StrictLoader
 from freescale.sim.shipped import shipped_names, shipped_text
 
 _GIVEN = "given in the cluster file"

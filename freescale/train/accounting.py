@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.clocks import SharedClock
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.clocks import SharedClock
+from freescale.comm.world.ranks import Ranks
 from freescale.trace.bubbles import Parts, add_up, split_step
 from freescale.trace.span_file import SpanWriter, is_kept
 from freescale.trace.spans import Recorder, Span, exchange

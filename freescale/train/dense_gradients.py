@@ -13,12 +13,12 @@ from torch.autograd.variable import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from freescale.balance.bucket_size import bucket_bytes
-from freescale.comm.choose import make_transport
-from freescale.comm.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.priority import Deadline, Gate
-from freescale.comm.ranks import Ranks
-from freescale.comm.sums import start_sum
+from freescale.comm.traffic.deterministic_all_reduce import start_sum
+from freescale.comm.traffic.priority import Deadline, Gate
 from freescale.comm.transport import Pending, Transport, only_queues, speaks
+from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
+from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.ranks import Ranks
 from freescale.trace import spans
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]

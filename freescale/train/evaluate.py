@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray

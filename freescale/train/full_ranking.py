@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray

@@ -30,8 +30,8 @@ from freescale.embedding.request import Request
 from freescale.embedding.sharded import Lookup, ShardedEmbedding
 from freescale.embedding.shared_work import SharedWork
 from freescale.embedding.table import as_compute
-from freescale.kernels.device_copy import on_device
-from freescale.kernels.rows import distinct, sum_by_row
+from freescale.kernels.rows.api import distinct, sum_by_row
+from freescale.kernels.runtime.transfers import on_device
 from freescale.pipeline.schedule import TABLE, ReadyBatch, ids_of, with_places, with_slots
 from freescale.trace.spans import compute
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.id_map import IdMap
 from freescale.embedding.sharded import ShardedEmbedding
-from freescale.kernels.products import expecting_tokens
+from freescale.kernels.runtime.gemm_warmup import expecting_tokens
 from freescale.model.recommender import Recommender
 from freescale.pipeline.adaptive import Switch
 from freescale.pipeline.schedule import ReadyBatch, Schedule

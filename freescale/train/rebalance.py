@@ -16,7 +16,7 @@ from freescale.balance.cost_fit import MeasuredStep, OnlineCostModel, fit_cost_m
 from freescale.balance.cost_model import COEFFICIENTS, CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.errors import DataError
 from freescale.trace.spans import exchange
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from freescale.balance.sampler import StepPlan
-from freescale.comm.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.ranks import Ranks
-from freescale.comm.sums import start_sum
+from freescale.comm.traffic.deterministic_all_reduce import start_sum
 from freescale.comm.transport import Transport
+from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
+from freescale.comm.world.ranks import Ranks
 from freescale.pipeline.flight import Traffic
 from freescale.pipeline.schedule import ReadyBatch
 from freescale.trace.spans import exchange

@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from freescale.balance.sampler import StepPlan
 from freescale.balance.work import WHOLE, SampleWork
-from freescale.comm.priority import Gate
-from freescale.comm.ranks import Ranks
+from freescale.comm.traffic.priority import Gate
+from freescale.comm.world.ranks import Ranks
 from freescale.errors import TrainingError
-from freescale.kernels.readback import Readback
+from freescale.kernels.runtime.readback import Readback
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, Schedule
 from freescale.trace.spans import compute

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale.comm.rings import reached
-from freescale.kernels.shared_flags import load, store
+from freescale.comm.rings.rounds import reached
+from freescale.kernels.runtime.shared_flags import load, store
 
 
 class FakeEvent:

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.choose import make_transport
 from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport
+from freescale.comm.transports.registry import make_transport
 from tests.ranks import run_on_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]

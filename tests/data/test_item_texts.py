@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from freescale.cli import app
+from freescale.app.cli import app
 from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts, read_raw_texts
 from freescale.data.parquet_source import ParquetSource
 from freescale.data.prepare import prepare

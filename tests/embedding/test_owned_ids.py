@@ -19,7 +19,7 @@ from freescale.embedding.owned_ids import OwnedIds, gather_ids
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import PlanError
-from freescale.kernels.slot_layout import make_layout
+from freescale.kernels.id_table.layout import make_layout
 from tests.ranks import run_on_ranks
 
 OPTIMIZERS: dict[str, SparseOptimizer] = {"sgd": SGD(), "rowwise_adagrad": RowwiseAdagrad(), "adam": Adam()}

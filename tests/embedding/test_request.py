@@ -16,7 +16,7 @@ from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec, plan_tables
 from freescale.embedding.request import _pack, _unpack, exchange_ids, find_overlap
 from freescale.errors import DataError
-from freescale.kernels.rows import shared
+from freescale.kernels.rows.api import shared
 from tests.ranks import run_on_ranks
 
 SORTED = st.sets(st.integers(-(2**62), 2**62) | st.integers(0, 30), max_size=40).map(sorted)

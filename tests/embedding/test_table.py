@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from freescale.embedding import table as table_module
 from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.table import EmbeddingTable, as_compute
-from freescale.kernels.rows import sum_by_row
+from freescale.kernels.rows.api import sum_by_row
 
 
 def make_table(num_rows=20, dim=4, **options):

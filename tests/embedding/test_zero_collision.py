@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from freescale import ZeroCollisionMap
 from freescale.embedding.eviction import LFU, LRU, TTL, ByScore
 from freescale.errors import CheckpointError, ConfigError, DataError
-from freescale.kernels import probe_reference as reference
-from freescale.kernels.slot_layout import EMPTY
+from freescale.kernels.id_table import reference
+from freescale.kernels.id_table.layout import EMPTY
 
 LOW, HIGH = -(2**63), 2**63 - 1
 IDS = st.one_of(st.integers(-60, 60), st.sampled_from([LOW, HIGH, EMPTY]))

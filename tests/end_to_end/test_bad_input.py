@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from freescale.cli import app
+from freescale.app.cli import app
 from freescale.errors import FreeScaleError
 from tests.small_run import SMALL
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freescale.assembly import build_source
-from freescale.commands import evaluate_run, export_run, train_run
-from freescale.config import load_config
+from freescale.app.commands import evaluate_run, export_run, train_run
 from freescale.errors import CheckpointError, ConfigError, DataError
+from freescale.recipe.assembly import build_source
+from freescale.recipe.load import load_config
 from freescale.train.export import load_export
 from tests.item_files import write_made_up_content, write_made_up_texts
 from tests.small_run import SMALL, Recorder, make_run

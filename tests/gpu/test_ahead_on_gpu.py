@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.assembly import build_run, build_source
-from freescale.comm.ranks import Ranks
-from freescale.config import load_config
+from freescale.comm.world.ranks import Ranks
 from freescale.pipeline.schedule import PlainSchedule
+from freescale.recipe.assembly import build_run, build_source
+from freescale.recipe.load import load_config
 from freescale.trace.spans import record_into
 from freescale.train.events import Progress
 from freescale.train.loop import named, reports_of

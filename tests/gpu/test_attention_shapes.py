@@ -12,7 +12,9 @@ import random
 import pytest
 import torch
 
-from freescale.kernels import AttentionMask, bias_gradients, hstu_attention, reference, softmax_attention
+from freescale.kernels import AttentionMask, hstu_attention, softmax_attention
+from freescale.kernels.attention import reference
+from freescale.kernels.attention.triton import bias_gradients
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.kernels import AttentionMask, SequenceLayout, reference, softmax_attention
+from freescale.kernels import AttentionMask, SequenceLayout, softmax_attention
+from freescale.kernels.attention import reference
 from tests.gpu.test_on_gpu import train_on
 from tests.item_files import write_made_up_texts
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from freescale.errors import FreeScaleError
-from freescale.kernels import expert_mlp, reference
-from freescale.kernels.moe_routing import route
+from freescale.kernels import expert_mlp
+from freescale.kernels.attention import reference
+from freescale.kernels.moe.routing import route
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,7 +76,7 @@ def poison() -> Any:
 def test_bfloat16_equals_the_reference(
     backend: Any, activation: Any, save: Any, poison: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from freescale.kernels import expert_steps
+    from freescale.kernels.moe import steps as expert_steps
 
     monkeypatch.setattr(expert_steps, "CHUNK_NUMBERS", 2000 * 256)
     case = make(activation=activation, among=7)

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from freescale import ShardedEmbedding, TableSpec
-from freescale.assembly import build_run, build_source
-from freescale.comm.ranks import Ranks
-from freescale.config import load_config
+from freescale.comm.world.ranks import Ranks
 from freescale.embedding.optimizer import SGD
 from freescale.kernels import (
     SequenceLayout,
@@ -28,7 +26,9 @@ from freescale.kernels import (
     sampled_softmax,
     softmax_attention,
 )
-from freescale.kernels.rows import sum_by_row
+from freescale.kernels.rows.api import sum_by_row
+from freescale.recipe.assembly import build_run, build_source
+from freescale.recipe.load import load_config
 from freescale.train.events import Progress
 from freescale.train.loop import train
 from freescale.train.step import seed_random_numbers

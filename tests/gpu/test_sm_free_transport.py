@@ -20,11 +20,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.choose import make_transport
-from freescale.comm.cuda_driver import CudaDriver
-from freescale.comm.launch import QUEUES
-from freescale.comm.rings import GPU_CUT
+from freescale.comm.rings.cuda_driver import CudaDriver
+from freescale.comm.rings.rounds import GPU_CUT
 from freescale.comm.transport import Transport
+from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.launch import QUEUES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -242,7 +242,7 @@ def test_a_gloo_group_adds_up_tensors_of_a_shared_gpu() -> None:
 
 def prioritized_bits(rank: int, kind: str) -> bool:
     """Plain and prioritized training over the transport: the same bits."""
-    from freescale.comm.lanes import open_lanes
+    from freescale.comm.traffic.lanes import open_lanes
     from freescale.embedding.optimizer import Adam
     from freescale.embedding.plan import TableSpec
     from freescale.embedding.sharded import ShardedEmbedding
@@ -279,9 +279,9 @@ def test_prioritized_training_has_the_bits_of_the_plain_path(kind: str) -> None:
 
 def steps_without_waiting(rank: int, folder: str) -> int:
     """Whole training steps, prioritized; a call that makes the host wait for the GPU is an error."""
-    from freescale.assembly import build_run, build_source
-    from freescale.comm.ranks import Ranks
-    from freescale.config import load_config
+    from freescale.comm.world.ranks import Ranks
+    from freescale.recipe.assembly import build_run, build_source
+    from freescale.recipe.load import load_config
     from freescale.train.events import Progress
     from freescale.train.loop import named, reports_of
     from tests.small_run import SMALL

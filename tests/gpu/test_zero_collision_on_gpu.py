@@ -11,8 +11,8 @@ import torch
 from freescale.embedding.eviction import LFU, LRU, TTL
 from freescale.embedding.id_stats import histogram
 from freescale.embedding.zero_collision import ZeroCollisionMap
-from freescale.kernels import id_probe
-from freescale.kernels.slot_layout import EMPTY, make_layout
+from freescale.kernels.id_table import api as id_probe
+from freescale.kernels.id_table.layout import EMPTY, make_layout
 from tests.gpu.test_on_gpu import train_on
 
 pytestmark = [
@@ -27,7 +27,7 @@ GROUPS = [1, 2, 4, 8]
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("max_probe", [1, 7, 128])
 def test_a_bulk_insert_ends_as_if_the_smallest_had_come_first(group: int, max_probe: int) -> None:
-    from freescale.kernels import probe_triton
+    from freescale.kernels.id_table.triton import probe as probe_triton
 
     layout = make_layout(120_000, num_buckets=4, max_probe=max_probe)
     tiles = probe_triton.Tiles(block=128, group=group, warps=4)
@@ -70,7 +70,7 @@ def test_a_map_on_the_gpu_is_a_map_on_the_cpu(policy, admit_after: int) -> None:
 @pytest.mark.parametrize("mode", ["max", "add", "set"])
 @pytest.mark.parametrize("num_rows", [1 << 20, 999_983])
 def test_marks_of_use_are_those_of_the_cpu(mode: str, num_rows: int) -> None:
-    from freescale.kernels import probe_touch
+    from freescale.kernels.id_table.triton import touch as probe_touch
 
     generator = torch.Generator().manual_seed(num_rows)
     truth = [torch.full((num_rows,), 3, dtype=torch.int32), torch.arange(num_rows) % 5 - 2]

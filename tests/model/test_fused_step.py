@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels.kernel_start import start_kernel
+from freescale.kernels.runtime.launch import start_kernel
 from freescale.model.heads import RetrievalHead
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
@@ -47,8 +47,8 @@ def test_loss_and_gradients_are_those_of_the_plain_model(monkeypatch, ffn):
         started.append(kernel)
         start_kernel(kernel, *rest)
 
-    for name in ("hstu_parts", "input_states", "sampled_softmax"):
-        module = importlib.import_module(f"freescale.kernels.{name}")
+    for name in ("parts", "input", "softmax"):
+        module = importlib.import_module(f"freescale.kernels.hstu.{name}")
         monkeypatch.setattr(module, "can_fuse", lambda *args, **width: True)
         monkeypatch.setattr(module, "start_kernel", noted)
     fused = run()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.errors import CheckpointError
 from freescale.pipeline.adaptive import PROBE, Switch
 from tests.ranks import run_on_ranks

@@ -24,12 +24,12 @@ from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import DataError
-from freescale.kernels.rows import take
-from freescale.kernels.slot_layout import make_layout
+from freescale.kernels.id_table.layout import make_layout
+from freescale.kernels.rows.api import take
 from freescale.pipeline.ahead import AHEAD, Ahead
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.schedule import TABLE, PlainSchedule
-from freescale.sections import EmbeddingSection
+from freescale.recipe.sections import EmbeddingSection
 from freescale.train.evaluate import Evaluator
 from freescale.train.loop import train
 from tests.pipeline.test_learnt_ids import RECIPE as LEARNT

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.config import _BATCHES_UNDER_WAY
 from freescale.embedding.owned_ids import OwnedIds
 from freescale.pipeline.prioritized import LOOK_AHEAD
-from freescale.sections import EmbeddingSection
+from freescale.recipe.load import _BATCHES_UNDER_WAY
+from freescale.recipe.sections import EmbeddingSection
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.choose import make_transport
-from freescale.comm.lanes import open_lanes
-from freescale.comm.local_sockets import LocalTransport
-from freescale.comm.priority import Lanes
+from freescale.comm.traffic.lanes import open_lanes
+from freescale.comm.traffic.priority import Lanes
 from freescale.comm.transport import CollectiveTransport
+from freescale.comm.transports.local_sockets import LocalTransport
+from freescale.comm.transports.registry import make_transport
 from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding

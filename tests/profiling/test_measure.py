@@ -12,14 +12,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from freescale.app.cli import app
 from freescale.balance.cost_fit import MeasuredStep
-from freescale.cli import app
-from freescale.comm.virtual_gpus import Shared
-from freescale.config import Config, load_config
+from freescale.comm.world.virtual_gpus import Shared
 from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
+from freescale.recipe.load import Config, load_config
 from freescale.sim.profile import TIMES, Timing, parse_profile
 
 SMALL = (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from freescale.cli import app
+from freescale.app.cli import app
 from freescale.errors import FreeScaleError
 from freescale.sim.command import described_keys, setting_before_changes
 from freescale.sim.durations import Features
@@ -32,7 +32,7 @@ def run(*arguments: str) -> str:
 def test_it_never_loads_torch() -> None:
     code = (
         "import sys; sys.argv = ['freescale', 'simulate', '--gpus', '2', '--steps', '5', '--quick',"
-        "'workload.samples_per_gpu=2'];\nfrom freescale.cli import app\n"
+        "'workload.samples_per_gpu=2'];\nfrom freescale.app.cli import app\n"
         "try: app()\nexcept SystemExit: pass\n"
         "import freescale.sim.page, freescale.sim.timeline; print('torch' in sys.modules)"
     )

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from freescale.cli import app
+from freescale.app.cli import app
 from freescale.errors import FreeScaleError
 from freescale.trace.compare import comparison_lines, doubts, read_run, reduction, write_comparison
 from tests.trace.test_report import Page

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from freescale.cli import app
+from freescale.app.cli import app
 from freescale.errors import DataError
 from freescale.trace.profiler_report import account_traces, busy_idle, write_trace_report
 from freescale.trace.profiler_trace import clock_offsets, read_profiler_trace, read_profiler_traces

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.comm.clocks import SharedClock
-from freescale.comm.local_sockets import LocalTransport
 from freescale.comm.transport import Pending
-from freescale.comm.watched import WatchedTransport
+from freescale.comm.transports.local_sockets import LocalTransport
+from freescale.comm.transports.traced import WatchedTransport
+from freescale.comm.world.clocks import SharedClock
 from freescale.trace.bubbles import CAUSES, Parts, add_up, slowest, split_step
 from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
 from freescale.train.accounting import AccountedStep, Accounts

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from freescale.comm import choose
+from freescale.comm.transports import registry as choose
 from freescale.train import dense_gradients
 from freescale.train.dense_gradients import reduced_in_backward
 from tests.ranks import run_on_ranks

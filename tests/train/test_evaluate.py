@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.id_map import DirectMap, HashMap
 from freescale.embedding.optimizer import SGD

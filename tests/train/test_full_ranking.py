@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.train.full_ranking import Asked, ItemBlock, gather_uneven, last_tokens, rank_of_targets
 from tests.list_source import ListSource

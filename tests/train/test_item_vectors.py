@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from freescale.comm.ranks import Ranks
 from freescale.comm.transport import CollectiveTransport
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.id_map import HashMap
 from freescale.embedding.optimizer import SGD

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from freescale.commands import train_run
-from freescale.config import load_config
+from freescale.app.commands import train_run
 from freescale.errors import TrainingError
-from freescale.kernels.readback import Readback
+from freescale.kernels.runtime.readback import Readback
+from freescale.recipe.load import load_config
 from tests.small_run import SMALL, Recorder
 
 TIMES = {"time", "step_ms", "tokens_per_s", "bubble", "straggler", "comm", "host", "seconds", "samples_per_s"}

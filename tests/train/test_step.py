@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.balance.step_plan import StepPlan
-from freescale.comm.ranks import Ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.data.synthetic import SyntheticSource
 from freescale.embedding.id_map import DirectMap

@@ -1,0 +1,67 @@
+"""The opening lines of a run: what is trained on what, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freescale.comm.transports.registry import told
+from freescale.comm.world.virtual_gpus import virtual_gpus_here
+from freescale.data.source import SequenceSource
+from freescale.embedding.plan import plan_rows
+from freescale.model.moe import moe_layers
+from freescale.recipe.load import Config
+from freescale.train.loop import Run
+
+
+def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict[str, object]]:
+    """Facts to show before the first step: data, model, plan."""
+    lengths = np.asarray(source.lengths)
+    p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
+    dense = sum(run.owned.num_values(name, param) for name, param in run.model.named_parameters())
+    plans = list(run.embedding.plans.values())
+    distinct = (
+        config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
+    )
+    facts: dict[str, dict[str, object]] = {
+        "data": {
+            "name": source.name,
+            "users": f"{len(lengths):,}",
+            "items": f"{len(source.items.ids):,}",
+            "events": f"{int(lengths.sum()):,}",
+            "events a user": f"p50 {p50}  p95 {p95}  p99 {p99}  max {int(lengths.max())}",
+        },
+        "model": {
+            "kind": f"{config.model.kind}, {config.model.layers} layers, dim {config.model.dim}, {config.model.dtype}",
+            "dense parameters": f"{dense:,}",
+            "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
+            **({} if config.items.kind == "ids" else {"items": items_in_words(config, run)}),
+        },
+        "run": {
+            "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
+            + (", sharing one GPU" if virtual_gpus_here() else ""),
+            "steps": f"{run.total_steps:,}, evaluated every {run.eval_every:,}",
+            "folder": config.run.out,
+        },
+    }
+    for name, layer in moe_layers(run.model):
+        first, count = layer.dispatch.block(layer.num_experts)
+        held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
+        facts["model"][name] = f"{layer.num_experts} experts, {layer.router.top_k} a token{held}"
+    if config.segments.recent is not None:
+        cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
+        facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
+    if run.ranks.num_ranks > 1 and plans:
+        facts["run"]["rows travel by"] = told(run.embedding.transport)
+        for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
+            facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
+                f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
+            )
+    return facts
+
+
+def items_in_words(config: Config, run: Run) -> str:
+    """What item vectors are made of, for people."""
+    assert run.model.items is not None
+    size = sum(param.numel() for param in run.model.items.parameters())
+    added = "rows of the table added" if config.items.add_ids else "no table"
+    return f"{config.items.kind}, {size:,} parameters, {added}"

@@ -1,0 +1,139 @@
+"""copy_engine: rows are copied straight into windows of other GPUs' memory; flags lie in memory of the host.
+
+Every rank has a window (torch's symmetric memory) with a ring of slots for each source; all other ranks map it. Between
+two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor, stays inside a GPU, and so
+does all of it when ranks share one. Under MPS that, too, is a copy engine's (it ends while a kernel holds every SM:
+benchmarks/sm_free.py); without, it is a kernel, so `sm_free` is False and says why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from freescale.comm.rings.cuda_driver import CudaDriver, Driver, missing_driver
+from freescale.comm.rings.pinned_flags import PinnedFlags
+from freescale.comm.rings.ring_transport import RingTransport
+from freescale.comm.rings.rounds import Rings, rings_of_gpus
+from freescale.comm.rings.shared_memory import share_memory, together
+from freescale.comm.rings.stream_engine import StreamEngine, index_of
+from freescale.comm.transport import Transport, own_group
+from freescale.comm.world.facts import GroupFacts
+from freescale.comm.world.mps import is_mps_client
+from freescale.comm.world.processes import other_processes
+
+# torch refuses ranks that share a GPU unless it is told that this is meant.
+_SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+class GpuWindows:
+    """Slots in the windows of all ranks, as this one maps them, and flags in shared memory of the host.
+
+    Args:
+        rings: what they hold together.
+        flags: theirs.
+        addresses: where each rank's window begins, for this rank's GPU.
+        own: this rank's window.
+    """
+
+    def __init__(
+        self, rings: Rings, flags: PinnedFlags, *, addresses: Sequence[int], own: torch.Tensor
+    ) -> None:
+        self.rings, self.flags, self._own = rings, flags.places, own
+        ranks = range(rings.num_ranks)
+        self.slots = [
+            addresses[target] + (source * rings.num_slots + place) * rings.slot_bytes
+            for source in ranks
+            for target in ranks
+            for place in range(rings.num_slots)
+        ]
+        self.read, self.write, self.close = flags.read, flags.write, flags.close
+
+
+def window_bytes(rings: Rings) -> int:
+    """Size of a window: the slots of all rings that end at one rank."""
+    return rings.num_ranks * rings.num_slots * rings.slot_bytes
+
+
+def why_not(facts: GroupFacts) -> str | None:
+    """What keeps a group from using it."""
+    if not facts.on_gpu:
+        return "it copies between GPUs, and these ranks compute on CPUs"
+    if not facts.one_machine:
+        return "the ranks are on several machines"
+    apart = facts.unreachable
+    if apart is not None:
+        return "the GPU of rank {} cannot map memory of the GPU of rank {}".format(*apart)
+    return missing_driver()
+
+
+def build(
+    group: dist.ProcessGroup,
+    facts: GroupFacts,
+    timeout_s: float,
+    *,
+    rings: Rings | None = None,
+    driver: Driver | None = None,
+) -> Transport:
+    """Open it for a group; every rank must call it."""
+    control = own_group(group, backend="gloo", timeout_s=timeout_s)
+    driver = driver or CudaDriver(batched=True)
+    if facts.shared_gpu:
+        os.environ.setdefault(_SHARED_GPU, "1")
+
+    gpu, processes = index_of(facts.device), other_processes(facts)
+
+    def open_windows(rings: Rings) -> GpuWindows:
+        own, addresses = together(
+            control, lambda: map_windows(rings, control, facts.device), what="windows cannot be mapped"
+        )
+        alone = rings.flags_alone()
+        memory = share_memory(control, alone, timeout_s=timeout_s)
+        flags = together(
+            control, lambda: PinnedFlags(alone, memory, driver, gpu), what="memory cannot be pinned"
+        )
+        return GpuWindows(rings, flags, addresses=addresses, own=own)
+
+    engine = StreamEngine(
+        open_windows,
+        driver=driver,
+        device=facts.device,
+        rank=facts.rank,
+        processes=processes,
+        timeout_s=timeout_s,
+        engine="copies into mapped memory of other GPUs",
+        sm_free=is_mps_client(),
+        reason=_reason(facts),
+        stages_own=False,
+    )
+    rings = rings or rings_of_gpus(dist.get_world_size(control))
+    return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)
+
+
+def _reason(facts: GroupFacts) -> str:
+    if is_mps_client():
+        return "under MPS copy engines make all copies, inside a GPU, too"
+    if facts.shared_gpu:
+        return "ranks share a GPU without MPS, and then a copy inside it is a kernel"
+    return "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel"
+
+
+def map_windows(
+    rings: Rings, control: dist.ProcessGroup, device: torch.device
+) -> tuple[torch.Tensor, list[int]]:
+    """A window of this rank, and the addresses of all windows."""
+    import torch.distributed._symmetric_memory as symmetric
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    # Not `symmetric.empty`, which since torch 2.11 may answer from a pool: what lies where would follow from when each
+    # rank let go of its last window. An allocation of its own begins at the same place on every rank.
+    own = _SymmetricMemory.empty_strided_p2p((window_bytes(rings),), (1,), torch.uint8, device)
+    handle: Any = symmetric.rendezvous(own, control)
+    # All windows lie at the same offset of what was mapped.
+    addresses = [int(address) for address in handle.buffer_ptrs]
+    offset = own.data_ptr() - addresses[handle.rank]
+    return own, [address + offset for address in addresses]

@@ -1,0 +1,189 @@
+"""Ranks: who takes part in a run, on which device, and over which process groups they talk."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from freescale.comm.transport import speaks
+from freescale.comm.world.launch import CPU_THREADS, QUEUES, RENDEZVOUS
+from freescale.comm.world.virtual_gpus import memory_fraction, virtual_gpus_here
+from freescale.errors import FreeScaleError, TrainingError
+from freescale.trace.spans import exchange
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run as one of them sees it.
+
+    Args:
+        rank: this process.
+        num_ranks: all processes.
+        device: where this rank computes.
+        group: carries rows and gradients; None when there is one rank only.
+        control: CPU group for small agreements and sums.
+        background: CPU group for work in other threads (checkpoints). Collectives of one group must start in the
+            same order everywhere, so threads never share one.
+        timeout_s: how long to wait for another rank.
+    """
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+    background: dist.ProcessGroup | None = None
+    timeout_s: float = 600.0
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 writes logs and reports."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over the ranks, on every rank."""
+        if self.group is not None:
+            add_up(values, group=self.group)
+        return values
+
+    def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """The values of all ranks, which must have one shape, on every rank."""
+        if self.group is None:
+            return [values]
+        here = values if speaks(self.group, values.device) else values.cpu()
+        parts = [torch.empty_like(here) for _ in range(self.num_ranks)]
+        dist.all_gather(parts, here, group=self.group)
+        return [part.to(values.device) for part in parts]
+
+    def sum_on_cpu(self, values: torch.Tensor, *, what: str = "sum over ranks") -> torch.Tensor:
+        """The same for a tensor that lives on the CPU; `what` is its name in a timeline."""
+        if self.control is not None:
+            with exchange(what):
+                dist.all_reduce(values, group=self.control)
+        return values
+
+    def agree(self, what: dict[str, Any], *, subject: str) -> None:
+        """Refuse to go on when ranks see different values; says which rank and what differs."""
+        if self.control is None:
+            return
+        texts: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(texts, json.dumps(what, sort_keys=True), group=self.control)
+        first = json.loads(texts[0])
+        for rank, text in enumerate(texts):
+            other = json.loads(text)
+            for key in sorted({*first, *other}):
+                if first.get(key) != other.get(key):
+                    raise FreeScaleError(
+                        f"ranks disagree on {subject}: rank {rank} differs from rank 0 in {key}",
+                        got=f"rank 0: {first.get(key)!r}, rank {rank}: {other.get(key)!r}",
+                        next_step="start every rank with the same code, recipe and data",
+                    )
+
+
+def add_up(values: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+    """Element-wise sum over a group, in place; by way of the CPU where the group cannot read the device."""
+    if speaks(group, values.device):
+        dist.all_reduce(values, group=group)
+        return
+    here = values.cpu()
+    dist.all_reduce(here, group=group)
+    values.copy_(here)
+
+
+def world_size_from_environment() -> int:
+    """Number of ranks torchrun (or `freescale train --nproc`) started; 1 outside of them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
+    """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back."""
+    shared = virtual_gpus_here()
+    if wanted != "cpu" and shared and not torch.cuda.is_available():
+        raise TrainingError(
+            "this rank cannot use the GPU it was to share",
+            got=f"{shared} virtual GPUs, torch {torch.__version__} sees no CUDA device",
+            next_step="`freescale doctor` shows what is there; CUDA MPS may be switched off in this container",
+        )
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise TrainingError(
+            "run.device=cuda, but this machine has no usable CUDA device",
+            got=f"torch {torch.__version__}, CUDA build: {torch.version.cuda or 'none'}",
+            next_step="use run.device=cpu, or `freescale doctor` to see what torch finds",
+        )
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if shared:
+        return torch.device("cuda", 0)
+    if local_rank >= torch.cuda.device_count():
+        raise TrainingError(
+            "more ranks on this machine than GPUs",
+            got=f"local rank {local_rank}, {torch.cuda.device_count()} GPUs",
+            next_step="start at most one rank a GPU, share one with --virtual-gpus N, or use run.device=cpu",
+        )
+    return torch.device("cuda", local_rank)
+
+
+def device_name(device: torch.device) -> str:
+    """What measurements on this device are filed under."""
+    if device.type == "cuda":
+        shared = virtual_gpus_here()
+        return torch.cuda.get_device_name(device) + (f", shared by {shared}" if shared else "")
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+@contextmanager
+def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ranks]:
+    """Take part in the run this process was started for; alone when the environment names no others."""
+    num_ranks = world_size_from_environment()
+    if num_ranks > 1:
+        for name, value in QUEUES.items():  # before the first call of CUDA
+            os.environ.setdefault(name, value)
+    chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    sharing = virtual_gpus_here() if chosen.type == "cuda" else 0
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+        if CPU_THREADS in os.environ:
+            # The host has small things to do beside the GPU. Threads that share one are done when the last of them is,
+            # and beside the threads of other ranks one is always late. (torchrun gives a rank one, too.)
+            torch.set_num_threads(1)
+    if sharing:
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), chosen)
+    if num_ranks == 1 and "RANK" not in os.environ:
+        yield Ranks(rank=0, num_ranks=1, device=chosen)
+        return
+    timeout = datetime.timedelta(seconds=timeout_s)
+    # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and not sharing else "gloo"
+    # torchrun brings its own store (None: read from the environment), our launcher a file.
+    store = os.environ.get(RENDEZVOUS)
+    rank = int(os.environ["RANK"]) if store else -1
+    dist.init_process_group(
+        backend, init_method=store, timeout=timeout, rank=rank, world_size=num_ranks if store else -1
+    )
+    try:
+        control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        yield Ranks(
+            rank=dist.get_rank(),
+            num_ranks=dist.get_world_size(),
+            device=chosen,
+            group=dist.group.WORLD,
+            control=control,
+            background=background,
+            timeout_s=timeout_s,
+        )
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,144 @@
+"""SequenceLayout: where the sequences of a jagged batch stand; made once a batch, shared by all layers.
+
+Each way to compute attention wants the batch prepared differently; what it needs is made when it first asks.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from freescale.kernels.attention.cpu.loop_attention import LoopLayout
+from freescale.kernels.attention.cpu.tile_layout import TileLayout
+from freescale.kernels.attention.inputs import check_offsets
+from freescale.kernels.attention.mask import AttentionMask
+from freescale.kernels.attention.plan.schedule import AttentionWork
+from freescale.kernels.attention.segment_runs import SegmentRuns
+from freescale.kernels.attention.triton.pair_bias import time_buckets
+from freescale.kernels.runtime.transfers import to_device
+
+
+class ByLength(NamedTuple):
+    """The sequences of a batch, longest first.
+
+    Args:
+        sequence: [B] their numbers.
+        first: [B] their first tokens.
+        reach: [longest] how many of them have a token at each place.
+    """
+
+    sequence: Tensor
+    first: Tensor
+    reach: Tensor
+
+
+class SequenceLayout:
+    """Lengths and places of the tokens of a batch, and lazily what the attention kernels prepare from them.
+
+    Args:
+        offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
+        block: tokens a tile of the batched products; chosen by length if not given.
+        device: where the tensors of the batch live.
+    """
+
+    def __init__(
+        self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        starts = check_offsets(offsets)
+        self.offsets = torch.from_numpy(starts) if offsets.dtype != torch.int64 else offsets
+        self.device = torch.device(device)
+        self.num_tokens = int(starts[-1])
+        self.lengths: npt.NDArray[np.int64] = np.diff(starts)
+        self.longest = int(self.lengths.max(initial=0))
+        self._block = block
+        self._token_tiles: dict[int, Tensor] = {}
+        self._checked: AttentionMask | None = None
+        self._runs: tuple[AttentionMask, SegmentRuns] | None = None
+        self._buckets: tuple[tuple[object, ...], Any] | None = None
+
+    @cached_property
+    def by_length(self) -> ByLength:
+        """The sequences, longest first."""
+        order = np.argsort(-self.lengths, kind="stable")
+        reach = len(order) - np.cumsum(np.bincount(self.lengths, minlength=1))[: self.longest]
+        # Each row begins on 16 bytes, which kernels rely on.
+        table = np.zeros((3, max(len(order), len(reach)) + 1 & ~1), np.int64)
+        table[0, : len(order)], table[1, : len(order)] = order, self.offsets.numpy()[:-1][order]
+        table[2, : len(reach)] = reach
+        moved = to_device(table, device=self.device)[0]
+        return ByLength(moved[0, : len(order)], moved[1, : len(order)], moved[2, : len(reach)])
+
+    @cached_property
+    def tiles(self) -> TileLayout:
+        """The batch for batched products."""
+        return TileLayout(self.offsets, block=self._block, device=self.device)
+
+    @cached_property
+    def loops(self) -> LoopLayout:
+        """The batch for the CPU loops."""
+        return LoopLayout(self.offsets)
+
+    @cached_property
+    def work(self) -> AttentionWork:
+        """The batch for the Triton kernels."""
+        return AttentionWork(self.offsets, device=self.device)
+
+    @cached_property
+    def device_offsets(self) -> Tensor:
+        """The offsets where the tensors of the batch live."""
+        return to_device(self.offsets.numpy(), device=self.device)[0]
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[T] place of each token in its own sequence, worked out on the device: there may be a million of them."""
+        starts = self.device_offsets
+        own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
+        return torch.arange(self.num_tokens, device=self.device) - own
+
+    def token_tiles(self, block: int) -> Tensor:
+        """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""
+        if block not in self._token_tiles:
+            tiles = -(-self.lengths // block)
+            sequence = np.repeat(np.arange(len(tiles)), tiles)
+            place = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+            count = np.minimum(self.lengths[sequence] - place, block)
+            table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
+            self._token_tiles[block] = to_device(table, device=self.device)[0]
+        return self._token_tiles[block]
+
+    def check(self, mask: AttentionMask | None) -> None:
+        """Refuse a mask that does not fit the batch; looked at once, not in every layer."""
+        if mask is not None and mask is not self._checked:
+            mask.check(self.lengths)
+            self._checked = mask
+
+    def runs(self, mask: AttentionMask) -> SegmentRuns:
+        """The batch under a mask of segments, for ways to compute that know no masks; made once for all layers."""
+        if self._runs is None or self._runs[0] is not mask:
+            self._runs = (mask, SegmentRuns(mask, self.offsets))
+        return self._runs[1]
+
+    def buckets(
+        self, query_time: Tensor, key_time: Tensor, *, backend: str, mask: AttentionMask | None = None
+    ) -> Any:
+        """Time bucket of every pair as a backend wants it; worked out once for all layers of a batch."""
+        # The tensors themselves are the key: kept alive here, so that another cannot take their place unnoticed.
+        key = (query_time, key_time, backend, mask)
+        if self._buckets is None or any(old is not new for old, new in zip(self._buckets[0], key)):
+            if backend == "loops" and mask is not None:
+                runs = self.runs(mask)
+                times = (time.index_select(0, runs.index) for time in (query_time, key_time))
+                found: Any = runs.loops.buckets(*times)
+            elif backend == "loops":
+                found = self.loops.buckets(query_time, key_time)
+            elif backend == "triton":
+                found = time_buckets(self.work, mask, query_time, key_time)
+            else:
+                found = self.tiles.time_buckets(query_time, key_time)
+            self._buckets = (key, found)
+        return self._buckets[1]

@@ -1,0 +1,137 @@
+"""AttentionMask: what a token may see beyond "everything before it".
+
+A token always sees itself. Otherwise token i of a sequence sees token j when
+
+    j is not a target, and
+        j <= i  and  (close enough or j in the prefix)  and  (same segment or j is a summary)
+        or  i is in the prefix
+
+`window` counts from the end of the history for targets: they all stand right after the last event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from freescale.kernels.attention.inputs import AttentionInputError
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+NO_WINDOW = 2**31 - 1
+
+
+class Pieces(NamedTuple):
+    """Runs of neighbouring tokens of one segment and one kind: all that planning must know of them.
+
+    Args:
+        starts: first token of each, rising from 0.
+        segment: number of its segment.
+        summary: whether its tokens are summaries.
+    """
+
+    starts: Ints
+    segment: Ints
+    summary: Bools
+
+    def within(self, starts: Ints) -> Pieces:
+        """The same, none of them in two sequences; sequences begin at `starts`, the last of which is the end."""
+        cut = np.union1d(self.starts, starts[:-1])
+        cut = cut[cut < starts[-1]]
+        of = np.searchsorted(self.starts, cut, side="right") - 1
+        return Pieces(cut, self.segment[of], self.summary[of])
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """Which earlier tokens a token sees; make one a batch, and share it between layers.
+
+    Counts are wanted on the CPU. So are segments and summaries, unless `pieces` says the same in short.
+
+    Args:
+        window: see at most this many tokens back.
+        prefix: this many tokens at the start of each sequence see the whole history and are seen from everywhere.
+        targets: [B] how many tokens at the end of each sequence are candidates that do not see each other.
+        segments: [T] number of the segment a token belongs to.
+        summaries: [T] true for tokens that later segments may see too; needs `segments`.
+        pieces: the runs of equal tokens in `segments` and `summaries`; found there unless given.
+    """
+
+    window: int | None = None
+    prefix: int = 0
+    targets: Tensor | None = None
+    segments: Tensor | None = None
+    summaries: Tensor | None = None
+    pieces: Pieces | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window must be 0 or more, got {self.window}")
+        if self.prefix < 0:
+            raise ValueError(f"prefix must be 0 or more, got {self.prefix}")
+        if self.summaries is not None and self.segments is None:
+            raise ValueError("summaries need segments")
+        for name, each in (("targets", "sequence"), ("segments", "token"), ("summaries", "token")):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, Tensor) and given.ndim == 1):
+                shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
+                raise AttentionInputError(
+                    f"{name} must be a tensor with one number for each {each}",
+                    got=f"{type(given).__name__}{shape}",
+                    next_step=f"{name}=torch.tensor([...])",
+                )
+
+    def check(self, lengths: Ints) -> None:
+        """Refuse counts that do not fit these sequences."""
+        tokens = int(lengths.sum())
+        for name, x, wanted in (
+            ("targets", self.targets, len(lengths)),
+            ("segments", self.segments, tokens),
+            ("summaries", self.summaries, tokens),
+        ):
+            if x is not None and len(x) != wanted:
+                raise ValueError(f"{name} has {len(x)} entries, the batch needs {wanted}")
+        counts = self.target_counts(len(lengths))
+        if (counts < 0).any() or (counts > lengths).any():
+            raise ValueError("targets must be between 0 and the length of their sequence")
+
+    def target_counts(self, num_sequences: int) -> Ints:
+        """Targets of every sequence."""
+        if self.targets is None:
+            return np.zeros(num_sequences, np.int64)
+        return self.targets.cpu().numpy().astype(np.int64)
+
+    @cached_property
+    def runs(self) -> Pieces | None:
+        """The pieces, given or found; None without segments."""
+        if self.pieces is not None or self.segments is None:
+            return self.pieces
+        segments = self.segments.cpu().numpy().astype(np.int64)
+        summaries = np.zeros(len(segments), bool)
+        if self.summaries is not None:
+            summaries = self.summaries.cpu().numpy().astype(bool)
+        changes = np.flatnonzero((np.diff(segments) != 0) | (np.diff(summaries) != 0)) + 1
+        starts = np.concatenate([[0], changes])[: len(segments)]
+        return Pieces(starts, segments[starts], summaries[starts])
+
+    def allowed(self, start: int, stop: int, num_targets: int) -> Tensor:
+        """The plain truth for one sequence: [length, length], true where row sees column."""
+        length = stop - start
+        history = length - num_targets
+        i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+        seen = j <= i
+        if self.window is not None:
+            seen = seen & ((i.clamp(max=history) - j <= self.window) | (j < self.prefix))
+        if self.segments is not None:
+            own = self.segments[start:stop].cpu()
+            same = own[:, None] == own[None, :]
+            if self.summaries is not None:
+                same = same | self.summaries[start:stop].cpu().bool()[None, :]
+            seen = seen & same
+        return ((seen | (i < self.prefix)) & (j < history)) | (i == j)

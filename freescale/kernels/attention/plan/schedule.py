@@ -1,0 +1,358 @@
+"""AttentionWork: the tiles of a jagged batch as a list of work for the Triton kernels, longest sequence first.
+
+Tiles of one sequence stand together, so that its keys stay in the cache, and those with most to do come first. All of
+it is planned on the CPU from lengths that are known there: nothing waits for the GPU.
+
+A row of the work list:  start of the sequence, its length, number of the tile in it, first number in `pairs`,
+end of the full pairs, end of all pairs, tokens before the targets, blocks of bias before the sequence's own
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
+from freescale.kernels.attention.plan.bias import TablePlan, joined, plan_tables
+from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, numbered
+from freescale.kernels.runtime.transfers import to_device
+
+# Bias is kept in blocks of this many rows; every tile size divides it.
+BIAS_ROWS = 128
+
+Side = Literal["queries", "keys"]
+
+
+class WorkList(NamedTuple):
+    """Tiles [N, 8] and, under a mask, the numbers of the tiles each one meets."""
+
+    tiles: Tensor
+    pairs: Tensor
+
+
+class Part(NamedTuple):
+    """Neighbouring sequences of a batch, worked on together where all of it would take too much room.
+
+    Args:
+        tokens: first token and end of the last sequence.
+        block: blocks of the bias store before its own; the tiles of a part count blocks from here.
+        blocks: how many are its own.
+    """
+
+    tokens: tuple[int, int]
+    block: int
+    blocks: int
+
+    def of_store(self, x: Tensor) -> Tensor:
+        """Its own places of something that is laid out like the bias store."""
+        begin, size = self.block * BIAS_ROWS**2, self.blocks * BIAS_ROWS**2
+        return x if size == x.shape[0] else x[begin : begin + size]
+
+
+class BiasStore(NamedTuple):
+    """Room for one number a pair, in blocks of 128 rows.
+
+    A row is as wide as what its block can see, in whole blocks; where a prefix sees everything, all rows are equally
+    wide. So the kernels need no table to find a pair.
+
+    Args:
+        blocks: [blocks, 2] where a block starts and how wide its rows are.
+        rows: [blocks, 3] start and length of its sequence, and its first row.
+        size: numbers in all.
+        widest: the widest row.
+    """
+
+    blocks: Tensor
+    rows: Tensor
+    size: int
+    widest: int
+
+
+# A tile of keys may begin at the last token.
+_LARGEST_TILE = 128
+MOST_COUNTED = 2**15 - 1
+"""Tokens of the longest sequence whose seers are counted in 16 bits."""
+
+
+class Sight(NamedTuple):
+    """What a mask lets tokens see, as the kernels read it.
+
+    Args:
+        kind: "counts": how many tokens, from itself on, see each token. For sequences that are too long, or where a
+            segment comes back after another: "codes", the number of its segment twice, and one more for summaries;
+            "none" without segments.
+        tokens: [T and more] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4
+            bytes at a time, and the forward of five segments took as long as that of the whole. Codes are int32.
+    """
+
+    kind: str
+    tokens: Tensor
+
+
+class AttentionWork:
+    """Plans of one batch, each made when first asked for and then shared by all layers.
+
+    Args:
+        offsets: [B + 1] on the CPU.
+        device: where the kernels run.
+    """
+
+    def __init__(self, offsets: Tensor, *, device: torch.device) -> None:
+        self._starts: Ints = offsets.numpy().astype(np.int64)
+        self._lengths = np.diff(self._starts)
+        self._device = device
+        # Stands for a tensor that a kernel does not use.
+        self.nothing = torch.empty(16, device=device)
+        # As a token sees it: long sequences count once for each of their tokens.
+        self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
+        self._order = np.argsort(-self._lengths, kind="stable")
+        self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
+        self._lists: dict[tuple[object, ...], WorkList] = {}
+        self._parts: dict[tuple[bool, int], list[Part]] = {}
+        self._table_plans: dict[tuple[object, ...], TablePlan] = {}
+        self._stores: dict[bool, BiasStore] = {}
+        self._sight: tuple[AttentionMask, Sight] | None = None
+        self._seen: tuple[AttentionMask, Tensor] | None = None
+        self._planner: TilePlanner | None = None
+
+    def tiles(
+        self, side: Side, *, block: int, other: int, mask: AttentionMask | None, part: Part | None = None
+    ) -> WorkList:
+        """Tiles of `block` tokens on one side, of all sequences or of a part; `other` is the other side's tile size."""
+        whole = (side, block, other if mask is not None else None, mask)
+        key = (*whole, part)
+        if key not in self._lists:
+            if whole not in self._planned:
+                self._planned[whole] = (
+                    self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
+                )
+            tiles, pairs = self._planned[whole]
+            if part is not None:
+                tiles = tiles[_within(tiles, part)] - np.array([0, 0, 0, 0, 0, 0, 0, part.block])
+            self._lists[key] = WorkList(*to_device(tiles, pairs, device=self._device))
+        return self._lists[key]
+
+    def parts(self, mask: AttentionMask | None, *, room: int) -> list[Part]:
+        """The batch in parts of about equal size, of which none takes more than `room` places of the bias store.
+
+        No part at all where one sequence alone would take more.
+        """
+        key = (is_square(mask), room)
+        if key not in self._parts:
+            self._parts[key] = self._cut(self._store_blocks(mask), room // BIAS_ROWS**2)
+        return self._parts[key]
+
+    def _cut(self, blocks: Ints, room: int) -> list[Part]:
+        if not 0 < blocks.max(initial=0) <= room:
+            return []
+        total = int(blocks.sum())
+        goal = total / -(-total // room)
+        out, first, before, own = [], 0, 0, 0
+        for n, more in enumerate([*blocks.tolist(), room + 1]):
+            if own and (own + more > room or own >= goal):
+                out.append(Part((int(self._starts[first]), int(self._starts[n])), before, own))
+                first, before, own = n, before + own, 0
+            own += more
+        return out
+
+    def sight(self, mask: AttentionMask) -> Sight:
+        """What the mask lets tokens see, as the kernels read it; made once."""
+        if self._sight is None or self._sight[0] is not mask:
+            self._sight = (mask, self._made_sight(mask))
+        return self._sight[1]
+
+    def _made_sight(self, mask: AttentionMask) -> Sight:
+        ends = self._plans(mask).segment_ends() if mask.segments is not None else None
+        in_order = mask.segments is None or ends is not None
+        if in_order and self._lengths.max(initial=0) <= MOST_COUNTED:
+            return Sight("counts", self._counts(mask, ends))
+        if mask.segments is None:
+            return Sight("none", self.nothing)
+        codes = mask.segments.to(self._device, non_blocking=True).to(torch.int32) * 2
+        if mask.summaries is not None:
+            codes += mask.summaries.to(self._device, non_blocking=True).bool()
+        return Sight("codes", codes)
+
+    def _counts(self, mask: AttentionMask, segment_ends: tuple[Ints, Ints] | None) -> Tensor:
+        """How many tokens, from itself on, see each token as `AttentionMask` says; a prefix is left to the kernels."""
+        num_tokens = int(self._starts[-1])
+        history = self._lengths - mask.target_counts(len(self._lengths))
+        per_sequence = (self._lengths, self._starts[1:], self._starts[:-1] + history)
+        sizes, ends, targets, *pieces = to_device(*per_sequence, *(segment_ends or ()), device=self._device)
+
+        def spread(values: Tensor, counts: Tensor) -> Tensor:
+            return torch.repeat_interleave(values, counts, output_size=num_tokens)
+
+        token = torch.arange(num_tokens, device=self._device)
+        end, first_target = spread(ends, sizes), spread(targets, sizes)
+        if mask.window is not None:
+            seen_by_targets = first_target - token <= mask.window
+            if mask.prefix:
+                seen_by_targets |= token - (end - spread(sizes, sizes)) < mask.prefix
+            end = torch.where(seen_by_targets, end, token + mask.window + 1)
+        if pieces:
+            segment_end = spread(pieces[1], pieces[0])
+            end = torch.where(segment_end < 0, end, torch.minimum(end, segment_end))
+        if mask.targets is not None:
+            end = torch.where(token < first_target, end, token + 1)
+        return F.pad((end - token).to(torch.int16), (0, _LARGEST_TILE))
+
+    def seen_pieces(self, mask: AttentionMask) -> Tensor:
+        """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.
+
+        Tiles of the attention kernels never cross a piece, so that the bias of other pieces is never read.
+        """
+        if self._seen is None or self._seen[0] is not mask:
+            blocks = self._bias_blocks()
+            pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
+            seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
+            seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
+            self._seen = (mask, to_device(seen, device=self._device)[0].to(torch.uint8))
+        return self._seen[1]
+
+    def bias_store(self, mask: AttentionMask | None) -> BiasStore:
+        """Room for the bias of every pair."""
+        square = is_square(mask)
+        if square not in self._stores:
+            blocks = self._bias_blocks()
+            sequence, number = numbered(blocks)
+            widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
+            sizes = widths * BIAS_ROWS
+            table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
+            rows = np.stack(
+                [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
+            )
+            on_device = to_device(table, rows, device=self._device)
+            self._stores[square] = BiasStore(
+                blocks=on_device[0],
+                rows=on_device[1],
+                size=int(sizes.sum()),
+                widest=int(widths.max(initial=BIAS_ROWS)),
+            )
+        return self._stores[square]
+
+    def table_plan(
+        self, *, rows: int, columns: int, mask: AttentionMask | None, parts: list[Part], programs: int | None
+    ) -> TablePlan:
+        """How the bias tables' gradients are summed from every pair of tiles of which something is seen.
+
+        `columns` divides `rows`. About so many `programs` share the tiles, which must be square, or each has its own.
+        """
+        key = (rows, columns, mask, *parts, programs)
+        if key not in self._table_plans:
+            runs = (
+                self._pair_tiles(rows, columns, mask)
+                if programs is None
+                else self._runs(rows, mask, programs)
+            )
+            part = np.zeros(len(runs), np.int64)
+            for n, of in enumerate(parts):
+                own = _within(runs, of)
+                part[own], runs[own, 7] = n, runs[own, 7] - of.block
+            made = plan_tables(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
+            self._table_plans[key] = made.to(self._device)
+        return self._table_plans[key]
+
+    def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
+        """All tiles in the order of work: queries at the end and keys at the start have most to do."""
+        tiles = -(-self._lengths[self._order] // block)
+        rank, number = numbered(tiles)
+        if side == "queries":
+            number = tiles[rank] - 1 - number
+        return self._rows(self._order[rank], number, None), np.zeros(1, np.int32)
+
+    def _masked(self, side: Side, block: int, other: int, mask: AttentionMask) -> tuple[Ints, Ints]:
+        from freescale.kernels.attention.plan.tile_pair_loops import ordered
+
+        mask.check(self._lengths)
+        targets = mask.target_counts(len(self._lengths))
+        rows, columns = (block, other) if side == "queries" else (other, block)
+        pairs = self._met(rows, columns, mask)
+        own, met = (pairs.row, pairs.column) if side == "queries" else (pairs.column, pairs.row)
+        tiles = -(-self._lengths // block)
+        tile = (np.cumsum(tiles) - tiles)[pairs.sequence] + own
+        # By tile, full pairs first; otherwise in the order they come in.
+        order, edges = ordered(2 * tile + ~pairs.full, 2 * int(tiles.sum()))
+        begin, end = edges[:-1:2], edges[2::2]
+        sequence, number = numbered(tiles)
+        out = self._rows(sequence, number, mask)
+        out[:, 3], out[:, 4], out[:, 5] = begin, edges[1::2], end
+        out[:, 6] -= targets[sequence]
+        rank = np.empty(len(self._lengths), np.int64)
+        rank[self._order] = np.arange(len(rank))
+        by_work = np.lexsort((begin - end, rank[sequence]))
+        return out[by_work], met[order].astype(np.int32)
+
+    def _rows(self, sequence: Ints, number: Ints, mask: AttentionMask | None) -> Ints:
+        out = np.zeros((len(sequence), 8), np.int64)
+        out[:, 0] = self._starts[:-1][sequence]
+        out[:, 1] = out[:, 6] = self._lengths[sequence]
+        out[:, 2] = number
+        blocks = self._store_blocks(mask)
+        out[:, 7] = (np.cumsum(blocks) - blocks)[sequence]
+        return out
+
+    def _store_blocks(self, mask: AttentionMask | None) -> Ints:
+        """Square blocks that each sequence has in the bias store."""
+        blocks = self._bias_blocks()
+        return blocks * blocks if is_square(mask) else blocks * (blocks + 1) // 2
+
+    def _bias_blocks(self) -> Ints:
+        return -(-self._lengths // BIAS_ROWS)
+
+    def _met(self, rows: int, columns: int, mask: AttentionMask) -> TilePairs:
+        """The pairs of tiles in which a mask shows something; the lists of forward and backward share them."""
+        return self._plans(mask).pairs(rows=rows, columns=columns)
+
+    def _plans(self, mask: AttentionMask) -> TilePlanner:
+        if self._planner is None or self._planner.mask is not mask:
+            self._planner = TilePlanner(mask, self._starts)
+        return self._planner
+
+    def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
+        """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""
+        if mask is None:
+            of, number = numbered(-(-self._lengths // rows))
+            met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
+            tile, column = numbered(met)
+            return self._pairs(of[tile], number[tile], column, 1, None)
+        pairs = self._met(rows, columns, mask)
+        return self._pairs(pairs.sequence, pairs.row, pairs.column, 1, mask)
+
+    def _runs(self, size: int, mask: AttentionMask | None, programs: int) -> Ints:
+        """The same for square tiles, those that follow each other on a diagonal of a sequence together."""
+        if mask is not None:
+            tiles = self._pair_tiles(size, size, mask)
+            return joined(tiles, limit=-(-len(tiles) // programs))
+        tiles = -(-self._lengths // size)
+        limit = max(1, -(-int((tiles * (tiles + 1) // 2).sum()) // programs))
+        of, diagonal = numbered(tiles)
+        long = tiles[of] - diagonal
+        which, number = numbered(-(-long // limit))
+        first = number * limit
+        counts = np.minimum(limit, long[which] - first)
+        return self._pairs(of[which], diagonal[which] + first, first, counts, None)
+
+    def _pairs(
+        self, sequence: Ints, row: Ints, column: Ints, count: Ints | int, mask: AttentionMask | None
+    ) -> Ints:
+        out = self._rows(sequence, row, mask)
+        out[:, 3], out[:, 4] = column, count
+        if mask is not None:
+            out[:, 6] -= mask.target_counts(len(self._lengths))[sequence]
+        return out
+
+
+def is_square(mask: AttentionMask | None) -> bool:
+    """Whether some rows see what comes after them, so that the bias store must hold it."""
+    return mask is not None and mask.prefix > 0
+
+
+def _within(tiles: Ints, part: Part) -> Bools:
+    """Which tiles belong to the sequences of a part."""
+    found: Bools = (tiles[:, 0] >= part.tokens[0]) & (tiles[:, 0] < part.tokens[1])
+    return found

@@ -1,0 +1,94 @@
+"""The input of an encoder from the distinct item vectors of a batch: gathered, scaled, positions added.
+
+In plain PyTorch these are four passes over all tokens each way, in float32. Fused they are one; its backward adds the
+gradients of half precision up where they belong, and is in full precision from the first sum on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from freescale.kernels.attention.layout import SequenceLayout
+from freescale.kernels.rows.api import take
+from freescale.kernels.runtime.launch import start_kernel
+from freescale.kernels.runtime.triton_support import can_fuse
+
+_BLOCK_TOKENS = 64
+
+
+def input_states(
+    rows_UD: Tensor,
+    slots_T: Tensor,
+    position_LD: Tensor,
+    layout: SequenceLayout,
+    *,
+    scale: float,
+    fused: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Item vectors and positions: scale * rows[slots] + position[place], [T, D]; under autocast in half precision.
+
+    And the rows, for who else needs them: what they get of gradient there is added in the same pass.
+
+    Args:
+        rows_UD: the distinct item vectors of the batch.
+        slots_T: place in `rows_UD` of each token's item.
+        position_LD: a vector for each place in a sequence.
+        layout: where the sequences stand.
+        scale: multiplies the item vectors.
+        fused: use the fused kernels; by default where they can run.
+    """
+    kind = rows_UD.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows_UD.dtype
+    if (slots_T.shape[0] > 0 and can_fuse(rows_UD)) if fused is None else fused:
+        return _InputStates.apply(rows_UD, slots_T, position_LD, layout, scale, dtype)  # type: ignore[no-untyped-call]
+    states = take(rows_UD, slots_T) * scale + F.embedding(layout.places, position_LD)
+    return states.to(dtype), rows_UD
+
+
+class _InputStates(torch.autograd.Function):
+    """The fused form; keeps nothing but the slots."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        slots: Tensor,
+        position: Tensor,
+        layout: SequenceLayout,
+        scale: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        from freescale.kernels.hstu.triton.input import input_kernel
+
+        rows, position, slots = rows.contiguous(), position.contiguous(), slots.contiguous()
+        width = rows.shape[1]
+        out = rows.new_empty(slots.shape[0], width, dtype=dtype)
+        tiles = layout.token_tiles(_BLOCK_TOKENS)
+        tensors = {"Rows": rows, "Slots": slots, "Position": position, "Tiles": tiles, "Out": out}
+        tensors["Offsets"] = layout.device_offsets
+        block = max(16, 1 << (width - 1).bit_length())
+        together = min(_BLOCK_TOKENS, max(1, 4096 // block))
+        shape = {"WIDTH": width, "BLOCK": block, "ROWS": together, "num_warps": 4 if block <= 1024 else 8}
+        grid = tiles.shape[0], _BLOCK_TOKENS // together
+        start_kernel(input_kernel, grid, tensors, {"scale": float(scale)}, shape)
+        ctx.save_for_backward(slots)
+        ctx.layout, ctx.scale = layout, scale
+        ctx.kinds = (rows.shape[0], rows.dtype), (position.shape[0], position.dtype)
+        return out, rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, past: Tensor) -> tuple[Tensor | None, ...]:
+        from freescale.kernels.rows.triton.sums import sum_by_place, sum_by_slot
+
+        (slots,) = ctx.saved_tensors
+        (num_rows, row_dtype), (num_places, place_dtype) = ctx.kinds
+        grad = grad.contiguous()
+        d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale, onto=past).to(row_dtype)
+        d_position = sum_by_place(grad, ctx.layout.by_length, num_places).to(place_dtype)
+        return d_rows, None, d_position, None, None, None

@@ -1,0 +1,257 @@
+"""What stands beside attention in an HSTU layer: the projections before it, and the gate and the product after it.
+
+On a GPU the elementwise work is fused and only what cannot be had again cheaply is kept for the backward: of the
+projection norm(x) and the numbers before the SiLU, of the gate its two inputs. Elsewhere plain PyTorch.
+All of it is bound by memory, so what counts is how often a [T, width] tensor is read or written: u meets its SiLU in
+the gate, both ways, and what the layer adds to its input is added by the product itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from freescale.kernels.attention.triton.launch import last_dense
+from freescale.kernels.runtime.gemm_warmup import add_product_to, product, weight_gradient
+from freescale.kernels.runtime.launch import kernels_of, start_kernel
+from freescale.kernels.runtime.triton_support import can_fuse
+
+EPS = 1e-6
+# Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.
+_STEPS = 8
+# Numbers a program works on; backwards hold several of each in registers, and with half as many twice as many programs
+# fit on an SM.
+_MANY, _FEW = 4096, 2048
+
+
+def plain_norm(x: Tensor) -> Tensor:
+    """LayerNorm without parameters."""
+    return F.layer_norm(x, x.shape[-1:], eps=EPS)
+
+
+class Room:
+    """Memory for the gradients of u, v, q, k side by side: the gate's backward fills u's, the projection's the others.
+
+    Autograd would hand u's part over as a tensor of its own, to be copied to its place.
+    """
+
+    def __init__(self) -> None:
+        self._wide: Tensor | None = None
+
+    def for_u(self, u: Tensor) -> Tensor:
+        """Where the gradient of u goes."""
+        self._wide = u.new_empty(u.shape[0], 4 * u.shape[1])
+        return self._wide[:, : u.shape[1]]
+
+    def around(self, du: Tensor) -> Tensor:
+        """Memory for all four parts with this gradient of u in it, which most often is there already."""
+        wide, self._wide = self._wide, None
+        if wide is None or (du.data_ptr(), du.stride()) != (wide.data_ptr(), wide.stride()):
+            wide = du.new_empty(du.shape[0], 4 * du.shape[1])
+            wide[:, : du.shape[1]] = du
+        return wide
+
+
+class Projected(NamedTuple):
+    """What `project_uvqk` makes of a layer's input.
+
+    Args:
+        u: before its SiLU, which `gate` applies.
+        v: values, q: queries, k: keys, after theirs.
+        q: see v.
+        k: see v.
+        past: x + bias, to which the layer adds its product.
+        room: where the backward of the gate leaves the gradient of u.
+    """
+
+    u: Tensor
+    v: Tensor
+    q: Tensor
+    k: Tensor
+    past: Tensor
+    room: Room | None
+
+
+def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | None = None) -> Projected:
+    """u, v, q, k = norm(x) weight, each [T, width] with weight [D, 4 width], SiLU on all but u; and x + bias.
+
+    The gradient of x comes from two sides, through the norm and past it: both are added in one pass, and that pass
+    sums up the gradient of the bias, too.
+
+    Args:
+        x_TD: states.
+        weight: the four projections side by side.
+        bias: [D] added to the states that go past the layer.
+        fused: use the fused kernels; by default where they can run.
+    """
+    if can_fuse(x_TD, width=weight.shape[1] // 4) if fused is None else fused:
+        room = Room()
+        u, v, q, k, past = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
+        return Projected(u, v, q, k, past, room)
+    u, *rest = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
+    v, q, k = (F.silu(part) for part in rest)
+    return Projected(u, v, q, k, x_TD + bias.to(x_TD.dtype), None)
+
+
+def gate(made: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
+    """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
+    if can_fuse(made.u) if fused is None else fused:
+        return Gate.apply(made.u, attended_TD, made.room or Room())  # type: ignore[no-untyped-call]
+    return F.silu(made.u) * plain_norm(attended_TD)
+
+
+def add_product(made: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
+    """Past + y weight^T, the states after the layer. Fused, it is written over `made.past`, which nobody else needs."""
+    fused = can_fuse(y_TD) if fused is None else fused
+    if fused and made.past.dtype == y_TD.dtype:
+        return AddProduct.apply(made.past, y_TD, weight)  # type: ignore[no-untyped-call]
+    return made.past + F.linear(y_TD, weight)
+
+
+class Project(torch.autograd.Function):
+    """SiLU(norm(x) W); keeps norm(x), what its rows were divided by, and the numbers before the SiLU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: Room) -> tuple[Tensor, ...]:
+        """U, v, q, k and what goes past the layer."""
+        triton_rows = kernels_of("hstu.triton.rows")
+
+        dtype, x = compute_dtype(x), last_dense(x)
+        num_rows, device = x.shape[0], x.device
+        normed = torch.empty(x.shape, dtype=dtype, device=device)
+        past = torch.empty(x.shape, dtype=x.dtype, device=device)
+        rstd = torch.empty(num_rows, dtype=torch.float32, device=device)
+        tensors = {"X": x, "Bias": bias, "Out": normed, "Rstd": rstd, "Past": past}
+        _by_rows(triton_rows.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
+        narrow = weight.to(dtype)
+        before = product(normed, narrow)
+        width = before.shape[1] // 4
+        after = before.new_empty(num_rows, 3 * width)
+        _by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
+        ctx.save_for_backward(normed, rstd, narrow, before)
+        ctx.room, ctx.dtypes = room, (x.dtype, weight.dtype, bias.dtype)
+        return before[:, :width], *after.chunk(3, dim=-1), past
+
+    @staticmethod
+    def gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of x, weight and bias."""
+        triton_rows = kernels_of("hstu.triton.rows")
+
+        normed, rstd, weight, before = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        parts = [last_dense(grad) for grad in grads[1:4]]
+        d_before = ctx.room.around(grads[0])
+        _by_rows(
+            triton_rows.silu_backward_kernel,
+            before.shape[1] // 4,
+            {"X": before, **dict(zip("ABC", parts)), "Out": d_before},
+            {f"{name}_row": part.stride(0) for name, part in zip("abc", parts)},
+        )
+        d_weight, d_normed = weight_gradient(normed, d_before), product(d_before, weight.t())
+        dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
+        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Past": grads[4].contiguous(), "DX": dx}
+        d_bias = _norm_backward(tensors, normed.shape[1])
+        return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
+
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+
+class Gate(torch.autograd.Function):
+    """SiLU(u) * norm(a); keeps u and a."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, attended: Tensor, room: Room) -> Tensor:
+        """The gated states."""
+        triton_rows = kernels_of("hstu.triton.rows")
+
+        u, attended = last_dense(u), last_dense(attended)
+        out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
+        _by_rows(triton_rows.gate_kernel, u.shape[1], {"U": u, "A": attended, "Out": out}, strides)
+        ctx.save_for_backward(u, attended)
+        ctx.room = room
+        return out
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Of u and a."""
+        triton_rows = kernels_of("hstu.triton.rows")
+
+        u, attended = ctx.saved_tensors
+        du = ctx.room.for_u(u)
+        da = torch.empty(attended.shape, dtype=attended.dtype, device=attended.device)
+        tensors = {"U": u, "A": attended, "DOut": grad.contiguous(), "DU": du, "DA": da}
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0), "du_row": du.stride(0)}
+        _by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides, numbers=_FEW)
+        return du, da, None
+
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+
+class AddProduct(torch.autograd.Function):
+    """x += y W^T in one product: apart, the sum would read and write all states again (73 us a layer of 105 MB)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """X, written over."""
+        narrow = weight.to(y.dtype)
+        add_product_to(x, y, narrow.t())
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y, narrow)
+        ctx.dtype = weight.dtype
+        return x
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of x, y and the weight."""
+        y, weight = ctx.saved_tensors
+        return grad, product(grad, weight), weight_gradient(grad, y).to(ctx.dtype)
+
+    backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+
+def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:
+    """Start the backward of the norm; the sum over all rows of the gradient past it, in a fixed order."""
+    triton_rows = kernels_of("hstu.triton.rows")
+
+    num_rows = tensors["Y"].shape[0]
+    shape = _shape(width, _FEW)
+    num_programs = -(-num_rows // (shape["ROWS"] * _STEPS))
+    sums = tensors["Rstd"].new_empty(num_programs, width)
+    start_kernel(
+        triton_rows.norm_backward_kernel,
+        (num_programs,),
+        {**tensors, "Sums": sums},
+        {"num_rows": num_rows},
+        {**shape, "STEPS": _STEPS},
+    )
+    return sums.sum(0)
+
+
+def _by_rows(
+    kernel: Any, width: int, tensors: dict[str, Tensor], strides: dict[str, int], *, numbers: int = _MANY
+) -> None:
+    """Start a kernel over all rows of its first tensor."""
+    num_rows, shape = next(iter(tensors.values())).shape[0], _shape(width, numbers)
+    start_kernel(
+        kernel, (-(-num_rows // shape["ROWS"]),), tensors, {"num_rows": num_rows}, {**strides, **shape}
+    )
+
+
+@cache
+def _shape(width: int, numbers: int) -> dict[str, int]:
+    """Rows of about so many numbers a program."""
+    block = max(16, 1 << (width - 1).bit_length())
+    rows = max(1, numbers // block)
+    return {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What products of x are computed in."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,0 +1,183 @@
+"""Sampled softmax: every token's next item against the negatives of its sequence.
+
+In plain PyTorch each step of it (unit length, products, masks, log-sum) passes all states through memory again; fused,
+they are read twice in the forward and twice in the backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from freescale.kernels.attention.layout import SequenceLayout
+from freescale.kernels.rows.api import sum_gradients
+from freescale.kernels.runtime.launch import start_kernel
+from freescale.kernels.runtime.precision import product_precision
+from freescale.kernels.runtime.triton_support import can_fuse
+
+_NEVER = -5e4
+_BLOCK_TOKENS = 64
+
+
+def unit(x: Tensor) -> Tensor:
+    """X divided by its l2 norm, in float32 or better."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+
+
+def sampled_softmax(
+    states_TD: Tensor,
+    rows_UD: Tensor,
+    target_T: Tensor,
+    negative_BN: Tensor,
+    layout: SequenceLayout,
+    *,
+    temperature: float,
+    normalize: bool,
+    fused: bool | None = None,
+) -> Tensor:
+    """Sum over tokens of -log softmax(next item against negatives); a negative that is the target does not count.
+
+    Args:
+        states_TD: one state a token; it may be of half precision beside rows of full.
+        rows_UD: the distinct item vectors of the batch.
+        target_T: place in `rows_UD` of each token's next item.
+        negative_BN: places in `rows_UD` of each sequence's negatives.
+        layout: where the sequences stand.
+        temperature: divides the logits.
+        normalize: compare directions (cosine) instead of plain dot products.
+        fused: use the fused kernels; by default where they can run.
+    """
+    if can_fuse(states_TD) if fused is None else fused:
+        return _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
+            states_TD, rows_UD, target_T, negative_BN, layout, 1 / temperature, normalize
+        )
+    states = (
+        unit(states_TD) if normalize else states_TD.to(torch.promote_types(states_TD.dtype, rows_UD.dtype))
+    )
+    # Normalising the distinct rows once is cheaper than normalising every occurrence.
+    rows = (unit(rows_UD) if normalize else rows_UD).to(states.dtype)
+    positive = (states * F.embedding(target_T, rows)).sum(-1, keepdim=True)
+    tiles = layout.tiles
+    # Negatives are shared inside a sequence, so whole tiles meet them at once.
+    slots = negative_BN.index_select(0, tiles.tile_sequence)
+    against = tiles.to_tokens(tiles.to_tiles(states) @ _transposed(F.embedding(slots, rows)))
+    hit = tiles.to_tokens(tiles.to_tiles(target_T)[:, :, None] == slots[:, None, :])
+    logits = torch.cat([positive, against.masked_fill(hit, _NEVER)], dim=1) / temperature
+    return (logits.logsumexp(-1) - logits[:, 0]).sum()
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """[n, a, b] -> [n, b, a]; on a CPU laid out anew, which its small batched products want (8 times faster on Arm)."""
+    turned = x.transpose(1, 2)
+    return turned.contiguous() if x.device.type == "cpu" else turned
+
+
+class _SampledSoftmax(torch.autograd.Function):
+    """The fused form; keeps states, rows, the logits, and three numbers a token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        rows: Tensor,
+        target: Tensor,
+        negative: Tensor,
+        layout: SequenceLayout,
+        beta: float,
+        normalize: bool,
+    ) -> Tensor:
+        from freescale.kernels.hstu.triton import softmax as kernels
+
+        states, rows = states.contiguous(), rows.contiguous()
+        target, negative = target.int(), negative.int()
+        sums = torch.float64 if states.dtype == torch.float64 else torch.float32
+        num_tokens, num_negatives = states.shape[0], negative.shape[1]
+        row_scale = rows.new_empty(rows.shape[0], dtype=sums)
+        if normalize:
+            _over_rows(kernels.row_scale_kernel, {"X": rows, "Scale": row_scale})
+        losses, totals, state_scale, positives = (states.new_empty(num_tokens, dtype=sums) for _ in range(4))
+        logits = states.new_empty(num_tokens, num_negatives, dtype=sums)
+        tensors = {
+            "States": states,
+            "Rows": rows,
+            "RowScale": row_scale,
+            "Targets": target,
+            "Negatives": negative,
+            "Tiles": layout.token_tiles(_BLOCK_TOKENS),
+            "Logits": logits,
+            "Totals": totals,
+            "StateScale": state_scale,
+            "Positives": positives,
+        }
+        shape = _shape(states, num_negatives, normalize)
+        grid, given = (tensors["Tiles"].shape[0],), {**tensors, "Losses": losses}
+        start_kernel(kernels.loss_kernel, grid, given, {"beta": beta}, shape)
+        ctx.save_for_backward(*tensors.values())
+        ctx.names, ctx.shape, ctx.beta, ctx.layout = tuple(tensors), shape, beta, layout
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from freescale.kernels.hstu.triton import softmax as kernels
+
+        tensors = dict(zip(ctx.names, ctx.saved_tensors))
+        states, rows, negative = tensors["States"], tensors["Rows"], tensors["Negatives"]
+        num_tokens, width = states.shape
+        d_states = torch.empty_like(states)
+        # Of every target, then of every negative: the gradient it gives to its row at unit length.
+        d_units = states.new_empty(num_tokens + negative.numel(), width, dtype=tensors["Logits"].dtype)
+        given = {**tensors, "DLoss": grad, "DStates": d_states, "DUnits": d_units}
+        start_kernel(
+            kernels.state_gradient_kernel, (tensors["Tiles"].shape[0],), given, {"beta": ctx.beta}, ctx.shape
+        )
+        blocks = -(-negative.shape[1] // ctx.shape["BLOCK_N"]) * -(-width // ctx.shape["BLOCK_D"])
+        given = {name: tensors[name] for name in ("States", "Logits", "Totals", "StateScale")}
+        given |= {"Sequences": ctx.layout.by_length.sequence, "Offsets": ctx.layout.device_offsets}
+        given |= {"DLoss": grad, "DUnits": d_units}
+        numbers = {"beta": ctx.beta, "num_tokens": num_tokens}
+        start_kernel(
+            kernels.negative_gradient_kernel, (negative.shape[0] * blocks,), given, numbers, ctx.shape
+        )
+        places = torch.cat([tensors["Targets"], negative.flatten()])
+        d_rows = sum_gradients(d_units, places, rows.shape[0])
+        if ctx.shape["UNIT"]:
+            unit_rows, d_rows = d_rows, torch.empty_like(rows)
+            scaled = {"X": rows, "Scale": tensors["RowScale"], "DUnit": unit_rows, "DX": d_rows}
+            _over_rows(kernels.row_gradient_kernel, scaled)
+        return d_states, d_rows.to(rows.dtype), None, None, None, None, None
+
+
+def _shape(states: Tensor, num_negatives: int, normalize: bool) -> dict[str, Any]:
+    """What the kernels are compiled for. Products in half precision under autocast, as everywhere in the model."""
+    kind, width = states.device.type, states.shape[1]
+    dot = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    precision = product_precision(dot)
+    # Full float32 runs outside the tensor cores: with 64 columns the gradient of the states spills 8 KB a thread.
+    columns = 64 if precision == "tf32" or dot.itemsize == 2 else 32
+    return {
+        "NEGATIVES": num_negatives,
+        "WIDTH": width,
+        "BLOCK_T": _BLOCK_TOKENS,
+        "BLOCK_N": min(128, max(16, 1 << (num_negatives - 1).bit_length())),
+        "BLOCK_D": min(columns, max(16, 1 << (width - 1).bit_length())),
+        "UNIT": normalize,
+        "DOT": dot,
+        "PRECISION": precision,
+        # Eight warps: with four, two of the kernels run out of registers.
+        "num_warps": 8,
+    }
+
+
+def _over_rows(kernel: Any, tensors: dict[str, Tensor]) -> None:
+    """Start a kernel over all rows of X, about 4,096 numbers a program."""
+    num_rows, width = tensors["X"].shape
+    block = max(16, 1 << (width - 1).bit_length())
+    rows = max(1, 4096 // block)
+    shape = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
+    start_kernel(kernel, (-(-num_rows // rows),), tensors, {"num_rows": num_rows}, shape)

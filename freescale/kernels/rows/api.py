@@ -1,0 +1,194 @@
+"""What a table does with the rows of a batch: find the distinct ones, spread them out, add gradients up.
+
+On the CPU the loops of `row_loops` do it, on a GPU torch and the kernels of `triton_table`. All add in the order the
+values stand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_COMPILED = (torch.float32, torch.float64)
+_WIDEST = 8192
+
+
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct values of int64 ids, ascending, and the place of every id among them, in the shape of the ids."""
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return torch.unique(ids, return_inverse=True)
+    from freescale.kernels.rows import loops as row_loops
+
+    values, slots = row_loops.distinct(ids.contiguous().view(-1).numpy())
+    return torch.from_numpy(values), torch.from_numpy(slots).view(ids.shape)
+
+
+def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
+    """Sum of the values with the same index, added up in the order they stand, on every device."""
+    shape = (num_rows, *values.shape[1:])
+    if values.is_cuda:
+        # CUDA's index_add_ races; index_put_ with accumulate sorts first (stable), so its order is fixed.
+        return values.new_zeros(shape).index_put_((index,), values, accumulate=True)
+    if values.device.type != "cpu" or values.dtype not in _COMPILED or values.dim() != 2:
+        return values.new_zeros(shape).index_add_(0, index, values)
+    from freescale.kernels.rows import loops as row_loops
+
+    out = values.new_empty(shape)
+    row_loops.sum_by_row(index.contiguous().numpy(), values.detach().contiguous().numpy(), out.numpy())
+    return out
+
+
+def take(rows: Tensor, slots: Tensor) -> Tensor:
+    """[..., dim] rows[slots], differentiable; the gradients of a row add up in an order of their own."""
+    if rows.device.type != "cpu" and not _sorts(rows):
+        return F.embedding(slots, rows)
+    return _Take.apply(rows, slots)  # type: ignore[no-untyped-call]
+
+
+def sum_rows(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values with the same slot, in the order they stand; differentiable."""
+    return _Sum.apply(values, slots, num_rows)  # type: ignore[no-untyped-call]
+
+
+def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
+    """table[rows[n]] += scale[n] * values[n] for distinct rows, in place."""
+    if _on_gpu(table) and table.is_contiguous():
+        from freescale.kernels.rows.triton import table as triton_table
+
+        triton_table.add_scaled(table, rows, values, scale)
+        return
+    if table.device.type != "cpu" or table.dtype not in _COMPILED:
+        table.index_add_(0, rows, values * scale[:, None])
+        return
+    from freescale.kernels.rows import loops as row_loops
+
+    row_loops.add_scaled(
+        table.numpy(), rows.contiguous().numpy(), values.contiguous().numpy(), scale.contiguous().numpy()
+    )
+
+
+def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """For two ascending lists of distinct int64 on the CPU: which values of each stand in the other, too."""
+    from freescale.kernels.rows import loops as row_loops
+
+    masks = torch.zeros(len(first), dtype=torch.bool), torch.zeros(len(second), dtype=torch.bool)
+    row_loops.shared(
+        first.contiguous().numpy(), second.contiguous().numpy(), masks[0].numpy(), masks[1].numpy()
+    )
+    return masks
+
+
+def mean_squares(values: Tensor) -> Tensor:
+    """[U] mean of the squares of each row, the same bits whatever other rows stand beside it.
+
+    torch does not promise that its reductions and vector loops add and round alike wherever a row stands and however
+    many there are (on one machine tried they did). The updates of parts of a batch rely on it, so it is made sure here.
+    """
+    if _on_gpu(values):
+        from freescale.kernels.rows.triton import table as triton_table
+
+        return triton_table.mean_squares(values)
+    if values.device.type != "cpu" or values.dtype not in _COMPILED:
+        return _halved_sum(values.square()) / values.shape[1]
+    from freescale.kernels.rows import loops as row_loops
+
+    out = values.new_empty(len(values))
+    row_loops.mean_squares(values.contiguous().numpy(), out.numpy())
+    return out
+
+
+def _halved_sum(values: Tensor) -> Tensor:
+    """Sum over the last dimension by adding its second half to its first: element by element, in one fixed order."""
+    while values.shape[1] > 1:
+        half = (values.shape[1] + 1) // 2
+        rest = values[:, half:]
+        values = torch.cat([values[:, : rest.shape[1]] + rest, values[:, rest.shape[1] : half]], dim=1)
+    return values[:, 0]
+
+
+def adam_direction(
+    grad: Tensor, moment1: Tensor, moment2: Tensor, *, beta1: float, beta2: float, step: int, eps: float
+) -> Tensor:
+    """Moves both moments, in place; the direction of Adam, each row the same bits whatever stands beside it."""
+    correction2 = 1 - beta2**step
+    if _on_gpu(grad) and moment1.is_contiguous() and moment2.is_contiguous():
+        from freescale.kernels.rows.triton import table as triton_table
+
+        return triton_table.adam_direction(
+            grad, moment1, moment2, beta1=beta1, beta2=beta2, correction2=correction2, eps=eps
+        )
+    if grad.device.type != "cpu" or grad.dtype not in _COMPILED:
+        moment1.lerp_(grad, 1 - beta1)
+        moment2.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        return moment1 / (moment2 / correction2).sqrt_().add_(eps)
+    from freescale.kernels.rows import loops as row_loops
+
+    kind: Any = np.float64 if grad.dtype == torch.float64 else np.float32
+    direction = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    row_loops.adam(
+        grad.contiguous().numpy(),
+        moment1.numpy(),
+        moment2.numpy(),
+        direction.numpy(),
+        kind(beta1),
+        kind(beta2),
+        kind(correction2),
+        kind(eps),
+    )
+    return direction
+
+
+def sum_gradients(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values of each slot, in an order that depends on nothing but their own."""
+    if not _sorts(values):
+        return sum_by_row(slots.long(), values, num_rows)
+    from freescale.kernels.rows.triton import sums as triton_row_sums
+
+    return triton_row_sums.sum_by_slot(values, slots, num_rows).to(values.dtype)
+
+
+def _sorts(x: Tensor) -> bool:
+    """Whether the kernels of `triton_row_sums` can be used."""
+    from freescale.kernels.attention.api import has_triton
+
+    return x.is_cuda and x.is_floating_point() and has_triton()
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """Whether the kernels of `triton_table` can be used."""
+    from freescale.kernels.attention.api import has_triton
+
+    return x.is_cuda and x.dtype == torch.float32 and x.shape[-1] <= _WIDEST and has_triton()
+
+
+class _Take(torch.autograd.Function):
+    """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row; on a GPU a third."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.num_rows = len(rows)
+        return F.embedding(slots, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (slots,) = ctx.saved_tensors
+        return _Sum.apply(grads[0], slots, ctx.num_rows), None  # type: ignore[no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    """The backward of `_Take`, as a function that has a gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        return sum_gradients(values.reshape(-1, values.shape[-1]), slots.flatten(), num_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (slots,) = ctx.saved_tensors
+        return _Take.apply(grads[0], slots), None, None  # type: ignore[no-untyped-call]

@@ -1,0 +1,65 @@
+"""Tables planned on the CPU, brought to the device without waiting for it, and results brought back.
+
+A copy from ordinary memory makes the caller wait until the GPU has done all that was asked of it before; from
+page-locked memory it only queues. Small tables also go together: one copy for all of them. A copy into ordinary memory
+keeps other threads from the driver while it waits; into page-locked memory, and waited for by an event, it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from freescale.kernels.runtime.readback import Readback
+
+# Kernels compiled for aligned tensors take each table as one.
+_ALIGN = 16
+_TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(bool): torch.bool}
+
+
+def to_device(*arrays: npt.NDArray[Any], device: torch.device) -> tuple[Tensor, ...]:
+    """The arrays as tensors on the device, in one copy; int64, int32 or bool."""
+    if device.type == "cpu":
+        return tuple(torch.from_numpy(x) for x in arrays)
+    packed = pack(arrays, pinned=device.type == "cuda")
+    return unpack(packed.to(device, non_blocking=True), arrays)
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on its way to the device, by a copy of its own: for what is large, or a tensor already."""
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Values of any device on the CPU; waits for them, and lets other threads go on meanwhile."""
+    return Readback(values).read() if values.is_cuda else values.cpu()
+
+
+def pack(arrays: tuple[npt.NDArray[Any], ...], *, pinned: bool) -> Tensor:
+    """The bytes of all arrays behind each other, each beginning at a multiple of 16."""
+    # torch keeps page-locked memory until the copy from it is done, and then for the next call.
+    room = torch.empty(sum(_padded(x) for x in arrays), dtype=torch.uint8, pin_memory=pinned)
+    flat, begin = room.numpy(), 0
+    for x in arrays:
+        flat[begin : begin + x.nbytes].view(x.dtype).reshape(x.shape)[...] = x
+        begin += _padded(x)
+    return room
+
+
+def unpack(packed: Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Tensor, ...]:
+    """What `pack` put together, as tensors in the shapes of the arrays."""
+    found, begin = [], 0
+    for x in arrays:
+        found.append(packed[begin : begin + x.nbytes].view(_TORCH[x.dtype]).view(x.shape))
+        begin += _padded(x)
+    return tuple(found)
+
+
+def _padded(x: npt.NDArray[Any]) -> int:
+    return -(-x.nbytes // _ALIGN) * _ALIGN

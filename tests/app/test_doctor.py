@@ -1,0 +1,34 @@
+"""What `freescale doctor` says of a machine, in words."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from freescale import doctor
+from freescale.app.doctor import Finding, examine, without_driver_jargon
+
+RAW = "libcuda.so.1: cannot open shared object file: No such file or directory"
+
+
+def test_a_missing_driver_is_named_and_the_raw_message_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "can_share", lambda: f"no: {RAW}")
+    monkeypatch.setattr(doctor, "survey", lambda: [("ranks", f"auto: local; not copy_engine: {RAW}; not x")])
+    monkeypatch.setattr(doctor, "_check", lambda what, test: Finding(what, "left out"))
+    found = {finding.what: finding.found for finding in examine()}
+    assert found["virtual gpus"] == f"no: no CUDA driver on this machine ({RAW})"
+    assert found["transports of ranks"] == (
+        f"auto: local; not copy_engine: no CUDA driver on this machine ({RAW}); not x"
+    )
+
+
+def test_the_message_of_this_linker_has_the_form_that_is_known() -> None:
+    with pytest.raises(OSError, match="libnothere") as caught:
+        ctypes.CDLL("libnothere.so.1")
+    said = str(caught.value).replace("libnothere", "libcuda")
+    assert without_driver_jargon(said) == f"no CUDA driver on this machine ({said})"
+
+
+def test_other_findings_stay_as_they_are() -> None:
+    assert without_driver_jargon("no: MPS is switched off") == "no: MPS is switched off"

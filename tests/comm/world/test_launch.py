@@ -1,0 +1,262 @@
+"""The launcher: ranks know who they are, and one failure ends all with one message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from freescale.comm.world import launch as launch_module
+from freescale.comm.world.launch import launch, note_failure
+from freescale.errors import DataError, TrainingError
+from freescale.trace.spans import stage
+
+REPOSITORY = Path(__file__).parents[3]
+
+# Stands in for the interpreter: instead of `-m freescale PROGRAM` it runs PROGRAM itself.
+STAND_IN = f"""#!{sys.executable}
+import os, signal, sys, time
+sys.path.insert(0, {str(REPOSITORY)!r})
+rank = int(os.environ["RANK"])
+place = os.path.join(os.environ["SEEN"], f"pid-{{rank}}")
+with open(place + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(place + ".new", place)
+while sum(".new" not in name for name in os.listdir(os.environ["SEEN"])) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
+exec(sys.argv[-1])
+"""
+
+FAIL = """
+from freescale.comm.world.launch import note_failure
+from freescale.errors import DataError
+from freescale.trace.spans import stage
+
+def fail(error, step=None):
+    try:
+        with stage("train", step=step):
+            raise error
+    except Exception as raised:
+        note_failure(raised)
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(program, num_ranks) launches a program and returns where the ranks left their marks."""
+    script = tmp_path / "python"
+    script.write_text(STAND_IN)
+    script.chmod(0o755)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    monkeypatch.setattr(launch_module.sys, "executable", str(script))
+    monkeypatch.setattr(launch_module, "_GRACE_S", 1.0)
+    monkeypatch.setenv("SEEN", str(seen))
+
+    def run(program: str, num_ranks: int) -> Path:
+        launch([program], num_ranks=num_ranks)
+        return seen
+
+    run.seen = seen
+    return run
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+
+
+def pids(seen: Path) -> list[int]:
+    return [int(path.read_text()) for path in sorted(seen.glob("pid-*")) if path.suffix != ".new"]
+
+
+def assert_fails_fast(run, program: str, num_ranks: int = 3, *, within: float = 45.0) -> str:
+    """Programs sleep for 60 s where nobody ends them; the bound leaves room for a machine with other work."""
+    started = time.monotonic()
+    with pytest.raises(TrainingError) as caught:
+        run(program, num_ranks)
+    assert time.monotonic() - started < within
+    assert len(pids(run.seen)) == num_ranks
+    assert not any(is_alive(pid) for pid in pids(run.seen))
+    return str(caught.value)
+
+
+def test_every_rank_is_told_who_it_is(run):
+    program = (
+        "names = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'FREESCALE_RENDEZVOUS')\n"
+        "line = ' '.join(os.environ[name] for name in names)\n"
+        "open(os.path.join(os.environ['SEEN'], f'told-{rank}'), 'w').write(line)"
+    )
+    told = [path.read_text().split() for path in sorted(run(program, 3).glob("told-*"))]
+    assert [line[:4] for line in told] == [[str(r), str(r), "3", "3"] for r in range(3)]
+    assert len({line[4] for line in told}) == 1
+
+
+def test_a_known_error_ends_all_and_names_rank_stage_and_step(run):
+    message = assert_fails_fast(
+        run, FAIL + "if rank == 1: fail(DataError('the loss is nan', got='batch 7'), step=12)\ntime.sleep(60)"
+    )
+    assert message.startswith("rank 1 failed in stage 'train' at step 12: the loss is nan")
+    assert "batch 7" in message
+    assert message.count("failed") == 1
+
+
+def test_a_known_error_explains_the_connections_it_broke(run, monkeypatch):
+    monkeypatch.setattr(launch_module, "_GRACE_S", 15.0)  # the last rank to fail is the one to be heard
+    message = assert_fails_fast(
+        run,
+        FAIL
+        + "if rank == 2: time.sleep(0.3); fail(DataError('no such file'))\nfail(RuntimeError('connection closed'))",
+    )
+    assert "rank 2" in message
+    assert "no such file" in message
+    assert "connection closed" not in message
+
+
+def test_an_unknown_error_is_told_with_its_type(run):
+    message = assert_fails_fast(run, FAIL + "if rank == 0: fail(KeyError('oops'), step=3)\ntime.sleep(60)")
+    assert message == "rank 0 failed in stage 'train' at step 3: KeyError: 'oops'"
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_killed_rank_is_named_with_the_signal(run, name, monkeypatch):
+    monkeypatch.setattr(launch_module, "_GRACE_S", 4.0)  # time for the third rank to say where it was
+    program = FAIL + (
+        f"if rank == 1: os.kill(os.getpid(), signal.{name}); time.sleep(60)\n"
+        "if rank == 2: time.sleep(0.3); fail(RuntimeError('connection closed by peer'), step=7)\n"
+        "time.sleep(60)"
+    )
+    message = assert_fails_fast(run, program)
+    assert f"rank 1 was killed by {name}" in message
+    assert "stage 'train' at step 7" in message
+    assert "connection closed" not in message
+    assert "run the same command again" in message
+
+
+def test_a_rank_that_ends_without_a_word_is_named_with_its_exit_code(run):
+    message = assert_fails_fast(run, "if rank == 2: sys.exit(3)\ntime.sleep(60)")
+    assert message == "rank 2 ended with exit code 3 and no message"
+
+
+def test_a_half_written_note_is_as_good_as_none(run):
+    program = (
+        "note = os.path.join(os.environ['FREESCALE_FAILURE_NOTES'], f'rank-{rank}.json')\n"
+        "if rank == 0: open(note, 'w').write('{\"sta'); sys.exit(1)\n"
+        "time.sleep(60)"
+    )
+    assert assert_fails_fast(run, program) == "rank 0 ended with exit code 1 and no message"
+
+
+def test_ranks_that_do_not_listen_are_killed(run):
+    program = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if rank == 0: time.sleep(0.3); sys.exit(1)\n"
+        "time.sleep(60)"
+    )
+    assert_fails_fast(run, program)
+
+
+def test_an_interrupt_ends_the_ranks(run, monkeypatch):
+    def interrupted(processes):
+        while len(pids(run.seen)) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch_module, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("time.sleep(60)", 2)
+    assert len(pids(run.seen)) == 2
+    assert not any(is_alive(pid) for pid in pids(run.seen))
+
+
+def test_ranks_already_started_are_ended_when_one_cannot_be(run, monkeypatch):
+    real, started = subprocess.Popen, []
+
+    def third_fails(*args, **kwargs):
+        if len(started) == 2:
+            raise BlockingIOError("no more processes")
+        started.append(real(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(launch_module.subprocess, "Popen", third_fails)
+    with pytest.raises(BlockingIOError):
+        run("time.sleep(60)", 3)
+    assert [process.poll() is not None for process in started] == [True, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_do_not_outlive_a_killed_launcher(run, how):
+    program = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from freescale.comm.world.launch import launch\n"
+        f"sys.executable = {launch_module.sys.executable!r}\n"
+        "launch(['time.sleep(60)'], num_ranks=2)"
+    )
+    launcher = subprocess.Popen([os.path.realpath("/proc/self/exe"), "-c", program])
+    deadline = time.monotonic() + 20
+    while len(pids(run.seen)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    launcher.send_signal(how)
+    launcher.wait(10)
+    deadline = time.monotonic() + 5
+    while any(is_alive(pid) for pid in pids(run.seen)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = [pid for pid in pids(run.seen) if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(pids(run.seen)) == 2
+    assert left == []
+
+
+def test_a_note_tells_stage_step_and_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("FREESCALE_FAILURE_NOTES", str(tmp_path))
+    monkeypatch.setenv("RANK", "4")
+    with pytest.raises(DataError) as caught, stage("evaluate", step=9):
+        raise DataError("bad file", got="x.csv")
+    assert note_failure(caught.value)
+    failure = launch_module._failure({4: 1}, tmp_path)
+    assert str(failure).startswith("rank 4 failed in stage 'evaluate' at step 9: bad file")
+
+
+def test_nobody_reads_notes_without_a_launcher(monkeypatch):
+    monkeypatch.delenv("FREESCALE_FAILURE_NOTES", raising=False)
+    assert not note_failure(ValueError("x"))
+
+
+JOIN = """
+from freescale.comm.world.ranks import join_ranks
+import torch
+with join_ranks(device="cpu", timeout_s=60) as ranks:
+    total = ranks.sum(torch.tensor([1, 10 ** ranks.rank])).tolist()
+    same = ranks.sum_on_cpu(torch.tensor([2.0])).tolist()
+    ranks.barrier()
+open(os.path.join(os.environ["SEEN"], f"sums-{rank}"), "w").write(f"{total} {same} {ranks.num_ranks}")
+"""
+
+
+def test_launched_ranks_join_into_one_group(run):
+    seen = run(JOIN, 2)
+    assert [path.read_text() for path in sorted(seen.glob("sums-*"))] == ["[2, 11] [4.0] 2"] * 2
+
+
+def test_a_rank_killed_inside_a_collective_ends_the_others_that_wait_for_it(run):
+    program = (
+        "from freescale.comm.world.ranks import join_ranks\n"
+        "import torch\n"
+        "with join_ranks(device='cpu', timeout_s=600) as ranks:\n"
+        "    ranks.barrier()\n"
+        "    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    ranks.sum(torch.ones(1))\n"
+    )
+    message = assert_fails_fast(run, program, 2, within=300)
+    assert "rank 1 was killed by SIGKILL" in message

@@ -1,0 +1,375 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against the reference; on a GPU see tests/gpu."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale.kernels import (
+    AttentionMask,
+    SequenceLayout,
+    add_product,
+    attention_work,
+    bias_gradients,
+    gate,
+    hstu_attention,
+    project_uvqk,
+    reference,
+    softmax_attention,
+)
+from freescale.kernels.attention.plan.bias import joined
+from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionWork
+from freescale.kernels.hstu.parts import Room
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter is for machines without a GPU"
+)
+
+LENGTHS = [70, 0, 1, 17]
+SEGMENTS = torch.cat([torch.arange(n) // 12 for n in LENGTHS])
+SUMMARIES = torch.cat([torch.arange(n) % 12 >= 10 for n in LENGTHS])
+TARGETS = torch.tensor([5, 0, 1, 17])
+MASKS = {
+    "none": None,
+    "window": AttentionMask(window=9),
+    "prefix": AttentionMask(prefix=3),
+    "targets": AttentionMask(targets=TARGETS),
+    "segments": AttentionMask(segments=SEGMENTS, summaries=SUMMARIES),
+    "all": AttentionMask(window=30, prefix=66, targets=TARGETS, segments=SEGMENTS, summaries=SUMMARIES),
+    "again": AttentionMask(window=30, prefix=2, targets=TARGETS, segments=SEGMENTS % 3, summaries=SUMMARIES),
+}
+
+
+def make_inputs(lengths, *, heads=2, key_heads=None, width=16, v_width=16, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+
+    tokens = sum(lengths)
+    table = torch.float64 if dtype == torch.float64 else torch.float32
+    gaps = torch.randint(0, 10_000, (tokens,), generator=draw)
+    return {
+        "offsets": torch.tensor([0, *lengths]).cumsum(0),
+        "inputs": [
+            normal(tokens, heads, width),
+            normal(tokens, key_heads or heads, width),
+            normal(tokens, key_heads or heads, v_width),
+        ],
+        "tables": [
+            normal(max(lengths) + 3).to(table).detach().requires_grad_(),
+            normal(129).to(table).detach().requires_grad_(),
+        ],
+        "times": {"key_time": gaps.cumsum(0), "query_time": gaps.cumsum(0) + gaps.roll(-1)},
+    }
+
+
+def compare(case, *, mode="plain", mask=None, atol=1e-11):
+    """Values and all gradients of the kernels and of the reference."""
+    offsets, inputs = case["offsets"], case["inputs"]
+    tables = {"bias": case["tables"], "position": case["tables"][:1]}.get(mode, [])
+    options = dict(zip(("position_bias", "time_bias"), tables), mask=mask)
+    if mode == "bias":
+        options |= case["times"]
+    if mode == "softmax":
+        ours, truth, options = softmax_attention, reference.softmax_attention, {**options, "scale": 0.25}
+    else:
+        ours, truth = hstu_attention, reference.hstu_attention
+        options |= {"scale": 0.125, "alpha": 0.5}
+    got = ours(*inputs, offsets, backend="triton", **options)
+    wide = [x.detach().double().requires_grad_() for x in (*inputs, *tables)]
+    options |= dict(zip(("position_bias", "time_bias"), wide[3:]))
+    wanted = truth(*wide[:3], offsets, **options)
+    weight = torch.linspace(-1, 1, got.numel(), dtype=torch.float64).view_as(got).to(got.dtype)
+    pairs = [(got, wanted)]
+    pairs += zip(
+        torch.autograd.grad(got, [*inputs, *tables], weight),
+        torch.autograd.grad(wanted, wide, weight.double()),
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a.double(), b, rtol=1e-3 if atol > 1e-6 else 1e-9, atol=atol)
+
+
+def test_bias_that_no_tile_reads_is_not_made():
+    """Rows 256 on see nothing of columns 0 to 127: that piece stays poisoned, and nothing may be read from it."""
+    segments = torch.arange(300) // 140
+    mask = AttentionMask(segments=segments, summaries=torch.arange(300) % 140 >= 138)
+    work = SequenceLayout(torch.tensor([0, 300])).work
+    assert work.seen_pieces(mask).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        compare(make_inputs([300], heads=1), mode="bias", mask=mask)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# How gradients of the tables come about: score gradients kept for the whole batch, kept for one or two sequences at a
+# time with several tiles a program, or worked out again.
+WAYS = {"kept": {}, "parts": {"SCORE_BYTES": 2**19, "_KEPT_PROGRAMS": 3}, "again": {"SCORE_BYTES": 0}}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """One of the ways, in memory that is full of NaN before: nothing may be read that nobody wrote."""
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setattr(bias_gradients, name, value)
+    torch.use_deterministic_algorithms(True)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mask", ["window", "targets", "segments", "all"])
+def test_sequences_too_long_to_be_counted(monkeypatch, mask):
+    monkeypatch.setattr(attention_work, "MOST_COUNTED", 10)
+    compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_silu_with_both_biases_under_every_mask(mask, way):
+    compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
+
+
+@pytest.mark.parametrize("lengths", [[20], [64, 3]])
+def test_keys_that_a_prefix_sees_ahead_count_as_distance_0_inside_one_tile(lengths, way):
+    compare(make_inputs(lengths), mode="bias", mask=MASKS["prefix"])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_softmax_under_every_mask(mask):
+    compare(make_inputs(LENGTHS), mode="softmax", mask=MASKS[mask])
+
+
+@pytest.mark.parametrize("mask", ["none", "segments"])
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (3, 1)])
+def test_heads_that_share_keys_and_values(heads, key_heads, mask):
+    compare(make_inputs(LENGTHS, heads=heads, key_heads=key_heads), mode="softmax", mask=MASKS[mask])
+
+
+def test_shared_heads_add_their_gradients_up_in_single_precision():
+    compare(make_inputs([70], heads=4, key_heads=1, dtype=torch.float16), mode="softmax", atol=5e-2)
+    compare(make_inputs([40], heads=2, key_heads=1, width=200, v_width=200), mode="softmax")
+
+
+def test_shared_heads_of_a_batch_without_tokens():
+    case = make_inputs([0, 0], heads=4, key_heads=2)
+    out = softmax_attention(*case["inputs"], case["offsets"], scale=1.0, backend="triton")
+    assert out.shape == (0, 4, 16)
+    assert all((grad == 0).all() for grad in torch.autograd.grad(out.sum(), case["inputs"]))
+
+
+@pytest.mark.parametrize(("width", "v_width"), [(25, 50), (3, 5), (96, 40)])
+def test_widths_that_are_no_powers_of_two(width, v_width):
+    compare(make_inputs([33, 5], width=width, v_width=v_width), mode="position")
+
+
+def test_the_widest_heads_take_a_kernel_for_keys_and_one_for_values():
+    compare(make_inputs([33, 5], heads=1, width=200, v_width=200))
+
+
+def test_half_precision_adds_the_bias_by_a_product(way):
+    compare(make_inputs([70, 17], dtype=torch.float16), mode="bias", atol=5e-2)
+
+
+@pytest.mark.parametrize("mode", ["plain", "softmax"])
+@pytest.mark.parametrize("key_heads", [2, 1])
+def test_queries_may_read_score_gradients_without_a_table(mode, key_heads, way, monkeypatch):
+    monkeypatch.setattr(bias_gradients, "KEPT_WIDTHS", (0, 64))
+    case = make_inputs(
+        [140, 17], heads=2, key_heads=key_heads if mode == "softmax" else 2, dtype=torch.float16
+    )
+    compare(case, mode=mode, atol=5e-2)
+
+
+def test_single_precision(way):
+    compare(make_inputs([70, 17], dtype=torch.float32), mode="bias", atol=1e-3)
+
+
+def test_the_widest_heads_with_a_bias(way):
+    compare(make_inputs([33, 5], heads=1, width=200, v_width=200), mode="position")
+
+
+@pytest.mark.parametrize("mask", [None, AttentionMask(window=20, prefix=2)])
+def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
+    """Heads over 64 wide have query tiles twice as high as those of the keys."""
+    case = make_inputs([150], heads=1, width=72, v_width=72, dtype=torch.float16)
+    compare(case, mode="position", mask=mask, atol=5e-2)
+
+
+def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
+    monkeypatch.setattr("freescale.kernels.attention.plan.bias.CHUNK", 2)
+    # Room for the first sequence, so that the second is a part of its own behind three blocks.
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", 3 * BIAS_ROWS**2 * 8)
+    compare(make_inputs([140, 33], heads=1), mode="bias")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
+    room=st.integers(0, 400),
+    prefix=st.integers(0, 1),
+)
+def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    work = AttentionWork(offsets, device=torch.device("cpu"))
+    mask = AttentionMask(prefix=1) if prefix else None
+    parts = work.parts(mask, room=room * BIAS_ROWS**2)
+    longest = -(-max(lengths) // BIAS_ROWS)
+    largest = longest**2 if prefix else longest * (longest + 1) // 2
+    if not parts:
+        assert largest == 0 or largest > room
+        return
+    assert all(0 < part.blocks <= room for part in parts)
+    assert sum(part.blocks for part in parts) * BIAS_ROWS**2 == work.bias_store(mask).size
+    for before, after in pairwise(parts):
+        assert before.tokens[1] == after.tokens[0]
+        assert before.block + before.blocks == after.block
+    assert (parts[0].tokens[0], parts[0].block) == (0, 0)
+    assert parts[-1].tokens[1] == offsets[-1]
+    seen = [
+        work.tiles("keys", block=64, other=32, mask=mask, part=part).tiles[:, 0].tolist() for part in parts
+    ]
+    whole = work.tiles("keys", block=64, other=32, mask=mask).tiles[:, 0].tolist()
+    assert sorted(start for tiles in seen for start in tiles) == sorted(whole)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    programs=st.integers(1, 50),
+    window=st.none() | st.integers(0, 100),
+)
+def test_runs_hold_every_tile_once(lengths, programs, window):
+    work = AttentionWork(torch.tensor([0, *lengths]).cumsum(0), device=torch.device("cpu"))
+    mask = None if window is None else AttentionMask(window=window, prefix=window % 2)
+    tiles = {tuple(x) for x in work._pair_tiles(32, 32, mask)[:, [0, 2, 3]].tolist()}
+    runs = work._runs(32, mask, programs)
+    found = [(x[0], x[2] + n, x[3] + n) for x in runs.tolist() for n in range(x[4])]
+    assert len(found) == len(tiles)
+    assert set(found) == tiles
+    if tiles:
+        limit = -(-len(tiles) // programs)
+        assert runs[:, 4].max() <= limit
+        again = joined(work._pair_tiles(32, 32, mask), limit=limit)
+        assert sorted(again.tolist()) == sorted(runs.tolist())
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 140), min_size=1, max_size=3),
+    heads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_any_jagged_batch(lengths, heads, seed):
+    if sum(lengths):
+        compare(make_inputs(lengths, heads=heads, seed=seed))
+
+
+def test_numerical_gradients_agree(way):
+    case = make_inputs([3, 9], heads=1, width=2, v_width=2)
+    layout = SequenceLayout(case["offsets"])
+
+    def attend(q, k, v, position_bias, time_bias):
+        tables = {"position_bias": position_bias, "time_bias": time_bias, **case["times"]}
+        return hstu_attention(q, k, v, case["offsets"], scale=0.25, layout=layout, backend="triton", **tables)
+
+    assert torch.autograd.gradcheck(attend, (*case["inputs"], *case["tables"]), fast_mode=True)
+
+
+def test_gradients_are_the_same_in_every_run(way):
+    case = make_inputs([70, 17], dtype=torch.float32)
+    options = {"position_bias": case["tables"][0], "time_bias": case["tables"][1], **case["times"]}
+    runs = []
+    for _ in range(2):
+        out = hstu_attention(*case["inputs"], case["offsets"], scale=0.1, backend="triton", **options)
+        runs.append(torch.autograd.grad(out.sum(), [*case["inputs"], *case["tables"]]))
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+def test_a_batch_without_tokens_has_zero_gradients():
+    case = make_inputs([0, 0])
+    out = hstu_attention(
+        *case["inputs"], case["offsets"], scale=1.0, position_bias=case["tables"][0], backend="triton"
+    )
+    grads = torch.autograd.grad(out.sum(), [*case["inputs"], case["tables"][0]])
+    assert out.shape == (0, 2, 16)
+    assert all((grad == 0).all() for grad in grads)
+
+
+def test_rows_with_gaps_between_them_are_read_in_place():
+    flat = torch.randn(87, 3 * 32, dtype=torch.float64)
+    case = make_inputs([70, 17])
+    case["inputs"] = [x.unflatten(1, (2, 16)).requires_grad_() for x in flat.split(32, dim=1)]
+    assert not case["inputs"][0].is_contiguous()
+    compare(case)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 2**62) | st.integers(0, 100), min_size=2, max_size=20))
+def test_time_buckets_are_those_of_the_reference(stamps):
+    times = torch.tensor(stamps)
+    layout = SequenceLayout(torch.tensor([0, len(stamps)]))
+    found = layout.buckets(times, times, backend="triton").view(128, 128)[: len(stamps), : len(stamps)]
+    wanted = reference.time_bucket(times[:, None] - times[None, :])
+    assert torch.equal(found.long(), wanted)
+
+
+def parts_of_a_layer(x, weight, bias, attended, output, *, fused, u_twice=False):
+    """Everything of a layer but attention; `u_twice`: somebody else needs u, too."""
+    made = project_uvqk(x, weight, bias=bias, fused=fused)
+    gated = gate(made, attended + made.v, fused=fused) * made.q + made.k
+    if u_twice:
+        gated = gated + made.u.sin()
+    return add_product(made, gated, output, fused=fused)
+
+
+@pytest.mark.parametrize("u_twice", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), [(37, 20), (300, 20), (70, 64)])
+def test_fused_parts_of_a_layer_equal_the_plain_ones(tokens, width, u_twice):
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape, scale=0.3):
+        return (scale * torch.randn(shape, generator=draw)).requires_grad_()
+
+    x, attended = drawn(tokens, 24, scale=1.0), drawn(tokens, width, scale=1.0)
+    inputs = [x, drawn(24, 4 * width), drawn(24), attended, drawn(24, width)]
+    results = []
+    for fused in (False, True):
+        out = parts_of_a_layer(*inputs, fused=fused, u_twice=u_twice)
+        loss = out.sin().square().sum()
+        results.append((out, *torch.autograd.grad(loss, inputs, retain_graph=True)))
+        # A second backward through the same graph must not find what the first one left behind.
+        again = torch.autograd.grad(loss, inputs)
+        assert all(torch.equal(a, b) for a, b in zip(again, results[-1][1:]))
+    for plain, fused in zip(*results):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gate_leaves_the_gradient_of_u_where_the_projection_wants_it():
+    room, u = Room(), torch.randn(5, 3)
+    du = room.for_u(u)
+    du[:] = u
+    wide = room.around(du)
+    assert wide.shape == (5, 12)
+    assert wide.data_ptr() == du.data_ptr()
+    assert torch.equal(wide[:, :3], u)
+    # Used up; and another gradient than the gate's is copied to its place.
+    assert room.around(du).data_ptr() != du.data_ptr()
+    room.for_u(u)
+    assert torch.equal(room.around(u)[:, :3], u)
+
+
+def test_autograd_hands_that_gradient_over_as_it_is(monkeypatch):
+    copied = []
+    around = Room.around
+    monkeypatch.setattr(
+        Room, "around", lambda room, du: (copied.append(du.stride(0) != 4 * du.shape[1]), around(room, du))[1]
+    )
+    x, weight, bias = torch.randn(9, 6).requires_grad_(), torch.randn(6, 16), torch.randn(6)
+    made = project_uvqk(x, weight, bias=bias, fused=True)
+    gate(made, made.v + made.q * made.k, fused=True).sum().backward()
+    assert copied == [False]

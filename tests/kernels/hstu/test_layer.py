@@ -1,0 +1,120 @@
+"""A layer as one function of autograd, run by Triton's interpreter, against the plain layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.kernels import AttentionMask, SequenceLayout
+from freescale.kernels.attention.triton import bias_gradients
+from freescale.kernels.hstu import layer as hstu_layer
+from freescale.model.hstu import HSTULayer
+from freescale.model.views import BatchView
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter is for machines without a GPU"
+)
+
+LENGTHS = [5, 0, 70, 1]
+TOKENS, DIM = sum(LENGTHS), 24
+
+
+def _batch() -> SequenceBatch:
+    offsets = torch.tensor([0, *LENGTHS]).cumsum(0)
+    times = torch.randint(10**6, (TOKENS,)).sort().values
+    return SequenceBatch(offsets=offsets, tokens={"time": times, "target_time": times + 50}, samples={})
+
+
+def _layer(**bias: bool) -> HSTULayer:
+    layer = HSTULayer(dim=DIM, heads=2, max_length=80, dropout=0.0, **bias)
+    for param in layer.parameters():
+        param.data.normal_(std=0.3)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("position", "time", "window"),
+    [(False, False, None), (True, False, 9), (False, True, None), (True, True, None)],
+)
+def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position, time, window):
+    torch.manual_seed(0)
+    layer, batch = _layer(position_bias=position, time_bias=time), _batch()
+    mask = None if window is None else AttentionMask(window=window)
+    x = torch.randn(TOKENS, DIM).requires_grad_()
+    grad = torch.randn(TOKENS, DIM)
+
+    def run():
+        # The gradient of what follows comes in strides of its own.
+        out = layer(x, BatchView(batch, SequenceLayout(batch.offsets), mask=mask), 0)
+        return out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], grad.t().contiguous().t())
+
+    plain = run()
+    functions = []
+    apply = hstu_layer._Layer.apply
+    monkeypatch.setattr(hstu_layer._Layer, "apply", lambda *args: functions.append(1) or apply(*args))
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    fused = run()
+    assert functions == [1]
+    for ours, wanted in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_gradients_from_kept_scores_are_those_of_the_plain_layer(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(bias_gradients, "KEPT_WIDTHS", (0, 64))
+    layer, batch = _layer(position_bias=False, time_bias=False).half(), _batch()
+    x, grad = torch.randn(TOKENS, DIM).half().requires_grad_(), torch.randn(TOKENS, DIM).half()
+
+    def run():
+        out = layer(x, BatchView(batch, SequenceLayout(batch.offsets)), 0)
+        return torch.autograd.grad(out, [x, *layer.parameters()], grad)
+
+    plain = run()
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    for ours, wanted in zip(run(), plain, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=5e-3 * float(wanted.abs().max()))
+
+
+def test_the_graph_can_be_gone_through_again_and_then_holds_nothing(monkeypatch):
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    layer, batch = _layer(position_bias=False, time_bias=False), _batch()
+    x = torch.randn(TOKENS, DIM).requires_grad_()
+    out = layer(x, BatchView(batch, SequenceLayout(batch.offsets)), 0)
+    first = torch.autograd.grad(out.sum(), x, retain_graph=True)[0]
+    again = torch.autograd.grad(out.sum(), x)[0]
+    assert torch.equal(first, again)
+    assert not any(part.saved_tensors for part in out.grad_fn.parts)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out.sum(), x)
+
+
+def test_parts_run_apart_where_something_comes_between_them(monkeypatch):
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    monkeypatch.setattr(hstu_layer._Layer, "apply", lambda *args: pytest.fail("not apart"))
+    batch = _batch()
+    x = torch.randn(TOKENS, DIM)
+    seen = []
+    keeping = BatchView(batch, SequenceLayout(batch.offsets), keep=lambda *given: seen.append(given))
+    _layer(position_bias=True, time_bias=False)(x, keeping, 3)
+    assert [number for number, *_ in seen] == [3]
+    dropping = HSTULayer(dim=DIM, heads=2, max_length=80, dropout=0.5, position_bias=False, time_bias=False)
+    dropping(x, BatchView(batch, SequenceLayout(batch.offsets)), 0)
+
+
+def test_tables_that_are_too_short_are_refused(monkeypatch):
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    batch = _batch()
+    short = HSTULayer(dim=DIM, heads=2, max_length=69, dropout=0.0, position_bias=True, time_bias=False)
+    with pytest.raises(ValueError, match="69 weights"):
+        short(torch.randn(TOKENS, DIM), BatchView(batch, SequenceLayout(batch.offsets)), 0)
+
+
+def test_states_of_another_batch_are_refused(monkeypatch):
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
+    batch = _batch()
+    with pytest.raises(ValueError, match=f"end at {TOKENS}, {TOKENS - 1} tokens"):
+        _layer(position_bias=False, time_bias=False)(
+            torch.randn(TOKENS - 1, DIM), BatchView(batch, SequenceLayout(batch.offsets)), 0
+        )
