@@ -28,7 +28,7 @@ from moe_peers import make_peer
 from torch import Tensor
 from torch.nn import functional as F
 
-from freescale.kernels.attention import reference
+from freescale.kernels.moe import reference
 from freescale.kernels.moe.api import expert_mlp
 from freescale.kernels.moe.fused import FusedSteps, Tile, Tiles, tiles_for
 from freescale.kernels.moe.grouped import GroupedSteps

@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 from freescale.data.parquet_source import is_dataset
-from freescale.data.prepare import prepare
-from freescale.kernels.attention import reference
+from freescale.data.preparation import prepare
+from freescale.kernels.moe import reference
 from freescale.kernels.moe.api import expert_mlp
 from freescale.recipe.load import load_config
 

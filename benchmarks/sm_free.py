@@ -25,9 +25,9 @@ from typing import Any, Protocol
 import torch
 from sm_free_parts import causes, contention, hog, profiler, rate
 
-from freescale.comm.world.launch import launch
+from freescale.comm.world.gpu_sharing import virtual_gpus
+from freescale.comm.world.launcher import launch
 from freescale.comm.world.ranks import Ranks, join_ranks
-from freescale.comm.world.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 
 

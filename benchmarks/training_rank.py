@@ -19,7 +19,7 @@ import torch
 
 from freescale import commands
 from freescale.comm.transports import registry as choose
-from freescale.comm.world.launch import RENDEZVOUS, as_rank
+from freescale.comm.world.launcher import RENDEZVOUS, as_rank
 from freescale.recipe.assembly import build_source
 from freescale.recipe.load import Config, load_config
 from freescale.train import loop

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from freescale.comm.transports.registry import make_transport
-from freescale.comm.world import launch as launcher
+from freescale.comm.world import launcher as launcher
+from freescale.comm.world.gpu_sharing import virtual_gpus
 from freescale.comm.world.ranks import Ranks, join_ranks
-from freescale.comm.world.virtual_gpus import virtual_gpus
 from freescale.errors import FreeScaleError
 
 SIZES = (0, 0, 1, 3, 17, 100, 1000)

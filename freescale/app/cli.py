@@ -78,7 +78,7 @@ def train(
         _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, device=config.run.device)
         return
     if nproc > 1 and "RANK" not in os.environ:
-        from freescale.comm.world.launch import launch
+        from freescale.comm.world.launcher import launch
 
         launch(command, num_ranks=nproc)
         return
@@ -93,8 +93,8 @@ def train(
 
 
 def _train_on_virtual_gpus(command: list[str], num_ranks: int, *, nproc: int, device: str) -> None:
-    from freescale.comm.world.launch import launch
-    from freescale.comm.world.virtual_gpus import check_request, virtual_gpus
+    from freescale.comm.world.gpu_sharing import check_request, virtual_gpus
+    from freescale.comm.world.launcher import launch
 
     check_request(num_ranks, nproc=nproc, device=device)
     with virtual_gpus(num_ranks) as shared:
@@ -126,8 +126,8 @@ def prepare(
     """Turn raw interactions into Parquet shards plus a length index."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from freescale.data.prepare import ColumnNames
-    from freescale.data.prepare import prepare as prepare_data
+    from freescale.data.preparation import ColumnNames
+    from freescale.data.preparation import prepare as prepare_data
 
     given = {"user": user, "item": item, "time": time, "action": action}
     names = {role: name for role, name in given.items() if name is not None}
@@ -233,7 +233,7 @@ def report(
             got=f"--out {out}",
             next_step=f"freescale report {paths[0]}, and copy {paths[0] / 'report.html'}",
         )
-    from freescale.trace.report import write_report
+    from freescale.pages.report import write_report
 
     if len(paths) > 1:
         raise FreeScaleError(
@@ -243,7 +243,7 @@ def report(
         )
     _print(str(write_report(paths[0])))
     if compare is not None:
-        from freescale.trace.compare import comparison_lines, write_comparison
+        from freescale.pages.compare import comparison_lines, write_comparison
 
         _print(str(write_comparison(paths[0], compare)))
         for line in comparison_lines(paths[0], compare):
@@ -251,8 +251,8 @@ def report(
 
 
 def _report_traces(files: list[Path], out: Path) -> None:
-    from freescale.trace.profiler_report import write_trace_report
-    from freescale.trace.units import percent
+    from freescale.pages.profiler_report import write_trace_report
+    from freescale.units import percent
 
     account = write_trace_report(files, out)
     columns = ("compute", "straggler", "comm", "host")
@@ -297,9 +297,9 @@ def profile(
 
     recipe, overrides = _split_arguments(arguments or [])
     config = load_config(recipe, overrides)
+    from freescale.pages.report import replace_file
     from freescale.profiling.measure import measure_profile
     from freescale.sim.terminal import profile_table
-    from freescale.trace.report import replace_file
 
     console = Console(stderr=True)
     measured = measure_profile(

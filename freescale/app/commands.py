@@ -13,11 +13,11 @@ from freescale.comm.world.ranks import Ranks, device_name, join_ranks
 from freescale.data.source import IntArray
 from freescale.embedding.owned_ids import OwnedIds
 from freescale.errors import CheckpointError, ConfigError
+from freescale.pages.report import write_report
 from freescale.recipe.assembly import build_run, build_source, open_span_file
 from freescale.recipe.load import Config, free_keys, load_config
 from freescale.recipe.model_assembly import encoder_shape
 from freescale.trace import span_file
-from freescale.trace.report import write_report
 from freescale.trace.spans import stage
 from freescale.train.checkpoint import Checkpoints, read_meta
 from freescale.train.events import JsonlSink, MetricSink, Progress, TensorBoardSink

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from freescale.comm.transports.registry import survey
-from freescale.comm.world.virtual_gpus import can_share
+from freescale.comm.world.gpu_sharing import can_share
 from freescale.kernels import hstu_attention
 from freescale.kernels.attention import reference
 

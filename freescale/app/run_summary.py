@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from freescale.comm.transports.registry import told
-from freescale.comm.world.virtual_gpus import virtual_gpus_here
+from freescale.comm.world.gpu_sharing import virtual_gpus_here
 from freescale.data.source import SequenceSource
 from freescale.embedding.plan import plan_rows
 from freescale.model.moe import moe_layers

@@ -17,9 +17,9 @@ from freescale import __version__
 from freescale.balance.arrays import FloatArray
 from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.cost_model import COEFFICIENTS
+from freescale.comm.world.gpu_sharing import check_request
+from freescale.comm.world.gpu_sharing import virtual_gpus as virtual_gpus_of
 from freescale.comm.world.ranks import Ranks, device_name, pick_device
-from freescale.comm.world.virtual_gpus import check_request
-from freescale.comm.world.virtual_gpus import virtual_gpus as virtual_gpus_of
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from freescale.balance.cost_fit import MeasuredStep
 from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.launch import as_rank, launch
+from freescale.comm.world.launcher import as_rank, launch
 from freescale.comm.world.ranks import device_name, join_ranks
 from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding

@@ -23,7 +23,7 @@ from freescale.comm.world.clocks import SharedClock
 from freescale.comm.world.ranks import Ranks, device_name
 from freescale.data.examples import Examples, Split, check_source
 from freescale.data.parquet_source import ParquetSource, is_dataset
-from freescale.data.prepare import prepare
+from freescale.data.preparation import prepare
 from freescale.data.source import SequenceSource
 from freescale.data.synthetic import SyntheticSource
 from freescale.embedding.eviction import make_eviction

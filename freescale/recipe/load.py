@@ -24,6 +24,7 @@ from freescale.recipe.sections import (
     SegmentsSection,
     as_yaml,
 )
+from freescale.strict_yaml import StrictLoader
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
 _BATCHES_UNDER_WAY = 3
@@ -69,20 +70,6 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
         for item in dataclasses.fields(section_type):
             default = yaml.safe_dump(as_yaml(item.default), default_flow_style=True).splitlines()[0]
             yield f"{section.name}.{item.name}", _type_name(hints[item.name]), default, item.metadata["help"]
-
-
-class StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice: one of the two would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        seen: list[Any] = []
-        for name in names:
-            key = self.construct_object(name, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=name.start_mark)
-            seen.append(key)
-        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from freescale.errors import ConfigError, nearest
-from freescale.recipe.load import StrictLoader
 from freescale.sim.shipped import shipped_names, shipped_text
+from freescale.strict_yaml import StrictLoader
 
 _GIVEN = "given in the cluster file"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from freescale.errors import ConfigError
+from freescale.pages.report import replace_file
 from freescale.sim.answer import Answer, profiled_cluster, simulate_answer
 from freescale.sim.cluster import load_cluster
 from freescale.sim.durations import Features, Setting
@@ -16,7 +17,6 @@ from freescale.sim.profile import load_profile
 from freescale.sim.timeline import simulated_spans, write_timeline
 from freescale.sim.whatif import Failures
 from freescale.sim.workload import Workload
-from freescale.trace.report import replace_file
 
 MOST_GPUS = 16_384
 

@@ -6,17 +6,18 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from freescale import units
+from freescale.pages import page
+from freescale.pages.charts import Chart, Series, draw
+from freescale.pages.time_panels import bar
+from freescale.pages.timeline import draw_timeline
 from freescale.sim.answer import PREDICTION, Answer, Sweep
 from freescale.sim.cluster import numbers
 from freescale.sim.confidence import EXTRAPOLATED
 from freescale.sim.keys import value_of
 from freescale.sim.whatif import Prediction, short_names
-from freescale.trace import page, units
 from freescale.trace.bubbles import CAUSES
-from freescale.trace.charts import Chart, Series, draw
 from freescale.trace.span_file import RunSpans
-from freescale.trace.time_panels import bar
-from freescale.trace.timeline import draw_timeline
 
 COLUMNS = (
     "features",

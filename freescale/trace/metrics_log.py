@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freescale.trace.units import number
+from freescale.units import number
 
 Event = dict[str, object]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from freescale.trace.bubbles import CAUSES, Parts, add_up, slowest
 from freescale.trace.metrics_log import Event, MetricsLog
 from freescale.trace.span_file import RunSpans
-from freescale.trace.units import number
+from freescale.units import number
 
 PARTS = ("compute", *CAUSES)
 WORDS = {

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freescale.trace import units
+from freescale import units
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import POPULARITY, Event, numeric_fields, step_of
 from freescale.train.events import Facts, JsonlSink, MetricSink, Progress, TensorBoardSink

@@ -10,7 +10,7 @@ import pytest
 
 from freescale.data import dataset_writer
 from freescale.data.parquet_source import ParquetSource
-from freescale.data.prepare import prepare
+from freescale.data.preparation import prepare
 from freescale.errors import DataError
 from tests.data.raw_forms import write
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.data import event_sorter
-from freescale.data.prepare import ColumnNames, prepare
+from freescale.data.preparation import ColumnNames, prepare
 from tests.data.raw_forms import histories, write
 
 EVENT = st.tuples(st.integers(0, 6), st.integers(0, 2**63 - 1), st.integers(-3, 3) | st.just(2**62))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from freescale.data import dataset_writer
 from freescale.data.parquet_source import ParquetSource, RowRangeError
-from freescale.data.prepare import prepare
+from freescale.data.preparation import prepare
 from freescale.data.source import Histories, SequenceSource
 from freescale.errors import DataError
 

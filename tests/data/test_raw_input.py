@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freescale.data.prepare import prepare
+from freescale.data.preparation import prepare
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.data.parquet_source import ParquetSource
-from freescale.data.prepare import ColumnNames, prepare
+from freescale.data.preparation import ColumnNames, prepare
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 

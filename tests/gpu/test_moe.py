@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freescale.errors import FreeScaleError
 from freescale.kernels import expert_mlp
-from freescale.kernels.attention import reference
+from freescale.kernels.moe import reference
 from freescale.kernels.moe.routing import route
 
 pytestmark = [

@@ -24,7 +24,7 @@ from freescale.comm.rings.cuda_driver import CudaDriver
 from freescale.comm.rings.rounds import GPU_CUT
 from freescale.comm.transport import Transport
 from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.launch import QUEUES
+from freescale.comm.world.launcher import QUEUES
 
 pytestmark = [
     pytest.mark.gpu,

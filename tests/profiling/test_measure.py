@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.balance.cost_fit import MeasuredStep
-from freescale.comm.world.virtual_gpus import Shared
+from freescale.comm.world.gpu_sharing import Shared
 from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side

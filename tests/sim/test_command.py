@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from freescale import units
 from freescale.app.cli import app
 from freescale.errors import FreeScaleError
 from freescale.sim.command import described_keys, setting_before_changes
 from freescale.sim.durations import Features
 from freescale.sim.keys import changed, known_keys, value_of
-from freescale.trace import units
 
 SMALL = ["--steps", "12", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
 
@@ -101,7 +101,7 @@ def test_a_data_set_gives_its_lengths(tmp_path: Path) -> None:
     (tmp_path / "raw.txt").write_text(
         "".join(f"{user} {item}\n" for user in range(9) for item in range(5 + user))
     )
-    from freescale.data.prepare import prepare
+    from freescale.data.preparation import prepare
 
     prepare(tmp_path / "raw.txt", tmp_path / "set", format="pairs")
     answer = json.loads(run("--gpus", "2", "--json", "--quick", "--data", str(tmp_path / "set"), *SMALL))

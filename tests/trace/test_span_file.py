@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from freescale.pages.timeline import choose_ranks, choose_windows, draw_timeline, window_data
 from freescale.trace.bubbles import Parts
 from freescale.trace.perfetto import write_trace
 from freescale.trace.span_file import (
@@ -18,7 +19,6 @@ from freescale.trace.span_file import (
     remove,
 )
 from freescale.trace.spans import Arrival, Span
-from freescale.trace.timeline import choose_ranks, choose_windows, draw_timeline, window_data
 
 STEP_S = 0.1
 

@@ -377,5 +377,5 @@ def test_missing_tensorboard_names_the_extra(tmp_path: Path, monkeypatch: pytest
 
 
 def test_import_brings_no_torch() -> None:
-    code = "import sys, freescale.train.progress, freescale.trace.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, freescale.train.progress, freescale.pages.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.transport import speaks
-from freescale.comm.world.launch import CPU_THREADS, QUEUES, RENDEZVOUS
-from freescale.comm.world.virtual_gpus import memory_fraction, virtual_gpus_here
+from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
+from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace.spans import exchange
 

@@ -8,9 +8,7 @@ truth           one sequence at a time, autograd; odd masks on the CPU        re
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,6 +23,7 @@ from freescale.kernels.attention.mask import AttentionMask
 from freescale.kernels.attention.segment_runs import can_unroll
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.attention.triton.pair_bias import BiasTables
+from freescale.kernels.runtime.triton_support import has_triton
 
 Backend = Literal["auto", "loops", "tiles", "triton", "reference"]
 BACKENDS = get_args(Backend)
@@ -227,12 +226,6 @@ def _why_not_triton(q: Tensor, v: Tensor) -> str | None:
 
 def _fits_triton(q: Tensor, v: Tensor) -> bool:
     return q.dtype != torch.float64 and q.dtype == v.dtype and max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH
-
-
-@cache
-def has_triton() -> bool:
-    """Whether the kernels can be compiled here."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""The plain truth of every kernel: one sequence or expert at a time, no tricks, autograd does the backward.
+"""The plain truth of the attention kernels: one sequence at a time, no tricks, autograd does the backward.
 
 Shapes: T tokens in all, H heads, D and V widths of a head, B sequences; `offsets` is [B + 1].
-For experts: L tokens of width D, K experts a token.
 """
 
 from __future__ import annotations
@@ -93,33 +92,6 @@ def softmax_attention(
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append((weights @ v).transpose(0, 1))
     return torch.cat(outputs) if outputs else v_THV[:0]
-
-
-def expert_mlp(
-    x_LD: Tensor,
-    weights_LK: Tensor,
-    experts_LK: Tensor,
-    w_in: Tensor,
-    w_out: Tensor,
-    *,
-    activation: str = "swiglu",
-) -> Tensor:
-    """Sum over a token's experts of weight * w_out[e] activated(w_in[e] x): one expert at a time."""
-    out = torch.zeros_like(x_LD)
-    for expert in range(len(w_in)):
-        token, choice = (experts_LK == expert).nonzero(as_tuple=True)
-        hidden = activated(x_LD[token] @ w_in[expert].T, activation)
-        rows = weights_LK[token, choice, None] * (hidden @ w_out[expert].T)
-        out = out.index_add(0, token, rows.to(out.dtype))
-    return out
-
-
-def activated(hidden: Tensor, activation: str) -> Tensor:
-    """SiLU(gate) * up of the two halves of `hidden` for "swiglu"; "silu" and "relu2" go number by number."""
-    if activation == "swiglu":
-        gate, up = hidden.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.silu(hidden) if activation == "silu" else hidden.relu().square()
 
 
 def for_every_head(x: Tensor, heads: int) -> Tensor:

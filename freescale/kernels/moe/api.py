@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freescale.errors import FreeScaleError
-from freescale.kernels.attention import reference
+from freescale.kernels.moe import reference
 from freescale.kernels.moe.eager import EagerSteps
 from freescale.kernels.moe.fused import FusedSteps, why_not_fused
 from freescale.kernels.moe.grouped import GroupedSteps, why_not_grouped

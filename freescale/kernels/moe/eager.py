@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention import reference
+from freescale.kernels.moe import reference
 from freescale.kernels.moe.steps import Activation, Routed, Span
 
 

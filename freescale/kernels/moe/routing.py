@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from freescale.errors import FreeScaleError
-from freescale.kernels.attention.api import has_triton
 from freescale.kernels.runtime.launch import start_kernel
+from freescale.kernels.runtime.triton_support import has_triton
 
 # Rows of one tile of the products; a tile never holds rows of two experts.
 TILE_ROWS = 128

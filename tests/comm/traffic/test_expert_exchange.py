@@ -12,7 +12,7 @@ from torch import Tensor
 from freescale.comm.traffic.expert_exchange import ExpertExchange
 from freescale.comm.traffic.lanes import open_lane
 from freescale.comm.transport import AloneTransport, Pending
-from freescale.kernels.attention.reference import expert_mlp
+from freescale.kernels.moe.reference import expert_mlp
 from tests.ranks import run_on_ranks
 
 DIM, HIDDEN, TOP_K = 6, 4, 3

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from freescale.comm.world import launch as launch_module
-from freescale.comm.world.launch import launch, note_failure
+from freescale.comm.world import launcher as launch_module
+from freescale.comm.world.launcher import launch, note_failure
 from freescale.errors import DataError, TrainingError
 from freescale.trace.spans import stage
 
@@ -33,7 +33,7 @@ exec(sys.argv[-1])
 """
 
 FAIL = """
-from freescale.comm.world.launch import note_failure
+from freescale.comm.world.launcher import note_failure
 from freescale.errors import DataError
 from freescale.trace.spans import stage
 
@@ -198,7 +198,7 @@ def test_ranks_already_started_are_ended_when_one_cannot_be(run, monkeypatch):
 def test_ranks_do_not_outlive_a_killed_launcher(run, how):
     program = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from freescale.comm.world.launch import launch\n"
+        "from freescale.comm.world.launcher import launch\n"
         f"sys.executable = {launch_module.sys.executable!r}\n"
         "launch(['time.sleep(60)'], num_ranks=2)"
     )

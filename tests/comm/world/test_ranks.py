@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.world.launch import CPU_THREADS
+from freescale.comm.world.launcher import CPU_THREADS
 from freescale.comm.world.ranks import Ranks, join_ranks, pick_device, world_size_from_environment
 from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.comm.world import launch as launch_module
+from freescale.comm.world import gpu_sharing as module
+from freescale.comm.world import launcher as launch_module
 from freescale.comm.world import ranks
-from freescale.comm.world import virtual_gpus as module
-from freescale.comm.world.launch import launch
+from freescale.comm.world.gpu_sharing import Gpu, check_request, first_visible, sm_percentage, virtual_gpus
+from freescale.comm.world.launcher import launch
 from freescale.comm.world.mps import PREFIX
-from freescale.comm.world.virtual_gpus import Gpu, check_request, first_visible, sm_percentage, virtual_gpus
 from freescale.errors import TrainingError
 from tests.comm import fake_mps
 
@@ -203,8 +203,8 @@ def test_a_failed_rank_ends_the_daemon_too(tmp_path, monkeypatch, stand_in):
 LAUNCH = f"""
 import signal, sys; sys.path.insert(0, {str(REPOSITORY)!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
-from freescale.comm.world.launch import launch
-from freescale.comm.world.virtual_gpus import Gpu, virtual_gpus
+from freescale.comm.world.launcher import launch
+from freescale.comm.world.gpu_sharing import Gpu, virtual_gpus
 with virtual_gpus(2, gpu=Gpu("GPU", 132, 140.0)) as shared:
     sys.executable = sys.argv[1]
     program = "open(os.environ['SEEN'] + str(rank), 'w').close(); time.sleep(120)"

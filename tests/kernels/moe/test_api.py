@@ -7,7 +7,7 @@ import torch
 
 from freescale.errors import FreeScaleError
 from freescale.kernels import expert_mlp
-from freescale.kernels.attention import reference
+from freescale.kernels.moe import reference
 from freescale.kernels.moe import steps as expert_steps
 from freescale.kernels.moe.fused import FusedSteps, Tile, Tiles
 from freescale.kernels.moe.routing import route

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import yaml
 
-from freescale.trace import page, units
+from freescale import units
+from freescale.pages import page
+from freescale.pages.charts import Chart, Series, draw
+from freescale.pages.report import replace_file, require_run
+from freescale.pages.smoothing import moving_average
+from freescale.pages.time_panels import bar
 from freescale.trace.bubbles import CAUSES
-from freescale.trace.charts import Chart, Series, draw
 from freescale.trace.metrics_log import Event, MetricsLog, column, read_metrics, step_of
-from freescale.trace.report import replace_file, require_run
-from freescale.trace.smoothing import moving_average
 from freescale.trace.time_account import PARTS, WORDS, Account, account_of
-from freescale.trace.time_panels import bar
 
 
 @dataclass(frozen=True)

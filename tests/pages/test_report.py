@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from freescale import units
 from freescale.errors import FreeScaleError
-from freescale.trace import units
-from freescale.trace.charts import MAX_POINTS, Chart, Series, draw, nice_ticks
+from freescale.pages.charts import MAX_POINTS, Chart, Series, draw, nice_ticks
+from freescale.pages.report import write_report
+from freescale.pages.smoothing import is_noisy, moving_average, moving_median
 from freescale.trace.metrics_log import read_metrics
-from freescale.trace.report import write_report
-from freescale.trace.smoothing import is_noisy, moving_average, moving_median
 from tests.trace.test_span_file import write_rank
 
 HOSTILE = "<script>alert('x')</script>\"&"

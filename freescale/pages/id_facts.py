@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freescale.trace import units
+from freescale import units
 from freescale.trace.metrics_log import MetricsLog, column, step_of
 
 ID_COUNTS = {

@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from freescale import units
 from freescale.errors import DataError
-from freescale.trace import page, units
+from freescale.pages import page
+from freescale.pages.report import replace_file
+from freescale.pages.time_panels import headline_panel, rank_bars
+from freescale.pages.timeline import draw_timeline
 from freescale.trace.bubbles import CAUSES, Interval, Parts, add_up, split_step, union
 from freescale.trace.profiler_trace import (
     ProfilerTrace,
@@ -20,12 +24,9 @@ from freescale.trace.profiler_trace import (
     collective_keys,
     read_profiler_traces,
 )
-from freescale.trace.report import replace_file
 from freescale.trace.span_file import KeptStep, RankSpans
 from freescale.trace.spans import MAIN, Arrival, Span
 from freescale.trace.time_account import Account, lateness
-from freescale.trace.time_panels import headline_panel, rank_bars
-from freescale.trace.timeline import draw_timeline
 
 _SHOWN_GAP = 1 / 2000
 """Gaps between kernels shorter than this share of a step are not drawn; they are counted all the same."""

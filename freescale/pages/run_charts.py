@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from freescale.trace import units
+from freescale import units
+from freescale.pages.charts import Chart, Series
+from freescale.pages.smoothing import is_noisy, moving_average, moving_median
 from freescale.trace.bubbles import CAUSES
-from freescale.trace.charts import Chart, Series
 from freescale.trace.metrics_log import MetricsLog, column, numeric_fields, step_of
-from freescale.trace.smoothing import is_noisy, moving_average, moving_median
 from freescale.trace.time_account import WORDS
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}

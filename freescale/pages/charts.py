@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from freescale.trace import units
-from freescale.trace.smoothing import Values
+from freescale import units
+from freescale.pages.smoothing import Values
 
 MAX_POINTS = 400
 """A chart is at most some 500 pixels wide twice over; more points than this only make the file larger."""

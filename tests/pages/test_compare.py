@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.errors import FreeScaleError
-from freescale.trace.compare import comparison_lines, doubts, read_run, reduction, write_comparison
-from tests.trace.test_report import Page
+from freescale.pages.compare import comparison_lines, doubts, read_run, reduction, write_comparison
+from tests.pages.test_report import Page
 
 
 def write_run(folder, *, straggler, steps=40, ranks=2, tokens=1000, step_ms=100.0, balance="true"):

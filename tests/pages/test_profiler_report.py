@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.errors import DataError
-from freescale.trace.profiler_report import account_traces, busy_idle, write_trace_report
+from freescale.pages.profiler_report import account_traces, busy_idle, write_trace_report
 from freescale.trace.profiler_trace import clock_offsets, read_profiler_trace, read_profiler_traces
 from tests.ranks import run_on_ranks
 from tests.trace.profiler_traces import COMPUTE_US, COPY_US, HOST_US, TRANSFER_US, write_traces

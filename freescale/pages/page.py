@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
-from freescale.trace import units
+from freescale import units
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -110,4 +110,4 @@ def facts(sections: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("freescale.trace").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("freescale.pages").joinpath(name).read_text(encoding="utf-8")

@@ -11,22 +11,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from freescale import units
 from freescale.errors import FreeScaleError
-from freescale.trace import page, units
-from freescale.trace.bubbles import CAUSES
-from freescale.trace.charts import Chart, draw
-from freescale.trace.expert_facts import expert_facts
-from freescale.trace.id_facts import id_facts
-from freescale.trace.metrics_log import (
-    POPULARITY,
-    Event,
-    MetricsLog,
-    column,
-    read_metrics,
-    step_of,
-)
-from freescale.trace.perfetto import write_trace
-from freescale.trace.run_charts import (
+from freescale.pages import page
+from freescale.pages.charts import Chart, draw
+from freescale.pages.expert_facts import expert_facts
+from freescale.pages.id_facts import id_facts
+from freescale.pages.run_charts import (
     EXPERTS,
     IDS,
     TRAFFIC,
@@ -38,10 +29,20 @@ from freescale.trace.run_charts import (
     other_charts,
     speed_charts,
 )
+from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
+from freescale.pages.timeline import draw_timeline
+from freescale.trace.bubbles import CAUSES
+from freescale.trace.metrics_log import (
+    POPULARITY,
+    Event,
+    MetricsLog,
+    column,
+    read_metrics,
+    step_of,
+)
+from freescale.trace.perfetto import write_trace
 from freescale.trace.span_file import RunSpans, read_spans
 from freescale.trace.time_account import WORDS, account_of, lateness, rank_parts, slowest_of_steps
-from freescale.trace.time_panels import balance_panel, headline_panel, rank_bars
-from freescale.trace.timeline import draw_timeline
 
 HEADLINE = "hr@10"
 

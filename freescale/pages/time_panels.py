@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from freescale.trace import units
+from freescale import units
 from freescale.trace.bubbles import Parts
 from freescale.trace.time_account import PARTS, WORDS, Account, histogram
 
