@@ -11,6 +11,7 @@ class StrictLoader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice: one of the two would be lost without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping, each of its keys once."""
         names = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         seen: list[Any] = []
         for name in names:

@@ -69,7 +69,7 @@ def train(
 
     A restarted command goes on where it stopped. `freescale keys` lists every KEY.
     """
-    from freescale.recipe.load import load_config
+    from freescale.recipe import load_config
 
     recipe, overrides = _split_arguments(arguments or [])
     config = load_config(recipe, overrides)
@@ -78,12 +78,12 @@ def train(
         _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, device=config.run.device)
         return
     if nproc > 1 and "RANK" not in os.environ:
-        from freescale.comm.world.launcher import launch
+        from freescale.comm.world import launch
 
         launch(command, num_ranks=nproc)
         return
     from freescale.app.commands import train_run
-    from freescale.train.progress import TerminalSink
+    from freescale.train import TerminalSink
 
     train_run(
         config,
@@ -93,8 +93,7 @@ def train(
 
 
 def _train_on_virtual_gpus(command: list[str], num_ranks: int, *, nproc: int, device: str) -> None:
-    from freescale.comm.world.gpu_sharing import check_request, virtual_gpus
-    from freescale.comm.world.launcher import launch
+    from freescale.comm.world import check_request, launch, virtual_gpus
 
     check_request(num_ranks, nproc=nproc, device=device)
     with virtual_gpus(num_ranks) as shared:
@@ -126,8 +125,8 @@ def prepare(
     """Turn raw interactions into Parquet shards plus a length index."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from freescale.data.preparation import ColumnNames
-    from freescale.data.preparation import prepare as prepare_data
+    from freescale.data import ColumnNames
+    from freescale.data import prepare as prepare_data
 
     given = {"user": user, "item": item, "time": time, "action": action}
     names = {role: name for role, name in given.items() if name is not None}
@@ -233,7 +232,7 @@ def report(
             got=f"--out {out}",
             next_step=f"freescale report {paths[0]}, and copy {paths[0] / 'report.html'}",
         )
-    from freescale.pages.report import write_report
+    from freescale.pages import write_report
 
     if len(paths) > 1:
         raise FreeScaleError(
@@ -243,7 +242,7 @@ def report(
         )
     _print(str(write_report(paths[0])))
     if compare is not None:
-        from freescale.pages.compare import comparison_lines, write_comparison
+        from freescale.pages import comparison_lines, write_comparison
 
         _print(str(write_comparison(paths[0], compare)))
         for line in comparison_lines(paths[0], compare):
@@ -251,7 +250,7 @@ def report(
 
 
 def _report_traces(files: list[Path], out: Path) -> None:
-    from freescale.pages.profiler_report import write_trace_report
+    from freescale.pages import write_trace_report
     from freescale.units import percent
 
     account = write_trace_report(files, out)
@@ -293,13 +292,13 @@ def profile(
     ] = None,
 ) -> None:
     """Measure this machine's GPU or CPU for `freescale simulate`; under five minutes."""
-    from freescale.recipe.load import load_config
+    from freescale.recipe import load_config
 
     recipe, overrides = _split_arguments(arguments or [])
     config = load_config(recipe, overrides)
-    from freescale.pages.report import replace_file
-    from freescale.profiling.measure import measure_profile
-    from freescale.sim.terminal import profile_table
+    from freescale.pages import replace_file
+    from freescale.profiling import measure_profile
+    from freescale.sim import profile_table
 
     console = Console(stderr=True)
     measured = measure_profile(
@@ -356,7 +355,7 @@ def simulate(
 ) -> None:
     """Predict what many GPUs would give: step time, bubbles, limits and price, feature by feature."""
     if keys:
-        from freescale.sim.command import described_keys
+        from freescale.sim import described_keys
 
         rows = list(described_keys(profile=profile, cluster=cluster))
         listed = Table(Column("key", min_width=max(len(name) for name, _, _ in rows)), "default", "meaning")
@@ -370,7 +369,7 @@ def simulate(
             got=f"--data {data} --lengths {lengths}",
             next_step="leave one of them out",
         )
-    from freescale.sim.command import simulate_from_options
+    from freescale.sim import simulate_from_options
 
     answer = simulate_from_options(
         changes=changes or [],
@@ -391,7 +390,7 @@ def simulate(
 
         _print(json.dumps(answer.as_json()))
         return
-    from freescale.sim.terminal import answer_lines
+    from freescale.sim import answer_lines
 
     for line in answer_lines(answer):
         _print(line)
@@ -423,7 +422,7 @@ def plan_ids(
     ] = 768,
 ) -> None:
     """How many rows and probes a zero-collision table needs, from measured tables."""
-    from freescale.embedding.sizing import size_table
+    from freescale.embedding import size_table
 
     table = Table("max_probe", "rows", "rows an id", "share a row", "by plain hashing", "GiB")
     for size in size_table(num_ids, target=target):
@@ -441,7 +440,7 @@ def plan_ids(
 @app.command()
 def keys() -> None:
     """List every recipe key with its type, default and meaning."""
-    from freescale.recipe.load import describe_keys
+    from freescale.recipe import describe_keys
 
     table = Table("key", "type", "default", "meaning")
     for name, kind, default, help_text in describe_keys():

@@ -8,22 +8,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from freescale import trace
 from freescale.app.run_summary import describe
-from freescale.comm.world.ranks import Ranks, device_name, join_ranks
-from freescale.data.source import IntArray
-from freescale.embedding.owned_ids import OwnedIds
+from freescale.comm.world import Ranks, device_name, join_ranks
+from freescale.data import IntArray
+from freescale.embedding import OwnedIds
 from freescale.errors import CheckpointError, ConfigError
-from freescale.pages.report import write_report
-from freescale.recipe.assembly import build_run, build_source, open_span_file
-from freescale.recipe.load import Config, free_keys, load_config
-from freescale.recipe.model_assembly import encoder_shape
-from freescale.trace import span_file
-from freescale.trace.spans import stage
-from freescale.train.checkpoint import Checkpoints, read_meta
-from freescale.train.events import JsonlSink, MetricSink, Progress, TensorBoardSink
-from freescale.train.export import write_export
-from freescale.train.loop import Run, load_run, train
-from freescale.train.run_lock import sole_run
+from freescale.pages import write_report
+from freescale.recipe import (
+    Config,
+    build_run,
+    build_source,
+    encoder_shape,
+    free_keys,
+    load_config,
+    open_span_file,
+)
+from freescale.trace import stage
+from freescale.train import (
+    Checkpoints,
+    JsonlSink,
+    MetricSink,
+    Progress,
+    Run,
+    TensorBoardSink,
+    load_run,
+    read_meta,
+    sole_run,
+    train,
+    write_export,
+)
 
 OpenTerminal = Callable[[int], MetricSink]
 
@@ -218,5 +232,5 @@ def _clear(out: Path, ranks: Ranks) -> None:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
         for name in ("metrics.jsonl", "report.html", "trace.json"):
             (out / name).unlink(missing_ok=True)
-        span_file.remove(out)
+        trace.remove(out)
     ranks.barrier()

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from freescale.comm.transports.registry import survey
-from freescale.comm.world.gpu_sharing import can_share
+from freescale.comm.transports import survey
+from freescale.comm.world import can_share
 from freescale.kernels import hstu_attention
-from freescale.kernels.attention import reference
 
 _SMALL_RUN = ("run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16")
 
@@ -80,7 +79,7 @@ def _check_attention(device: str) -> str:
         torch.randn(103, 2, 8, dtype=torch.float64, device=device, requires_grad=True) for _ in range(3)
     )
     outputs = [
-        function(q, k, v, offsets, scale=0.01) for function in (hstu_attention, reference.hstu_attention)
+        hstu_attention(q, k, v, offsets, scale=0.01, backend=backend) for backend in ("auto", "reference")
     ]
     grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outputs]
     error = max(
@@ -93,10 +92,9 @@ def _check_attention(device: str) -> str:
 
 def _check_training(device: str) -> str:
     """A few steps on embedded data: the loss must fall."""
-    from freescale.comm.world.ranks import Ranks
-    from freescale.recipe.assembly import build_run, build_source
-    from freescale.recipe.load import load_config
-    from freescale.train.events import Progress
+    from freescale.comm.world import Ranks
+    from freescale.recipe import build_run, build_source, load_config
+    from freescale.train import Progress
 
     ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
     with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from freescale.errors import FreeScaleError
 
 def run_to_its_end(command: Callable[[], object]) -> None:
     """Run a command; a problem the user can fix is printed without a traceback and ends with exit code 1."""
-    from freescale.comm.world.launcher import note_failure
+    from freescale.comm.world import note_failure
 
     try:
         command()

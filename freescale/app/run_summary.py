@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from freescale.comm.transports.registry import told
-from freescale.comm.world.gpu_sharing import virtual_gpus_here
-from freescale.data.source import SequenceSource
-from freescale.embedding.plan import plan_rows
-from freescale.model.moe import moe_layers
-from freescale.recipe.load import Config
-from freescale.train.loop import Run
+from freescale.comm.transports import told
+from freescale.comm.world import virtual_gpus_here
+from freescale.data import SequenceSource
+from freescale.embedding import plan_rows
+from freescale.model import moe_layers
+from freescale.recipe import Config
+from freescale.train import Run
 
 
 def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict[str, object]]:

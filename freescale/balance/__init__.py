@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from freescale.balance.cost_fit import CostFit, MeasuredStep, OnlineCostModel, fit_cost_model
-from freescale.balance.cost_model import CostModel
+from freescale.balance.arrays import FloatArray, IntArray
+from freescale.balance.bucket_size import bucket_bytes
+from freescale.balance.cost_fit import CostFit, MeasuredStep, OnlineCostModel, fit_cost_model, table_of
+from freescale.balance.cost_model import COEFFICIENTS, CostModel
+from freescale.balance.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
+from freescale.balance.karmarkar_karp import karmarkar_karp_equal
+from freescale.balance.fewest_moves import min_moves
 from freescale.balance.partition import Partition, assignment_report, partition, partition_report
-from freescale.balance.sampler import BalancedSampler
-from freescale.balance.step_plan import StepPlan
+from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
+from freescale.balance.sampler import BalancedSampler, StepPlan
+from freescale.balance.step_plan import assign
+from freescale.balance.work import WHOLE, SampleWork
 
 __all__ = [
+    "COEFFICIENTS",
+    "WHOLE",
     "BalancedSampler",
     "CostFit",
     "CostModel",
+    "Decisions",
+    "FloatArray",
     "GlobalBatches",
+    "IntArray",
     "MeasuredStep",
     "OnlineCostModel",
     "Partition",
+    "SampleWork",
     "StepPlan",
+    "assign",
     "assignment_report",
+    "at_equal_speed",
+    "bucket_bytes",
     "fit_cost_model",
+    "karmarkar_karp_equal",
+    "measured_speeds",
+    "min_moves",
+    "next_speeds",
     "partition",
     "partition_report",
+    "table_of",
 ]

@@ -1,1 +1,20 @@
-"""How ranks find each other and exchange rows."""
+"""How ranks find each other and exchange rows. Here: the protocol; inside: world, rings, transports, traffic."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.comm.transport import (
+        AloneTransport,
+        CollectiveTransport,
+        Pending,
+        Transport,
+        agree_on_counts,
+        backend_of,
+        only_queues,
+        own_group,
+        speaks,
+    )
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.kernels.runtime.transfers import to_host
+from freescale.kernels.runtime import to_host
 
 
 class Pending(Protocol):

@@ -1,1 +1,21 @@
-"""Histories on disk or made up, and the jagged batches that models see."""
+"""Jagged batches, data sets, raw formats, and `prepare`."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.data.examples import Examples, Split, check_source
+    from freescale.data.item_content import CONTENT_FILE, ContentFile
+    from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
+    from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
+    from freescale.data.parquet_source import ParquetSource
+    from freescale.data.preparation import ColumnNames, prepare
+    from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
+    from freescale.data.segments import SegmentedBatch, insert_summaries
+    from freescale.data.sequence_batch import SequenceBatch
+    from freescale.data.source import IntArray, SequenceSource
+    from freescale.data.synthetic import SyntheticSource
+    from freescale.data.vocabulary import NumberedTexts, Vocabulary
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -19,8 +19,8 @@ from torch import Tensor
 from freescale.data.segment_rule import Ints, Segments
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask
-from freescale.kernels.attention.mask import Pieces
-from freescale.kernels.runtime.transfers import to_device
+from freescale.kernels.attention import Pieces
+from freescale.kernels.runtime import to_device
 
 
 @dataclass(frozen=True)

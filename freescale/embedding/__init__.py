@@ -1,1 +1,21 @@
-"""Tables of item vectors: rows, their optimizers, and how they are spread over ranks."""
+"""Tables over ranks: id maps, optimizers, the plan, ShardedEmbedding."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.embedding.eviction import make_eviction
+    from freescale.embedding.id_map import DirectMap, HashMap, IdMap
+    from freescale.embedding.id_stats import COUNTS, advice, merged
+    from freescale.embedding.optimizer import Adam, make_optimizer
+    from freescale.embedding.owned_ids import OwnedIds, gather_ids
+    from freescale.embedding.plan import TableSpec, plan_rows
+    from freescale.embedding.request import Part, Request, exchange_ids, find_overlap
+    from freescale.embedding.sharded import Found, Lookup, ShardedEmbedding, as_leaf
+    from freescale.embedding.shared_work import SharedWork
+    from freescale.embedding.sizing import size_table
+    from freescale.embedding.table import as_compute
+    from freescale.embedding.zero_collision import ZeroCollisionMap
+else:
+    __getattr__, __dir__ = open_door(__name__)

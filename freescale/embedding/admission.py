@@ -14,8 +14,8 @@ from torch import Tensor
 
 from freescale.embedding.hashing import keyed
 from freescale.errors import ConfigError
-from freescale.kernels.id_table import api as id_probe
-from freescale.kernels.id_table.layout import EMPTY, SlotLayout
+from freescale.kernels import id_table
+from freescale.kernels.id_table import EMPTY, SlotLayout
 
 _HASHES = 4
 LONG_AGO = -(2**31)
@@ -88,15 +88,15 @@ class ExactCounts:
         self._count = torch.zeros(rows, dtype=torch.int64, device=device)
         self._used = torch.full((rows,), LONG_AGO, dtype=torch.int32, device=device)
         self._seen = torch.full((rows,), LONG_AGO, dtype=torch.int64, device=device)
-        self._settled = id_probe.settled_bits(self._identity)
+        self._settled = id_table.settled_bits(self._identity)
 
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
         """Count distinct ids, ascending, once more; True where one was seen often enough."""
-        rows, new = id_probe.claim(ids, self._identity, self._settled, self._layout)
+        rows, new = id_table.claim(ids, self._identity, self._settled, self._layout)
         self._count[new] = 0
         self._see(rows[rows >= 0], batch)
         outside = (rows < 0).nonzero().flatten()
-        taken, _ = id_probe.evict(
+        taken, _ = id_table.evict(
             ids[outside],
             self._identity,
             self._used,
@@ -125,7 +125,7 @@ class ExactCounts:
 
     def restored(self) -> None:
         """The bits follow from the ids."""
-        self._settled = id_probe.settled_bits(self._identity)
+        self._settled = id_table.settled_bits(self._identity)
 
     def _see(self, rows: Tensor, batch: int) -> None:
         self._count[rows] += 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freescale.errors import ConfigError
-from freescale.kernels.rows.api import adam_direction, add_scaled, mean_squares
+from freescale.kernels.rows import adam_direction, add_scaled, mean_squares
 
 
 class SparseOptimizer(Protocol):

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.transport import Transport, agree_on_counts
+from freescale.comm import Transport, agree_on_counts
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import PlanError
-from freescale.kernels.rows.api import distinct
+from freescale.kernels.rows import distinct
 
 # Counts of steps nobody has asked for.
 _STEPS_KEPT = 64

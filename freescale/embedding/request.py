@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.comm.transport import Transport
+from freescale.comm import Transport
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
-from freescale.kernels.rows.api import distinct, shared
-from freescale.kernels.runtime.transfers import on_device
+from freescale.kernels.rows import distinct, shared
+from freescale.kernels.runtime import on_device
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,14 @@ class Request:
 
     def split(self, overlap: Overlap) -> tuple[Part, Part]:
         """The rows marked, and the others."""
-        from freescale.kernels.rows import part_loops
+        from freescale.kernels.rows import split_places, split_values, split_wanted
 
         asked, owned = overlap.asked.numpy(), overlap.owned.numpy()
         send, receive = (np.array(each, np.int64) for each in (self.send, self.receive))
         slots, rows = self.owned_slot.numpy(), self.wanted.numpy()
-        places_in, places_out, send_in = part_loops.split_places(asked, send)
-        owned_in, owned_out, number = part_loops.split_values(owned, self.owned.numpy())
-        rows_in, slots_in, rows_out, slots_out, receive_in = part_loops.split_wanted(
-            owned, number, rows, slots, receive
-        )
+        places_in, places_out, send_in = split_places(asked, send)
+        owned_in, owned_out, number = split_values(owned, self.owned.numpy())
+        rows_in, slots_in, rows_out, slots_out, receive_in = split_wanted(owned, number, rows, slots, receive)
         return (
             _part(send_in, receive_in, places_in, rows_in, owned_in, slots_in),
             _part(send - send_in, receive - receive_in, places_out, rows_out, owned_out, slots_out),

@@ -22,17 +22,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from freescale.comm.transport import Transport, agree_on_counts
-from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.ranks import add_up
+from freescale import trace
+from freescale.comm import Transport, agree_on_counts
+from freescale.comm.transports import make_transport
+from freescale.comm.world import add_up
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute
 from freescale.errors import DataError
-from freescale.kernels.rows.api import distinct, sum_by_row, take
-from freescale.trace import spans
-from freescale.trace.spans import compute, stage
+from freescale.kernels.rows import distinct, sum_by_row, take
+from freescale.trace import compute, stage
 
 
 @dataclass(frozen=True)
@@ -248,11 +248,11 @@ class ShardedEmbedding:
         # The extra column counts who touched the row: a zero gradient still ages a row's moments.
         dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
         dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
-        arrival = spans.arrive("sum replicated rows", on_device=dense.is_cuda)
+        arrival = trace.arrive("sum replicated rows", on_device=dense.is_cuda)
         assert self.group is not None
         add_up(dense, group=self.group)
         if arrival is not None:
-            spans.waited(arrival, arrival.mark, on_device=dense.is_cuda)
+            trace.waited(arrival, arrival.mark, on_device=dense.is_cuda)
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense[rows, :-1]
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freescale.comm.transport import AloneTransport, Transport
+from freescale.comm import AloneTransport, Transport
 from freescale.embedding.id_map import DirectMap
 from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.embedding.request import Request, exchange_ids
-from freescale.kernels.rows.api import sum_by_row
-from freescale.kernels.runtime.transfers import on_device
-from freescale.trace.spans import compute, stage
+from freescale.kernels.rows import sum_by_row
+from freescale.kernels.runtime import on_device
+from freescale.trace import compute, stage
 
 _ALONE = AloneTransport()
 

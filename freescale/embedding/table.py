@@ -7,7 +7,7 @@ from torch import Tensor
 
 from freescale.embedding.hashing import keyed, keyed_normal
 from freescale.embedding.optimizer import SparseOptimizer
-from freescale.kernels.rows.api import add_scaled
+from freescale.kernels.rows import add_scaled
 
 _INIT_CHUNK_ROWS = 1 << 16
 # Values drawn by key must not be those drawn by row number.

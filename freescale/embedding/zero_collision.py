@@ -14,9 +14,9 @@ from freescale.embedding.eviction import FIRST, Eviction, check_policy
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.id_stats import COUNTS, histogram
 from freescale.errors import CheckpointError, ConfigError, DataError
-from freescale.kernels.id_table import api as id_probe
-from freescale.kernels.id_table.layout import EMPTY, SlotLayout, make_layout
-from freescale.kernels.rows.api import distinct
+from freescale.kernels import id_table
+from freescale.kernels.id_table import EMPTY, SlotLayout, make_layout
+from freescale.kernels.rows import distinct
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ZeroCollisionMap:
         self.guard = guard
         rows = self.layout.held_rows
         self._identity = torch.full((rows,), EMPTY, dtype=torch.int64, device=device)
-        self._settled = id_probe.settled_bits(self._identity) if self._identity.is_cuda else None
+        self._settled = id_table.settled_bits(self._identity) if self._identity.is_cuda else None
         self._used = torch.full((rows if eviction else 0,), LONG_AGO, dtype=torch.int32, device=device)
         self._score = torch.full((rows if eviction else 0,), self._blank, dtype=torch.int64, device=device)
         self._admission = make_admission(admission, self.layout, min_batches=admit_after, device=device)
@@ -113,12 +113,12 @@ class ZeroCollisionMap:
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows of these ids, -1 where one has no row of its own. Changes nothing."""
-        return id_probe.find(self._flat(ids), self._identity, self.layout).view(ids.shape)
+        return id_table.find(self._flat(ids), self._identity, self.layout).view(ids.shape)
 
     def lookup_or_shared(self, ids: Tensor) -> Tensor:
         """Rows of these ids; one that has none shares the overflow row it would share in training. Changes nothing."""
         flat = self._flat(ids)
-        rows = id_probe.find(flat, self._identity, self.layout)
+        rows = id_table.find(flat, self._identity, self.layout)
         return torch.where(rows < 0, self.layout.overflow(flat), rows).view(ids.shape)
 
     def assign(self, ids: Tensor, now: int | None = None, *, ttl: Tensor | int | None = None) -> Assignment:
@@ -128,7 +128,7 @@ class ZeroCollisionMap:
         admitted = self._admit(flat, batch)
         asked = flat if admitted is None else flat[admitted]
         ttl = ttl if admitted is None or not isinstance(ttl, Tensor) else ttl[admitted]
-        rows, new_rows = id_probe.claim(asked, self._identity, self._settled, self.layout)
+        rows, new_rows = id_table.claim(asked, self._identity, self._settled, self.layout)
         self.occupied += len(new_rows)
         new_ids, evicted = self._identity[new_rows], flat[:0]
         if self.eviction is not None:
@@ -179,7 +179,7 @@ class ZeroCollisionMap:
         """The tensors of `state_dict` were filled from a checkpoint: bring the rest in line with them."""
         self.occupied = int((self._identity != EMPTY).sum())
         if self._settled is not None:
-            self._settled = id_probe.settled_bits(self._identity)
+            self._settled = id_table.settled_bits(self._identity)
         if self._admission is not None:
             self._admission.restored()
         self._counts.zero_()
@@ -225,7 +225,7 @@ class ZeroCollisionMap:
         """Which ids may have a row: those that have one, and those seen often enough; None: all."""
         if self._admission is None:
             return None
-        known = id_probe.find(flat, self._identity, self.layout) >= 0
+        known = id_table.find(flat, self._identity, self.layout) >= 0
         missing, slots = distinct(flat[~known])
         if len(missing):
             known[~known] = self._admission.admitted(missing, batch=batch)[slots]
@@ -233,7 +233,7 @@ class ZeroCollisionMap:
 
     def _touch(self, rows: Tensor, values: Tensor, batch: int) -> None:
         assert self.eviction is not None
-        id_probe.touch(rows, self._used, self._score, values, now=batch, mode=self.eviction.mode)
+        id_table.touch(rows, self._used, self._score, values, now=batch, mode=self.eviction.mode)
 
     def _evict(
         self, asked: Tensor, rows: Tensor, values: Tensor, now: int, batch: int
@@ -244,7 +244,7 @@ class ZeroCollisionMap:
         if len(outside) == 0:
             return rows[:0], asked[:0]
         wanting, slots = distinct(asked[outside])
-        taken, gone = id_probe.evict(
+        taken, gone = id_table.evict(
             wanting,
             self._identity,
             self._used,

@@ -1,29 +1,27 @@
-"""Attention over jagged sequences and expert MLPs. `reference` is the plain truth; these are what models call."""
+"""Kernels by subject: attention, hstu, moe, rows, id_table, and the runtime below them. Here: what models call.
 
-from freescale.kernels.attention.api import hstu_attention, softmax_attention
-from freescale.kernels.attention.layout import SequenceLayout
-from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.hstu.input import input_states
-from freescale.kernels.hstu.layer import LayerWeights, WholeBatch, can_fuse_layer, fused_layer
-from freescale.kernels.hstu.parts import add_product, gate, plain_norm, project_uvqk
-from freescale.kernels.hstu.softmax import sampled_softmax, unit
-from freescale.kernels.moe.api import expert_mlp
+Each subject has a plain `reference` that says what its kernels must compute.
+"""
 
-__all__ = [
-    "AttentionMask",
-    "LayerWeights",
-    "SequenceLayout",
-    "WholeBatch",
-    "add_product",
-    "can_fuse_layer",
-    "expert_mlp",
-    "fused_layer",
-    "gate",
-    "hstu_attention",
-    "input_states",
-    "plain_norm",
-    "project_uvqk",
-    "sampled_softmax",
-    "softmax_attention",
-    "unit",
-]
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.kernels.attention import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
+    from freescale.kernels.hstu import (
+        LayerWeights,
+        WholeBatch,
+        add_product,
+        can_fuse_layer,
+        fused_layer,
+        gate,
+        input_states,
+        plain_norm,
+        project_uvqk,
+        sampled_softmax,
+        unit,
+    )
+    from freescale.kernels.moe import expert_mlp
+else:
+    __getattr__, __dir__ = open_door(__name__)

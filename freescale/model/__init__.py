@@ -1,1 +1,17 @@
-"""Sequence encoders and heads. They know kernels and batches, never ranks or tables."""
+"""Encoders, heads, item encoders, compression, experts. Knows nothing of ranks."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.model.compressor import Compressor
+    from freescale.model.heads import RankingHead, RetrievalHead
+    from freescale.model.item_encoders import ContentProjection, TextEncoder
+    from freescale.model.moe import moe_layers
+    from freescale.model.recommender import Recommender, make_encoder
+    from freescale.model.router import EXTRAS, nan_error
+    from freescale.model.segmented import SegmentedEncoder
+    from freescale.model.token_cache import TokenCache
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.kernels import SequenceLayout, input_states
-from freescale.kernels.attention.reference import NUM_TIME_BUCKETS
+from freescale.kernels.attention import NUM_TIME_BUCKETS
 
 
 class InputLayer(nn.Module):

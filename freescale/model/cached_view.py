@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data.segment_rule import Ints
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.kernels.attention.cached import (
+from freescale.data import Ints, SequenceBatch
+from freescale.kernels.attention import (
     CachedPlan,
     Room,
     block_for,
     cached_attention,
     can_fuse,
+    for_every_head,
+    numbered,
     tile_table,
+    time_bucket,
 )
-from freescale.kernels.attention.plan.tile_pairs import numbered
-from freescale.kernels.attention.reference import for_every_head, time_bucket
-from freescale.kernels.runtime.transfers import to_device
+from freescale.kernels.runtime import to_device
 from freescale.model.packed_caches import PackedCaches
 from freescale.model.views import KeepKeys
 

@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data.segment_rule import Ints, Segments, cut_history
-from freescale.data.segments import insert_summaries
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import Ints, Segments, SequenceBatch, cut_history, insert_summaries
 from freescale.errors import DataError
 from freescale.model.cached_view import CachedView
 from freescale.model.packed_caches import PackedCaches

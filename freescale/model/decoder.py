@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.ffn import DenseFFN
 from freescale.model.moe import Dispatch, make_ffn, moe_layers

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from freescale.errors import ConfigError
 from freescale.kernels import plain_norm
-from freescale.kernels.moe.api import ACTIVATIONS
-from freescale.kernels.moe.reference import activated
+from freescale.kernels.moe import ACTIVATIONS, activated
 
 
 class DenseFFN(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.kernels import (
     LayerWeights,
     SequenceLayout,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.kernels.rows.api import take
+from freescale.kernels.rows import take
 from freescale.model.decoder import Decoder, RMSNorm
 
 _ROW_STD = 0.02

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.errors import ConfigError, FreeScaleError
-from freescale.kernels.moe.api import ACTIVATIONS, Backend, expert_mlp
-from freescale.kernels.moe.steps import Activation, Save
+from freescale.kernels.moe import ACTIVATIONS, Activation, Backend, Save, expert_mlp
 from freescale.model.ffn import DenseFFN
 from freescale.model.router import Router
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data.segment_rule import Ints
-from freescale.kernels.runtime.transfers import to_device
+from freescale.data import Ints
+from freescale.kernels.runtime import to_device
 from freescale.model.token_cache import CacheStamp, TokenCache
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from freescale.data.segment_rule import SegmentRule
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.kernels.rows.api import take
+from freescale.kernels.rows import take
 from freescale.model.decoder import Decoder
 from freescale.model.hstu import HSTU
 from freescale.model.moe import Dispatch

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.errors import DataError
-from freescale.kernels.attention.cached import Room
+from freescale.kernels.attention import Room
 from freescale.model.cached_view import CachedView
 from freescale.model.compressor import Compressor
 from freescale.model.packed_caches import PackedCaches

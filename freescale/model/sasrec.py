@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.blocks import InputLayer
 from freescale.model.views import BatchView, View

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from freescale.data.segment_rule import SegmentRule
-from freescale.data.segments import SegmentedBatch, insert_summaries
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SegmentedBatch, SegmentRule, SequenceBatch, insert_summaries
 from freescale.kernels import SequenceLayout
 from freescale.model.views import BatchView, Encoder, KeepKeys
 

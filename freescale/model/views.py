@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, WholeBatch, hstu_attention, softmax_attention
-from freescale.kernels.attention.reference import for_every_head
+from freescale.kernels.attention import for_every_head
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
 

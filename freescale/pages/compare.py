@@ -15,9 +15,18 @@ from freescale.pages.charts import Chart, Series, draw
 from freescale.pages.report import replace_file, require_run
 from freescale.pages.smoothing import moving_average
 from freescale.pages.time_panels import bar
-from freescale.trace.bubbles import CAUSES
-from freescale.trace.metrics_log import Event, MetricsLog, column, read_metrics, step_of
-from freescale.trace.time_account import PARTS, WORDS, Account, account_of
+from freescale.trace import (
+    CAUSES,
+    PARTS,
+    WORDS,
+    Account,
+    Event,
+    MetricsLog,
+    account_of,
+    column,
+    read_metrics,
+    step_of,
+)
 
 
 @dataclass(frozen=True)

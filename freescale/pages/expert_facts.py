@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freescale.trace.metrics_log import MetricsLog, column, step_of
+from freescale.trace import MetricsLog, column, step_of
 
 MOST_SHOWN = 64
 """Experts of a layer whose tokens are listed; more than this are summed up."""

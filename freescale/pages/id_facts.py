@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from freescale import units
-from freescale.trace.metrics_log import MetricsLog, column, step_of
+from freescale.trace import MetricsLog, column, step_of
 
 ID_COUNTS = {
     "asked": "asked for, a step at a time",

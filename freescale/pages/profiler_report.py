@@ -17,16 +17,25 @@ from freescale.pages import page
 from freescale.pages.report import replace_file
 from freescale.pages.time_panels import headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
-from freescale.trace.bubbles import CAUSES, Interval, Parts, add_up, split_step, union
-from freescale.trace.profiler_trace import (
+from freescale.trace import (
+    CAUSES,
+    MAIN,
+    Account,
+    Arrival,
+    Interval,
+    KeptStep,
+    Parts,
     ProfilerTrace,
+    RankSpans,
+    Span,
+    add_up,
     clock_offsets,
     collective_keys,
+    lateness,
     read_profiler_traces,
+    split_step,
+    union,
 )
-from freescale.trace.span_file import KeptStep, RankSpans
-from freescale.trace.spans import MAIN, Arrival, Span
-from freescale.trace.time_account import Account, lateness
 
 _SHOWN_GAP = 1 / 2000
 """Gaps between kernels shorter than this share of a step are not drawn; they are counted all the same."""

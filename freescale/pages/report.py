@@ -31,18 +31,23 @@ from freescale.pages.run_charts import (
 )
 from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
-from freescale.trace.bubbles import CAUSES
-from freescale.trace.metrics_log import (
+from freescale.trace import (
+    CAUSES,
     POPULARITY,
+    WORDS,
     Event,
     MetricsLog,
+    RunSpans,
+    account_of,
     column,
+    lateness,
+    rank_parts,
     read_metrics,
+    read_spans,
+    slowest_of_steps,
     step_of,
+    write_trace,
 )
-from freescale.trace.perfetto import write_trace
-from freescale.trace.span_file import RunSpans, read_spans
-from freescale.trace.time_account import WORDS, account_of, lateness, rank_parts, slowest_of_steps
 
 HEADLINE = "hr@10"
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from freescale import units
 from freescale.pages.charts import Chart, Series
 from freescale.pages.smoothing import is_noisy, moving_average, moving_median
-from freescale.trace.bubbles import CAUSES
-from freescale.trace.metrics_log import MetricsLog, column, numeric_fields, step_of
-from freescale.trace.time_account import WORDS
+from freescale.trace import CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
 TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from freescale import units
-from freescale.trace.bubbles import Parts
-from freescale.trace.time_account import PARTS, WORDS, Account, histogram
+from freescale.trace import PARTS, WORDS, Account, Parts, histogram
 
 MAX_BARS = 64
 

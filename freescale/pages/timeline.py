@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from freescale.trace.bubbles import union, without
-from freescale.trace.span_file import BLOCK, KeptStep, RankSpans, common_steps
-from freescale.trace.spans import MAIN, Span
+from freescale.trace import BLOCK, MAIN, KeptStep, RankSpans, Span, common_steps, union, without
 
 MAX_WINDOWS = 8
 MAX_RANKS = 32

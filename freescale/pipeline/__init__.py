@@ -1,1 +1,24 @@
-"""How the batches of a run flow: load, look up, (the model's work), update. Knows tables, never the model."""
+"""One batch from load to update: prefetch, prioritized traffic, schedules."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.pipeline.adaptive import Switch
+    from freescale.pipeline.ahead import AHEAD
+    from freescale.pipeline.flight import Traffic
+    from freescale.pipeline.loader import load_batches
+    from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+    from freescale.pipeline.schedule import (
+        TABLE,
+        PlainSchedule,
+        PrioritizedSchedule,
+        ReadyBatch,
+        Schedule,
+        ids_of,
+        with_places,
+        with_slots,
+    )
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -18,10 +18,10 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from freescale.comm.world.ranks import Ranks
+from freescale.comm.world import Ranks
 from freescale.errors import CheckpointError
 from freescale.pipeline.prioritized import LOOK_AHEAD
-from freescale.trace.spans import exchange
+from freescale.trace import exchange
 
 PROBE = 10
 # The first steps after a change are neither one way nor the other.

@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 import torch
 
 from freescale.pipeline.streams import CopyStream, moment_here, wait_for
-from freescale.trace.spans import stage
+from freescale.trace import stage
 
 T = TypeVar("T")
 

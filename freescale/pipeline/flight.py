@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.embedding.request import Part, Request
-from freescale.embedding.sharded import Lookup, ShardedEmbedding
+from freescale.embedding import Lookup, Part, Request, ShardedEmbedding
 from freescale.pipeline.streams import Waitable, used_here, wait_for
 
 B = TypeVar("B")

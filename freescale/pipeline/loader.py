@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from torch.utils.data import DataLoader, Dataset
 
-from freescale.balance.sampler import BalancedSampler, StepPlan
-from freescale.data.examples import Examples
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.balance import BalancedSampler, StepPlan
+from freescale.data import Examples, SequenceBatch
 
 
 class PlannedBatch(NamedTuple):

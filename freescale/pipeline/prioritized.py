@@ -39,16 +39,15 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.comm.traffic.lanes import open_lanes
-from freescale.comm.traffic.priority import Gate, Lanes, TrafficQueue
-from freescale.embedding.sharded import Lookup, ShardedEmbedding, as_leaf
+from freescale.comm.traffic import Gate, Lanes, TrafficQueue, open_lanes
+from freescale.embedding import Lookup, ShardedEmbedding, as_leaf
 from freescale.errors import FreeScaleError
-from freescale.kernels.rows.api import distinct
+from freescale.kernels.rows import distinct
 from freescale.pipeline.flight import Flight, ReadyRows, count_plain
 from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
 from freescale.pipeline.row_moves import RowMoves
 from freescale.pipeline.streams import Waitable, make_side, used_here, wait_for
-from freescale.trace.spans import stage
+from freescale.trace import stage
 
 B = TypeVar("B")
 

@@ -7,15 +7,14 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from freescale.comm.traffic.priority import Deadline, Lanes, TrafficQueue
-from freescale.embedding.request import Part, exchange_ids, find_overlap
-from freescale.embedding.sharded import Lookup, ShardedEmbedding
-from freescale.kernels.rows.api import sum_by_row
-from freescale.kernels.runtime.transfers import on_device, to_host
+from freescale.comm.traffic import Deadline, Lanes, TrafficQueue
+from freescale.embedding import Lookup, Part, ShardedEmbedding, exchange_ids, find_overlap
+from freescale.kernels.rows import sum_by_row
+from freescale.kernels.runtime import on_device, to_host
 from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
 from freescale.pipeline.streams import CopyStream, Side, used_here
-from freescale.trace.spans import compute, stage
+from freescale.trace import compute, stage
 
 B = TypeVar("B")
 

@@ -18,10 +18,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from freescale.balance.sampler import StepPlan
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import Found, Lookup, ShardedEmbedding
+from freescale.balance import StepPlan
+from freescale.data import SequenceBatch
+from freescale.embedding import Found, IdMap, Lookup, ShardedEmbedding
 from freescale.pipeline.ahead import Ahead
 from freescale.pipeline.flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.loader import PlannedBatch

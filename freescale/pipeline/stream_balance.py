@@ -20,11 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.cost_model import CostModel
-from freescale.balance.min_moves import min_moves
-from freescale.comm.transport import CollectiveTransport
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.balance import CostModel, FloatArray, IntArray, min_moves
+from freescale.comm import CollectiveTransport
+from freescale.data import SequenceBatch
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.comm.traffic.priority import Deadline, TrafficQueue
-from freescale.comm.transport import Transport
+from freescale.comm import Transport
+from freescale.comm.traffic import Deadline, TrafficQueue
 
 T = TypeVar("T")
 

@@ -1,1 +1,10 @@
-"""Measures one device for the simulator: `freescale profile`."""
+"""Measures one device for the simulator."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.profiling.measure import measure_profile
+else:
+    __getattr__, __dir__ = open_door(__name__)

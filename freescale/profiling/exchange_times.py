@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from freescale.comm.traffic.deterministic_all_reduce import start_sum
-from freescale.comm.transport import Transport
+from freescale.comm import Transport
+from freescale.comm.traffic import start_sum
 from freescale.profiling.stopwatch import HEAD_START_CYCLES
 
 _SIZES = (256, 4096, 65_536, 524_288, 2_097_152)

@@ -44,7 +44,7 @@ def _copy_rates(device: torch.device) -> dict[str, float]:
 
 def _slowdowns(device: torch.device) -> dict[str, float]:
     """Matrix products alone, then beside copies that go on for as long as they do."""
-    from freescale.kernels.runtime.copy_blocks import copy_with_blocks
+    from freescale.kernels.runtime import copy_with_blocks
 
     left, right = (torch.randn(_SIZE, _SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)

@@ -11,10 +11,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from freescale.embedding.optimizer import Adam
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.embedding import Adam, ShardedEmbedding, TableSpec
+from freescale.pipeline import PrioritizedPipeline
 
 _ROWS, _DIM = 20_000, 64
 _IDS = (500, 8000)

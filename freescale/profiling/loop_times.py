@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from freescale.balance.cost_fit import MeasuredStep
-from freescale.comm.world.ranks import Ranks
-from freescale.recipe.assembly import build_run, build_source
-from freescale.recipe.load import Config
-from freescale.sim.profile import Timing
-from freescale.trace import spans
-from freescale.train.accounting import AccountedStep
-from freescale.train.events import Progress
-from freescale.train.loop import take_steps
+from freescale import trace
+from freescale.balance import MeasuredStep
+from freescale.comm.world import Ranks
+from freescale.recipe import Config, build_run, build_source
+from freescale.sim import Timing
+from freescale.train import AccountedStep, Progress, take_steps
 
 _STEPS, _WARM = 14, 4
 
@@ -104,7 +101,7 @@ def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, fold
             take_steps(run, schedule)
     finally:
         run.accounts.close()
-        spans.record_into(None)
+        trace.record_into(None)
     computed = run.train_step.timer.take()[_WARM:]
     if not ranks.is_first:
         return ShortRun(0.0, 0.0, 0.0, 0.0, computed)

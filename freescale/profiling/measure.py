@@ -14,19 +14,16 @@ import numpy as np
 import torch
 
 from freescale import __version__
-from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
-from freescale.balance.cost_model import COEFFICIENTS
-from freescale.comm.world.gpu_sharing import check_request
-from freescale.comm.world.gpu_sharing import virtual_gpus as virtual_gpus_of
-from freescale.comm.world.ranks import Ranks, device_name, pick_device
+from freescale.balance import COEFFICIENTS, FloatArray, MeasuredStep, fit_cost_model
+from freescale.comm.world import Ranks, check_request, device_name, pick_device
+from freescale.comm.world import virtual_gpus as virtual_gpus_of
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.side_by_side import InARun, measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
-from freescale.recipe.load import Config
-from freescale.sim.profile import Profile, Timing, cost_model_of
+from freescale.recipe import Config
+from freescale.sim import Profile, Timing, cost_model_of
 
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from freescale.balance.cost_fit import MeasuredStep
-from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.launcher import as_rank, launch
-from freescale.comm.world.ranks import device_name, join_ranks
+from freescale.balance import MeasuredStep
+from freescale.comm.transports import make_transport
+from freescale.comm.world import as_rank, device_name, join_ranks, launch
 from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding
 from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.step_times import StepTimes, measure_steps
-from freescale.recipe.load import Config, load_config
-from freescale.recipe.model_assembly import segment_rule
-from freescale.sim.profile import Timing
+from freescale.recipe import Config, load_config, segment_rule
+from freescale.sim import Timing
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from freescale.balance.cost_fit import MeasuredStep
-from freescale.comm.world.ranks import Ranks
-from freescale.data.source import IntArray
-from freescale.kernels.rows.api import distinct
-from freescale.pipeline.schedule import TABLE, with_slots
+from freescale.balance import MeasuredStep
+from freescale.comm.world import Ranks
+from freescale.data import IntArray
+from freescale.kernels.rows import distinct
+from freescale.pipeline import TABLE, with_slots
 from freescale.profiling.stopwatch import Stopwatch
-from freescale.recipe.assembly import build_examples, build_source, build_tables
-from freescale.recipe.load import Config
-from freescale.recipe.model_assembly import build_model, build_optimizer
+from freescale.recipe import Config, build_examples, build_model, build_optimizer, build_source, build_tables
 
 PARTS = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
 # Fewer shapes than this cannot tell fixed, linear and quadratic cost apart and leave some to test on.

@@ -10,35 +10,44 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale.balance.cost_model import CostModel
-from freescale.balance.decisions import Decisions
-from freescale.balance.sampler import BalancedSampler
-from freescale.balance.work import SampleWork
-from freescale.comm.traffic.lanes import kind_for_ids, open_lane, open_lanes
-from freescale.comm.traffic.priority import Gate, Lanes
-from freescale.comm.transport import Transport
-from freescale.comm.transports.registry import make_transport
-from freescale.comm.transports.traced import WatchedTransport
-from freescale.comm.world.clocks import SharedClock
-from freescale.comm.world.ranks import Ranks, device_name
-from freescale.data.examples import Examples, Split, check_source
-from freescale.data.parquet_source import ParquetSource, is_dataset
-from freescale.data.preparation import prepare
-from freescale.data.source import SequenceSource
-from freescale.data.synthetic import SyntheticSource
-from freescale.embedding.eviction import make_eviction
-from freescale.embedding.id_map import DirectMap, HashMap, IdMap
-from freescale.embedding.optimizer import make_optimizer
-from freescale.embedding.owned_ids import OwnedIds
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale import trace
+from freescale.balance import BalancedSampler, CostModel, Decisions, SampleWork
+from freescale.comm import Transport
+from freescale.comm.traffic import Gate, Lanes, kind_for_ids, open_lane, open_lanes
+from freescale.comm.transports import WatchedTransport, make_transport
+from freescale.comm.world import Ranks, SharedClock, device_name
+from freescale.data import (
+    Examples,
+    ParquetSource,
+    SequenceSource,
+    Split,
+    SyntheticSource,
+    check_source,
+    is_dataset,
+    prepare,
+)
+from freescale.embedding import (
+    DirectMap,
+    HashMap,
+    IdMap,
+    OwnedIds,
+    ShardedEmbedding,
+    TableSpec,
+    make_eviction,
+    make_optimizer,
+)
 from freescale.errors import DataError
-from freescale.kernels.id_table.layout import make_layout
-from freescale.pipeline.adaptive import Switch
-from freescale.pipeline.ahead import AHEAD
-from freescale.pipeline.loader import load_batches
-from freescale.pipeline.prioritized import LOOK_AHEAD
-from freescale.pipeline.schedule import TABLE, PlainSchedule, PrioritizedSchedule, Schedule
+from freescale.kernels.id_table import make_layout
+from freescale.pipeline import (
+    AHEAD,
+    LOOK_AHEAD,
+    TABLE,
+    PlainSchedule,
+    PrioritizedSchedule,
+    Schedule,
+    Switch,
+    load_batches,
+)
 from freescale.recipe.load import Config
 from freescale.recipe.model_assembly import (
     build_expert_exchange,
@@ -48,20 +57,25 @@ from freescale.recipe.model_assembly import (
     item_content,
     segment_rule,
 )
-from freescale.trace import spans
-from freescale.trace.span_file import SpanWriter
-from freescale.train.accounting import AccountedStep, Accounts
-from freescale.train.checkpoint import Checkpoints
-from freescale.train.cuda_clock import CudaClock
-from freescale.train.evaluate import Evaluator, popularity_quality
-from freescale.train.events import Progress
-from freescale.train.id_report import IdReport
-from freescale.train.item_vectors import ContentInput, TextInput
-from freescale.train.learning_rate import lr_factor
-from freescale.train.loop import Run, due_at
-from freescale.train.rebalance import Rebalancer
-from freescale.train.reports import write_step
-from freescale.train.step import TrainStep
+from freescale.trace import SpanWriter
+from freescale.train import (
+    AccountedStep,
+    Accounts,
+    Checkpoints,
+    ContentInput,
+    CudaClock,
+    Evaluator,
+    IdReport,
+    Progress,
+    Rebalancer,
+    Run,
+    TextInput,
+    TrainStep,
+    due_at,
+    lr_factor,
+    popularity_quality,
+    write_step,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -199,10 +213,10 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
         write_step(progress, step)
 
     if not config.trace.enabled:
-        spans.record_into(None)
+        trace.record_into(None)
         return Accounts(ranks=ranks, recorder=None, write=write)
-    recorder = spans.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
-    spans.record_into(recorder)
+    recorder = trace.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
+    trace.record_into(recorder)
     return Accounts(
         ranks=ranks, recorder=recorder, write=write, every=config.run.log_every, clock=SharedClock(ranks)
     )

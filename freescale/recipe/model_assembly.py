@@ -8,27 +8,33 @@ from typing import Any
 
 import torch
 
-from freescale.comm.traffic.expert_exchange import ExpertExchange
-from freescale.comm.traffic.lanes import open_lane
-from freescale.comm.traffic.priority import Gate
-from freescale.comm.transport import Transport
-from freescale.comm.transports.traced import WatchedTransport
-from freescale.comm.world.ranks import Ranks
-from freescale.data.item_content import CONTENT_FILE, ContentFile
-from freescale.data.item_texts import TEXTS_FILE, load_texts
-from freescale.data.parquet_source import ParquetSource
-from freescale.data.segment_rule import SegmentRule
-from freescale.data.source import SequenceSource
-from freescale.data.vocabulary import NumberedTexts, Vocabulary
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.shared_work import SharedWork
+from freescale.comm import Transport
+from freescale.comm.traffic import ExpertExchange, Gate, open_lane
+from freescale.comm.transports import WatchedTransport
+from freescale.comm.world import Ranks
+from freescale.data import (
+    CONTENT_FILE,
+    TEXTS_FILE,
+    ContentFile,
+    NumberedTexts,
+    ParquetSource,
+    SegmentRule,
+    SequenceSource,
+    Vocabulary,
+    load_texts,
+)
+from freescale.embedding import IdMap, ShardedEmbedding, SharedWork
 from freescale.errors import ConfigError
-from freescale.model.heads import RankingHead, RetrievalHead
-from freescale.model.item_encoders import ContentProjection, TextEncoder
-from freescale.model.recommender import Recommender, make_encoder
+from freescale.model import (
+    ContentProjection,
+    RankingHead,
+    Recommender,
+    RetrievalHead,
+    TextEncoder,
+    make_encoder,
+)
 from freescale.recipe.load import Config
-from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
+from freescale.train import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
 
 
 def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:

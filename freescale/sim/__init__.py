@@ -2,3 +2,14 @@
 
 Numbers from here are predictions. Plans come from `balance`, bubbles are those of `trace.bubbles`; no torch.
 """
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.sim.command import described_keys, simulate_from_options
+    from freescale.sim.profile import Profile, Timing, cost_model_of
+    from freescale.sim.terminal import answer_lines, profile_table
+else:
+    __getattr__, __dir__ = open_door(__name__)

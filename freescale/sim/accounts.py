@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance import FloatArray
 from freescale.sim.stages import SIDE, Exchange, Program, Wait, Work
-from freescale.trace.bubbles import Parts
-from freescale.trace.spans import MAIN, Arrival, Span
+from freescale.trace import MAIN, Arrival, Parts, Span
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from freescale.errors import ConfigError
-from freescale.pages.report import replace_file
+from freescale.pages import replace_file
 from freescale.sim.answer import Answer, profiled_cluster, simulate_answer
 from freescale.sim.cluster import load_cluster
 from freescale.sim.durations import Features, Setting

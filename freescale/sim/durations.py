@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_model import CostModel
+from freescale.balance import CostModel, FloatArray
 from freescale.sim.cluster import Cluster
 from freescale.sim.id_traffic import IdModel
 from freescale.sim.links import Links

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance import FloatArray
 from freescale.sim.accounts import Record, StepAccounts, account
 from freescale.sim.shared_cores import shared_finish
 from freescale.sim.stages import SIDE, Exchange, Mark, Program, Ready, Stage, Start, Work
-from freescale.trace.spans import MAIN
+from freescale.trace import MAIN
 
 # Stages of this many (step, rank) pairs are kept before they are accounted for: 2 MB an array stays in the cache.
 CHUNK = 1 << 18

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance import FloatArray
 
 # Every id on its own up to here, then bins that grow by this factor: exact to 1e-4 and fast for 10^9 rows.
 _SINGLE, _GROWTH = 1024, 1.02

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance import FloatArray
 from freescale.sim.cluster import Cluster
 
 

@@ -6,18 +6,14 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from freescale import units
-from freescale.pages import page
-from freescale.pages.charts import Chart, Series, draw
-from freescale.pages.time_panels import bar
-from freescale.pages.timeline import draw_timeline
+from freescale import pages, units
+from freescale.pages import Chart, Series, bar, draw, draw_timeline
 from freescale.sim.answer import PREDICTION, Answer, Sweep
 from freescale.sim.cluster import numbers
 from freescale.sim.confidence import EXTRAPOLATED
 from freescale.sim.keys import value_of
 from freescale.sim.whatif import Prediction, short_names
-from freescale.trace.bubbles import CAUSES
-from freescale.trace.span_file import RunSpans
+from freescale.trace import CAUSES, RunSpans
 
 COLUMNS = (
     "features",
@@ -45,36 +41,36 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
     extrapolated = [f"{', '.join(parts)}: {why}" for why, parts in reasons.items()]
     body = [
         _warning(extrapolated),
-        page.cards(_cards(answer, largest)),
+        pages.cards(_cards(answer, largest)),
         *(f'<p class="note">{escape(note)}</p>' for note in answer.notes),
-        page.section(f"A step on {setting.ranks_in_words(largest)}", _bars(answer, largest), kind="panel"),
-        page.section(f"By number of {setting.rank_word}s", _scaling_charts(answer), kind="charts"),
+        pages.section(f"A step on {setting.ranks_in_words(largest)}", _bars(answer, largest), kind="panel"),
+        pages.section(f"By number of {setting.rank_word}s", _scaling_charts(answer), kind="charts"),
         *(
-            page.section(
+            pages.section(
                 setting.ranks_in_words(count),
                 _table([p for p in answer.ladder if p.gpus == count]),
                 kind="panel",
             )
             for count in answer.gpus
         ),
-        page.section("Everything but one", _table(answer.ablation) if answer.ablation else "", kind="panel"),
-        page.section(
+        pages.section("Everything but one", _table(answer.ablation) if answer.ablation else "", kind="panel"),
+        pages.section(
             f"Sweep of {answer.sweep.key}" if answer.sweep else "", _sweep(answer.sweep), kind="charts"
         ),
-        page.section("Which assumption moves it most", _influences(answer), kind="panel"),
-        page.section("Timeline, simulated", timeline, kind="panel"),
-        page.section("What is measured and what is not", _marks(answer), kind="panel"),
-        page.section("Cluster", _cluster(answer), kind="panel"),
+        pages.section("Which assumption moves it most", _influences(answer), kind="panel"),
+        pages.section("Timeline, simulated", timeline, kind="panel"),
+        pages.section("What is measured and what is not", _marks(answer), kind="panel"),
+        pages.section("Cluster", _cluster(answer), kind="panel"),
     ]
     title = f"{largest:,} x {setting.cluster.name}"
-    header = page.heading(
+    header = pages.heading(
         brand="FreeScale simulation",
         title=title,
         state="prediction",
         finished=False,
         lines=[setting.workload.words(rank=setting.rank_word), f"Compute from: {setting.profile.hardware}"],
     )
-    return page.document(
+    return pages.document(
         title=f"{title} - FreeScale simulation",
         header=header,
         body=body,
@@ -101,20 +97,20 @@ def _warning(extrapolated: Sequence[str]) -> str:
     return f'<section class="missing"><b>{escape(PREDICTION)} Extrapolated:</b><ul>{items}</ul></section>'
 
 
-def _cards(answer: Answer, gpus: int) -> list[page.Card]:
+def _cards(answer: Answer, gpus: int) -> list[pages.Card]:
     best, off = answer.best(gpus), answer.baseline(gpus)
     faster = units.factor(best.tokens_per_s, off.tokens_per_s) or "-"
     return [
-        page.Card(
+        pages.Card(
             "Step", units.milliseconds(best.step_ms), f"{units.milliseconds(off.step_ms)} with all off"
         ),
-        page.Card("Tokens per second", units.compact(best.tokens_per_s), f"{faster} all off"),
-        page.Card("Scaling efficiency", f"{best.efficiency:.0%}", f"{off.efficiency:.0%} with all off"),
-        page.Card("Bubble", units.percent(best.bubble), f"{units.percent(off.bubble)} with all off"),
-        page.Card(
+        pages.Card("Tokens per second", units.compact(best.tokens_per_s), f"{faster} all off"),
+        pages.Card("Scaling efficiency", f"{best.efficiency:.0%}", f"{off.efficiency:.0%} with all off"),
+        pages.Card("Bubble", units.percent(best.bubble), f"{units.percent(off.bubble)} with all off"),
+        pages.Card(
             "Bubble reduction", units.percent(answer.bubble_reduction(gpus)), f"limit now: {best.limit}"
         ),
-        page.Card(
+        pages.Card(
             "10⁹ tokens", f"${best.cost_per_billion:,.2f}", f"${off.cost_per_billion:,.2f} with all off"
         ),
     ]
@@ -143,10 +139,10 @@ def _bars(answer: Answer, gpus: int) -> str:
 def _table(rows: Sequence[Prediction]) -> str:
     best = min(rows, key=lambda one: one.cost_per_billion)
     named = zip(short_names([one.features for one in rows]), rows)
-    return page.table(
+    return pages.table(
         COLUMNS,
         [
-            page.Row(cells(one, name), "best" if one is best else "baseline" if name == "all off" else "")
+            pages.Row(cells(one, name), "best" if one is best else "baseline" if name == "all off" else "")
             for name, one in named
         ],
     )
@@ -225,13 +221,13 @@ def _sweep(sweep: Sweep | None) -> str:
 
 
 def _sweep_table(sweep: Sweep) -> str:
-    rows = [page.Row([value, *cells(one, value)[1:]]) for value, one in zip(sweep.values, sweep.predictions)]
-    return page.table([sweep.key, *COLUMNS[1:]], rows)
+    rows = [pages.Row([value, *cells(one, value)[1:]]) for value, one in zip(sweep.values, sweep.predictions)]
+    return pages.table([sweep.key, *COLUMNS[1:]], rows)
 
 
 def _influences(answer: Answer) -> str:
     rows = [
-        page.Row(
+        pages.Row(
             [
                 one.key,
                 f"{units.compact(float(value_of(answer.setting, answer.features, one.key)))}",
@@ -244,7 +240,7 @@ def _influences(answer: Answer) -> str:
         for one in answer.influences
     ]
     return (
-        page.table(
+        pages.table(
             ["assumption", "value", "tried", "time lost", "tokens/s", "source"], rows, ends_in_words=True
         )
         if rows
@@ -253,14 +249,14 @@ def _influences(answer: Answer) -> str:
 
 
 def _marks(answer: Answer) -> str:
-    rows = [page.Row([one.part, one.state, one.why]) for one in answer.marks]
-    return page.table(["part", "", "how"], rows, ends_in_words=True)
+    rows = [pages.Row([one.part, one.state, one.why]) for one in answer.marks]
+    return pages.table(["part", "", "how"], rows, ends_in_words=True)
 
 
 def _cluster(answer: Answer) -> str:
     cluster = answer.setting.cluster
     rows = [
-        page.Row([name, units.count(float(getattr(cluster, name))), cluster.sources.get(name, "")])
+        pages.Row([name, units.count(float(getattr(cluster, name))), cluster.sources.get(name, "")])
         for name in numbers()
     ]
-    return page.table(["number", "value", "source"], rows, ends_in_words=True)
+    return pages.table(["number", "value", "source"], rows, ends_in_words=True)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.cost_model import CostModel
-from freescale.balance.global_batches import GlobalBatches
-from freescale.balance.karmarkar_karp import karmarkar_karp_equal
-from freescale.balance.partition import assignment_report
-from freescale.balance.step_plan import assign
+from freescale.balance import (
+    CostModel,
+    FloatArray,
+    GlobalBatches,
+    IntArray,
+    assign,
+    assignment_report,
+    karmarkar_karp_equal,
+)
 from freescale.errors import ConfigError, nearest
 from freescale.sim.workload import Workload, draw_lengths
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_model import COEFFICIENTS, CostModel
+from freescale.balance import COEFFICIENTS, CostModel, FloatArray
 from freescale.errors import DataError, nearest
 from freescale.sim.shipped import shipped_names, shipped_text
 

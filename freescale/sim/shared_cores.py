@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance import FloatArray
 
 
 def shared_finish(start: FloatArray, work: FloatArray, cores: int) -> FloatArray:

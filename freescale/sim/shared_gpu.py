@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from freescale.balance.arrays import FloatArray
+from freescale.balance import FloatArray
 from freescale.sim.durations import Durations, Features, Setting, measure_out
 from freescale.sim.plans import Loads
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freescale.balance.arrays import FloatArray
-from freescale.trace.spans import MAIN
+from freescale.balance import FloatArray
+from freescale.trace import MAIN
 
 SIDE = "communication"
 

@@ -10,10 +10,7 @@ import numpy as np
 from freescale.sim.accounts import Record, spans_of
 from freescale.sim.durations import Features, Setting
 from freescale.sim.whatif import Simulated, simulate_features
-from freescale.trace.bubbles import split_step
-from freescale.trace.perfetto import write_trace
-from freescale.trace.span_file import KeptStep, RankSpans, RunSpans
-from freescale.trace.spans import Span
+from freescale.trace import KeptStep, RankSpans, RunSpans, Span, split_step, write_trace
 
 STEPS = 12
 """Enough to see the schedule settle; the trace of 4,096 ranks and many steps opens in no viewer."""

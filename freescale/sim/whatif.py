@@ -13,7 +13,7 @@ from freescale.sim.plans import Loads, plan_loads
 from freescale.sim.schedules import plain, prioritized
 from freescale.sim.shared_gpu import measure_out_shared
 from freescale.sim.stages import Program
-from freescale.trace.bubbles import CAUSES
+from freescale.trace import CAUSES
 
 # The first steps fill the pipeline and say nothing about the others.
 WARMUP = 4

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from freescale.balance.arrays import IntArray
-from freescale.balance.bucket_size import bucket_bytes
-from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
+from freescale.balance import IntArray, bucket_bytes
+from freescale.data import LENGTHS_FILE, damaged, is_dataset, load_manifest
 from freescale.errors import ConfigError, DataError, nearest
 
 _KINDS = {

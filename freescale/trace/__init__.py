@@ -1,0 +1,64 @@
+"""What was recorded: spans, bubbles, the metrics log. No torch."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.trace.bubbles import CAUSES, Interval, Parts, add_up, slowest, split_step, union, without
+    from freescale.trace.metrics_log import (
+        POPULARITY,
+        Event,
+        MetricsLog,
+        column,
+        decode,
+        numeric_fields,
+        read_metrics,
+        step_of,
+    )
+    from freescale.trace.perfetto import write_trace
+    from freescale.trace.profiler_trace import (
+        ProfilerTrace,
+        clock_offsets,
+        collective_keys,
+        read_profiler_traces,
+    )
+    from freescale.trace.span_file import (
+        BLOCK,
+        KeptStep,
+        RankSpans,
+        RunSpans,
+        SpanWriter,
+        common_steps,
+        is_kept,
+        read_spans,
+        remove,
+    )
+    from freescale.trace.spans import (
+        MAIN,
+        Arrival,
+        Mark,
+        Recorder,
+        Span,
+        add,
+        arrive,
+        compute,
+        current_stage,
+        exchange,
+        mark,
+        record_into,
+        stage,
+        waited,
+    )
+    from freescale.trace.time_account import (
+        PARTS,
+        WORDS,
+        Account,
+        account_of,
+        histogram,
+        lateness,
+        rank_parts,
+        slowest_of_steps,
+    )
+else:
+    __getattr__, __dir__ = open_door(__name__)

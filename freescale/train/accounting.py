@@ -19,11 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world.clocks import SharedClock
-from freescale.comm.world.ranks import Ranks
-from freescale.trace.bubbles import Parts, add_up, split_step
-from freescale.trace.span_file import SpanWriter, is_kept
-from freescale.trace.spans import Recorder, Span, exchange
+from freescale.comm.world import Ranks, SharedClock
+from freescale.trace import Parts, Recorder, Span, SpanWriter, add_up, exchange, is_kept, split_step
 
 _SLOTS = 64
 """Exchanges a step that can be compared; a step of the plain schedule has five."""

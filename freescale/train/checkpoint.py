@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from freescale import __version__
-from freescale.comm.world.ranks import Ranks
+from freescale.comm.world import Ranks
 from freescale.errors import CheckpointError
 
 FORMAT = 1

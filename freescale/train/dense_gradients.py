@@ -12,14 +12,12 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd.variable import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from freescale.balance.bucket_size import bucket_bytes
-from freescale.comm.traffic.deterministic_all_reduce import start_sum
-from freescale.comm.traffic.priority import Deadline, Gate
-from freescale.comm.transport import Pending, Transport, only_queues, speaks
-from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.ranks import Ranks
-from freescale.trace import spans
+from freescale import trace
+from freescale.balance import bucket_bytes
+from freescale.comm import Pending, Transport, only_queues, speaks
+from freescale.comm.traffic import Deadline, Gate, start_sum
+from freescale.comm.transports import LocalTransport, make_transport, on_one_machine
+from freescale.comm.world import Ranks
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
@@ -195,9 +193,9 @@ def sum_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
     if ranks.group is None or not params:
         return
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
-    arrival = spans.arrive("sum item encoder gradients", on_device=flat.is_cuda)
+    arrival = trace.arrive("sum item encoder gradients", on_device=flat.is_cuda)
     dist.all_reduce(flat, group=ranks.group)
     if arrival is not None:
-        spans.waited(arrival, arrival.mark, on_device=flat.is_cuda)
+        trace.waited(arrival, arrival.mark, on_device=flat.is_cuda)
     for param, grad in zip(params, flat.split([p.numel() for p in params])):
         param.grad = grad.view_as(param)

@@ -15,15 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.source import IntArray
+from freescale.comm.world import Ranks
+from freescale.data import Examples, IntArray, SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model.compressor import Compressor
-from freescale.model.heads import RankingHead, RetrievalHead
-from freescale.model.recommender import Recommender
-from freescale.model.segmented import SegmentedEncoder
+from freescale.model import Compressor, RankingHead, Recommender, RetrievalHead, SegmentedEncoder
 from freescale.train.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
 from freescale.train.item_vectors import Catalogue, ItemEncoder
 from freescale.train.metrics import BinaryQuality, RankingQuality

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from freescale.errors import FreeScaleError
-from freescale.trace.bubbles import Parts, add_up, slowest
-from freescale.trace.metrics_log import POPULARITY, Event, decode, numeric_fields, step_of
+from freescale.trace import POPULARITY, Event, Parts, add_up, decode, numeric_fields, slowest, step_of
 
 Facts = Mapping[str, Mapping[str, object]]
 """What a run is, as section -> name -> value."""

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freescale.model.moe import moe_layers
-from freescale.model.router import EXTRAS, nan_error
+from freescale.model import EXTRAS, moe_layers, nan_error
 
 
 class ExpertLoad:

@@ -16,16 +16,11 @@ import torch
 from torch import Tensor
 
 from freescale import __version__
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.source import IntArray
-from freescale.embedding.table import as_compute
+from freescale.data import IntArray, SequenceBatch
+from freescale.embedding import as_compute
 from freescale.errors import CheckpointError, DataError
 from freescale.kernels import SequenceLayout
-from freescale.model.compressor import Compressor
-from freescale.model.heads import RetrievalHead
-from freescale.model.recommender import Recommender, make_encoder
-from freescale.model.segmented import SegmentedEncoder
-from freescale.model.token_cache import TokenCache
+from freescale.model import Compressor, Recommender, RetrievalHead, SegmentedEncoder, TokenCache, make_encoder
 from freescale.train.item_vectors import ItemEncoder
 
 _FORMAT = "freescale-export"

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.source import IntArray
+from freescale.comm.world import Ranks
+from freescale.data import Examples, IntArray, SequenceBatch
 
 
 @dataclass(frozen=True)

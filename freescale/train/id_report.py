@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world.ranks import Ranks
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.id_stats import COUNTS, advice, merged
-from freescale.embedding.owned_ids import OwnedIds, gather_ids
+from freescale.comm.world import Ranks
+from freescale.embedding import COUNTS, IdMap, OwnedIds, advice, gather_ids, merged
 
 
 class IdReport:

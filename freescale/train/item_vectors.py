@@ -20,20 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from freescale.data.item_content import ContentFile
-from freescale.data.item_texts import item_numbers
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.source import IntArray
-from freescale.data.vocabulary import NumberedTexts
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.request import Request
-from freescale.embedding.sharded import Lookup, ShardedEmbedding
-from freescale.embedding.shared_work import SharedWork
-from freescale.embedding.table import as_compute
-from freescale.kernels.rows.api import distinct, sum_by_row
-from freescale.kernels.runtime.transfers import on_device
-from freescale.pipeline.schedule import TABLE, ReadyBatch, ids_of, with_places, with_slots
-from freescale.trace.spans import compute
+from freescale.data import ContentFile, IntArray, NumberedTexts, SequenceBatch, item_numbers
+from freescale.embedding import IdMap, Lookup, Request, ShardedEmbedding, SharedWork, as_compute
+from freescale.kernels.rows import distinct, sum_by_row
+from freescale.kernels.runtime import on_device
+from freescale.pipeline import TABLE, ReadyBatch, ids_of, with_places, with_slots
+from freescale.trace import compute
 
 Part = tuple[Tensor, Tensor]
 """Numbers of items in the catalogue, ascending, and their vectors."""

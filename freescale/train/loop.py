@@ -12,16 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
-from freescale.embedding.id_map import IdMap
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.kernels.runtime.gemm_warmup import expecting_tokens
-from freescale.model.recommender import Recommender
-from freescale.pipeline.adaptive import Switch
-from freescale.pipeline.schedule import ReadyBatch, Schedule
-from freescale.trace.bubbles import add_up
-from freescale.trace.spans import stage
+from freescale.comm.world import Ranks
+from freescale.data import Examples
+from freescale.embedding import IdMap, ShardedEmbedding
+from freescale.kernels.runtime import expecting_tokens
+from freescale.model import Recommender
+from freescale.pipeline import ReadyBatch, Schedule, Switch
+from freescale.trace import add_up, stage
 from freescale.train.accounting import Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from freescale.comm.world.ranks import Ranks
-from freescale.model.moe import moe_layers
+from freescale.comm.world import Ranks
+from freescale.model import moe_layers
 
 
 class OwnedExperts:

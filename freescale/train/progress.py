@@ -21,8 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freescale import units
-from freescale.trace.bubbles import CAUSES
-from freescale.trace.metrics_log import POPULARITY, Event, numeric_fields, step_of
+from freescale.trace import CAUSES, POPULARITY, Event, numeric_fields, step_of
 from freescale.train.events import Facts, JsonlSink, MetricSink, Progress, TensorBoardSink
 
 __all__ = [

@@ -12,13 +12,21 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from freescale.balance.cost_fit import MeasuredStep, OnlineCostModel, fit_cost_model, table_of
-from freescale.balance.cost_model import COEFFICIENTS, CostModel
-from freescale.balance.decisions import Decisions
-from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
-from freescale.comm.world.ranks import Ranks
+from freescale.balance import (
+    COEFFICIENTS,
+    CostModel,
+    Decisions,
+    MeasuredStep,
+    OnlineCostModel,
+    at_equal_speed,
+    fit_cost_model,
+    measured_speeds,
+    next_speeds,
+    table_of,
+)
+from freescale.comm.world import Ranks
 from freescale.errors import DataError
-from freescale.trace.spans import exchange
+from freescale.trace import exchange
 
 # Steps a rank remembers for its own fit, and those it brings to an agreement.
 _REMEMBERED, _WINDOW = 512, 64

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from freescale.balance.sampler import StepPlan
-from freescale.comm.traffic.deterministic_all_reduce import start_sum
-from freescale.comm.transport import Transport
-from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.world.ranks import Ranks
-from freescale.pipeline.flight import Traffic
-from freescale.pipeline.schedule import ReadyBatch
-from freescale.trace.spans import exchange
+from freescale.balance import StepPlan
+from freescale.comm import Transport
+from freescale.comm.traffic import start_sum
+from freescale.comm.transports import LocalTransport, on_one_machine
+from freescale.comm.world import Ranks
+from freescale.pipeline import ReadyBatch, Traffic
+from freescale.trace import exchange
 from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.events import Progress, time_fields
 from freescale.train.expert_load import ExpertLoad

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from freescale.balance.sampler import StepPlan
-from freescale.balance.work import WHOLE, SampleWork
-from freescale.comm.traffic.priority import Gate
-from freescale.comm.world.ranks import Ranks
+from freescale.balance import WHOLE, SampleWork, StepPlan
+from freescale.comm.traffic import Gate
+from freescale.comm.world import Ranks
 from freescale.errors import TrainingError
-from freescale.kernels.runtime.readback import Readback
-from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import ReadyBatch, Schedule
-from freescale.trace.spans import compute
+from freescale.kernels.runtime import Readback
+from freescale.model import Recommender
+from freescale.pipeline import ReadyBatch, Schedule
+from freescale.trace import compute
 from freescale.train.dense_gradients import Sums, reduced_in_backward, sum_gradients
 from freescale.train.expert_load import ExpertLoad
 from freescale.train.item_vectors import BatchItems, looked_up

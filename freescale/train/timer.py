@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from freescale.balance.cost_fit import MeasuredStep
-from freescale.balance.work import WHOLE, SampleWork
-from freescale.data.sequence_batch import SequenceBatch
-from freescale.trace import spans
+from freescale import trace
+from freescale.balance import WHOLE, MeasuredStep, SampleWork
+from freescale.data import SequenceBatch
 
 Moment = float | torch.cuda.Event
 """Seconds of the host, or a place in the stream of a device."""
@@ -40,48 +39,48 @@ class StepTimer:
         self._done: list[MeasuredStep] = []
         self._start: Moment = 0.0
         self._end: Moment = 0.0
-        self._began: spans.Mark = None
-        self._last_gradient: spans.Mark = None
-        self._arrival: spans.Arrival | None = None
-        self._waiting: spans.Mark = None
+        self._began: trace.Mark = None
+        self._last_gradient: trace.Mark = None
+        self._arrival: trace.Arrival | None = None
+        self._waiting: trace.Mark = None
         self._away: list[tuple[Moment, Moment]] = []
 
     def start(self, rows: Tensor) -> None:
         """The forward begins; the gradient of `rows` will end the measurement."""
         self._start = self._now()
         self._end = self._start
-        self._began = self._last_gradient = spans.mark()
+        self._began = self._last_gradient = trace.mark()
         self._arrival = None
         self._away = []
         rows.register_post_accumulate_grad_hook(self._stop)
 
     def handed_over(self) -> None:
         """Dense gradients are ready to be added up; the last time counts."""
-        self._arrival = spans.arrive("sum dense gradients", on_device=self._cuda)
+        self._arrival = trace.arrive("sum dense gradients", on_device=self._cuda)
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """An exchange inside the forward or the backward (tokens to experts, say): no compute of this rank."""
-        left, mark = self._now(), spans.mark()
-        spans.add("forward and backward", kind="compute", start=self._began, end=mark)
+        left, mark = self._now(), trace.mark()
+        trace.add("forward and backward", kind="compute", start=self._began, end=mark)
         yield
         self._away.append((left, self._now()))
-        self._began = self._last_gradient = spans.mark()
+        self._began = self._last_gradient = trace.mark()
 
     def finish(self, batch: SequenceBatch) -> None:
         """The backward is through; `batch` is what was computed."""
         self._waiting = self._last_gradient
-        spans.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
+        trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         away, self._away = self._away, []
         self._running.append(_TimedStep(batch, self._start, self._end, away))
 
     def wait_for_sums(self) -> None:
         """Only now this rank begins to wait for dense gradients, not where the backward ended."""
-        self._waiting = spans.mark()
+        self._waiting = trace.mark()
 
     def summed(self) -> None:
         """Dense gradients are added up."""
-        spans.waited(self._arrival, self._waiting, on_device=self._cuda)
+        trace.waited(self._arrival, self._waiting, on_device=self._cuda)
 
     def take(self) -> list[MeasuredStep]:
         """The steps measured since the last call."""
@@ -92,7 +91,7 @@ class StepTimer:
 
     def _stop(self, _: Tensor) -> None:
         self._end = self._now()
-        self._last_gradient = spans.mark()
+        self._last_gradient = trace.mark()
 
     def _now(self) -> Moment:
         if not self._cuda:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from freescale.comm.rings.rounds import reached
-from freescale.kernels.runtime.shared_flags import load, store
+from freescale.kernels.runtime.shared_flags import load_flag as load
+from freescale.kernels.runtime.shared_flags import store_flag as store
 
 
 class FakeEvent:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from freescale.comm.rings.rounds import Exchange, Rings, Round, reached
 from freescale.comm.rings.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory
-from freescale.comm.world.background_poll import look_after
-from freescale.comm.world.processes import Processes, RanksEndedError
+from freescale.comm.world import Processes, RanksEndedError, look_after
+from freescale.kernels import runtime
 
 # Exchanges that nobody waits for are looked after this often; most leave at once.
 _NUDGE_S = 0.02
@@ -76,9 +76,6 @@ class SharedRings:
 
     def open(self, rings: Rings) -> None:
         """Make the slots and flags, in place of those before."""
-        from freescale.kernels.runtime import shared_flags
-
-        self._flags = shared_flags
         first = self._memory is None
         self._rings, self._memory = rings, share_memory(self._control, rings, timeout_s=self._timeout_s)
         if first:
@@ -125,7 +122,7 @@ class SharedRings:
         bell, moved_until = self._rings.bell(self._rank), deadline
         while True:
             # The bell before the flags: what changes after the look at them has rung it, and the sleep ends at once.
-            rung = self._flags.load(self._memory.words, WORDS_A_FLAG * bell)
+            rung = runtime.load_flag(self._memory.words, WORDS_A_FLAG * bell)
             if self._move():
                 moved_until = time.monotonic() + self._timeout_s
             if not pending.num_left:
@@ -167,7 +164,7 @@ class SharedRings:
                 moved = True
         assert self._memory is not None
         for rank in sorted(to_wake):
-            self._flags.add_one(self._memory.words, WORDS_A_FLAG * self._rings.bell(rank))
+            runtime.add_one_to_flag(self._memory.words, WORDS_A_FLAG * self._rings.bell(rank))
             self._memory.wake(self._rings.bell(rank))
         return moved
 
@@ -183,13 +180,13 @@ class SharedRings:
         assert self._memory is not None
         ranks = set[int]()
         for flag, value in done.signals:
-            self._flags.store(self._memory.words, WORDS_A_FLAG * flag, value)
+            runtime.store_flag(self._memory.words, WORDS_A_FLAG * flag, value)
             ranks.update(self._rings.ranks_of(flag))
         return ranks - {self._rank}
 
     def _reached(self, flag: int, value: int) -> bool:
         assert self._memory is not None
-        return reached(self._flags.load(self._memory.words, WORDS_A_FLAG * flag), value)
+        return reached(runtime.load_flag(self._memory.words, WORDS_A_FLAG * flag), value)
 
     def look_after(self) -> None:
         """Keep exchanges moving that nobody waits for."""

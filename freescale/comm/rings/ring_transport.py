@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm import Pending
 from freescale.comm.rings.rounds import Exchange, Planner, Rings
-from freescale.comm.transport import Pending
-from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended
+from freescale.comm.world import Processes, RanksEndedError, naming_the_ended
 
 _FIRST_LOOKS, _LOOK_EVERY = (8, 64), 512
 _POLL_S = 0.0002

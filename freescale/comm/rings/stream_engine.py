@@ -32,8 +32,7 @@ from torch import Tensor
 
 from freescale.comm.rings.cuda_driver import Copy, Driver, Word
 from freescale.comm.rings.rounds import Exchange, FlagValue, Rings, Round, reached
-from freescale.comm.world.background_poll import look_after
-from freescale.comm.world.processes import Processes, RanksEndedError
+from freescale.comm.world import Processes, RanksEndedError, look_after
 
 _LOOK_S = 0.1
 _MOST_QUEUED = 512

@@ -1,0 +1,13 @@
+"""What travels in which order: priorities, deterministic all-reduce, expert exchange."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.comm.traffic.deterministic_all_reduce import start_sum
+    from freescale.comm.traffic.expert_exchange import ExpertExchange
+    from freescale.comm.traffic.lanes import kind_for_ids, open_lane, open_lanes
+    from freescale.comm.traffic.priority import Deadline, Gate, Lanes, TrafficQueue
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from freescale.comm.transport import Transport
+from freescale.comm import Transport
 
 _SMALL_BYTES = 64 << 10
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from freescale.comm import Transport, agree_on_counts
 from freescale.comm.traffic.priority import Deadline, Gate
-from freescale.comm.transport import Transport, agree_on_counts
-from freescale.kernels.rows.api import sum_rows, take
-from freescale.trace.spans import stage
+from freescale.kernels.rows import sum_rows, take
+from freescale.trace import stage
 
 StandsStill = Callable[[], AbstractContextManager[None]]
 

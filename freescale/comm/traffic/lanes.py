@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from freescale.comm import AloneTransport, Transport, backend_of, own_group
 from freescale.comm.traffic.priority import Lanes
-from freescale.comm.transport import AloneTransport, Transport, backend_of, own_group
-from freescale.comm.transports.registry import make_transport
+from freescale.comm.transports import make_transport
 
 
 def open_lanes(

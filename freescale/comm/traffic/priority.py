@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.comm.transport import Transport
+from freescale.comm import Transport
 
 T = TypeVar("T")
 

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from freescale.comm.rings.cpu_engine import SharedRings
-from freescale.comm.rings.cuda_driver import CudaDriver, Driver, missing_driver
-from freescale.comm.rings.pinned_flags import PinnedFlags
-from freescale.comm.rings.ring_transport import RingTransport
-from freescale.comm.rings.rounds import Rings, rings_of_gpus
-from freescale.comm.rings.shared_memory import share_memory, together
-from freescale.comm.rings.stream_engine import StreamEngine, index_of
-from freescale.comm.transport import Transport, own_group
+from freescale.comm import Transport, own_group
+from freescale.comm.rings import (
+    CudaDriver,
+    Driver,
+    PinnedFlags,
+    Rings,
+    RingTransport,
+    SharedRings,
+    StreamEngine,
+    index_of,
+    missing_driver,
+    rings_of_gpus,
+    share_memory,
+    together,
+)
 from freescale.comm.transports.host_staged_multinode import RelayedTransport
-from freescale.comm.world.facts import GroupFacts
-from freescale.comm.world.mps import is_mps_client
-from freescale.comm.world.processes import other_processes
+from freescale.comm.world import GroupFacts, is_mps_client, other_processes
 
 
 class HostWindows:

@@ -20,9 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.rings.cuda_driver import Driver
-from freescale.comm.rings.rounds import EPOCHS
-from freescale.comm.rings.stream_engine import index_of
+from freescale.comm.rings import EPOCHS, Driver, index_of
 
 
 @dataclass

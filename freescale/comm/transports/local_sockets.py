@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world.background_poll import look_after
+from freescale.comm.world import look_after
 
 _BUFFER_BYTES = 4 << 20
 # Transfers that nobody waits for are looked after this often; most are small enough to leave at once.

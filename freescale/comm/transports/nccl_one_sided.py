@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.transport import Pending
+from freescale.comm import Pending
 
 IN_FLIGHT = 2
 SLOTS = 2 * IN_FLIGHT

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.transport import Pending, Transport
+from freescale.comm import Pending, Transport
 from freescale.comm.transports.nccl_routes import MOST_UNEVEN
 
 _SLOTS = 2

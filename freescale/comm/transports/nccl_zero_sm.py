@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from freescale.comm.transport import CollectiveTransport, Transport, own_group
+from freescale.comm import CollectiveTransport, Transport, own_group
 from freescale.comm.transports.nccl_one_sided import WindowTransport
 from freescale.comm.transports.nccl_padded import PaddedTransport
 from freescale.comm.transports.nccl_routes import NcclFacts, NcclRoute, choose_route, parse_version
-from freescale.comm.world.facts import GroupFacts
+from freescale.comm.world import GroupFacts
 from freescale.errors import TrainingError
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport, speaks
+from freescale.comm import AloneTransport, CollectiveTransport, Transport, speaks
 from freescale.comm.transports import copy_engine, host_staged, nccl_zero_sm
 from freescale.comm.transports.gloo_staged import StagedTransport
 from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
-from freescale.comm.world.facts import GroupFacts, gather_facts, own_facts
+from freescale.comm.world import GroupFacts, gather_facts, own_facts
 from freescale.errors import TrainingError, nearest
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from freescale.comm.transport import Pending, Transport
+from freescale.comm import Pending, Transport
 
 
 class Link:

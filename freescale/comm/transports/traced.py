@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from freescale.comm.transport import Pending, Transport
-from freescale.trace import spans
+from freescale import trace
+from freescale.comm import Pending, Transport
 
 
 class WatchedTransport:
@@ -25,21 +25,21 @@ class WatchedTransport:
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; this is the arrival at the exchange."""
-        arrival = spans.arrive(on_device=tensor.is_cuda)
+        arrival = trace.arrive(on_device=tensor.is_cuda)
         pending = self.watched.start(tensor, send=send, receive=receive)
         if arrival is None:
             return pending
         if not tensor.is_cuda:
             # On a CPU the caller itself may copy and send here; on a GPU it only queues.
-            spans.waited(arrival, arrival.mark)
+            trace.waited(arrival, arrival.mark)
         return _Watched(pending, arrival, on_device=tensor.is_cuda)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """Counts to and from every rank, waited for."""
-        arrival = spans.arrive(on_device=counts.is_cuda)
+        arrival = trace.arrive(on_device=counts.is_cuda)
         received = self.watched.exchange_counts(counts)
         if arrival is not None:
-            spans.waited(arrival, arrival.mark, on_device=counts.is_cuda)
+            trace.waited(arrival, arrival.mark, on_device=counts.is_cuda)
         return received
 
     def __getattr__(self, name: str) -> Any:
@@ -48,11 +48,11 @@ class WatchedTransport:
 
 
 class _Watched:
-    def __init__(self, pending: Pending, arrival: spans.Arrival, *, on_device: bool) -> None:
+    def __init__(self, pending: Pending, arrival: trace.Arrival, *, on_device: bool) -> None:
         self._pending, self._arrival, self._on_device = pending, arrival, on_device
 
     def wait(self) -> Tensor:
-        start = spans.mark(on_device=self._on_device)
+        start = trace.mark(on_device=self._on_device)
         received = self._pending.wait()
-        spans.waited(self._arrival, start, on_device=self._on_device)
+        trace.waited(self._arrival, start, on_device=self._on_device)
         return received

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import backend_of
+from freescale.comm import backend_of
 
 
 @dataclass(frozen=True)

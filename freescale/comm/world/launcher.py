@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from freescale.errors import FreeScaleError, TrainingError
-from freescale.trace.spans import current_stage
+from freescale.trace import current_stage
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.

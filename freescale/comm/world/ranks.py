@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import speaks
+from freescale.comm import speaks
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.errors import FreeScaleError, TrainingError
-from freescale.trace.spans import exchange
+from freescale.trace import exchange
 
 
 @dataclass(frozen=True)

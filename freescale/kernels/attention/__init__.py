@@ -1,0 +1,29 @@
+"""Attention over jagged sequences: layouts, masks, and the ways to compute it."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.kernels.attention.api import check_bias, hstu_attention, softmax_attention
+    from freescale.kernels.attention.cached import (
+        CachedPlan,
+        Room,
+        block_for,
+        cached_attention,
+        can_fuse,
+        tile_table,
+    )
+    from freescale.kernels.attention.inputs import check_tokens
+    from freescale.kernels.attention.layout import SequenceLayout
+    from freescale.kernels.attention.mask import AttentionMask, Pieces
+    from freescale.kernels.attention.plan.tile_pairs import numbered
+    from freescale.kernels.attention.reference import (
+        NUM_TIME_BUCKETS,
+        for_every_head,
+        time_bucket,
+    )
+    from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, FusedAttention, tiles_for
+    from freescale.kernels.attention.triton.launch import last_dense
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -23,7 +23,7 @@ from freescale.kernels.attention.mask import AttentionMask
 from freescale.kernels.attention.segment_runs import can_unroll
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.attention.triton.pair_bias import BiasTables
-from freescale.kernels.runtime.triton_support import has_triton
+from freescale.kernels.runtime import has_triton
 
 Backend = Literal["auto", "loops", "tiles", "triton", "reference"]
 BACKENDS = get_args(Backend)

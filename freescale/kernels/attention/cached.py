@@ -12,9 +12,7 @@ from freescale.kernels.attention.mask import Ints
 from freescale.kernels.attention.plan.tile_pairs import numbered
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH
 from freescale.kernels.attention.triton.launch import last_dense, padded
-from freescale.kernels.runtime.launch import start_kernel
-from freescale.kernels.runtime.precision import product_precision
-from freescale.kernels.runtime.triton_support import has_triton
+from freescale.kernels.runtime import has_triton, product_precision, start_kernel
 
 # Most new tokens a program, keys a step, warps and tiles in flight: half precision, then float32 by width. Larger tiles
 # of float32 spill, from width 256 on they do not fit into shared memory.

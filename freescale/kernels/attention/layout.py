@@ -20,7 +20,7 @@ from freescale.kernels.attention.mask import AttentionMask
 from freescale.kernels.attention.plan.schedule import AttentionWork
 from freescale.kernels.attention.segment_runs import SegmentRuns
 from freescale.kernels.attention.triton.pair_bias import time_buckets
-from freescale.kernels.runtime.transfers import to_device
+from freescale.kernels.runtime import to_device
 
 
 class ByLength(NamedTuple):

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention.layout import SequenceLayout
-from freescale.kernels.rows.api import take
-from freescale.kernels.runtime.launch import start_kernel
-from freescale.kernels.runtime.triton_support import can_fuse
+from freescale.kernels.attention import SequenceLayout
+from freescale.kernels.rows import take
+from freescale.kernels.runtime import can_fuse, start_kernel
 
 _BLOCK_TOKENS = 64
 
@@ -84,11 +83,12 @@ class _InputStates(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, past: Tensor) -> tuple[Tensor | None, ...]:
-        from freescale.kernels.rows.triton.sums import sum_by_place, sum_by_slot
+        from freescale.kernels.rows import sum_by_place, sum_by_slot
 
         (slots,) = ctx.saved_tensors
         (num_rows, row_dtype), (num_places, place_dtype) = ctx.kinds
         grad = grad.contiguous()
         d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale, onto=past).to(row_dtype)
-        d_position = sum_by_place(grad, ctx.layout.by_length, num_places).to(place_dtype)
+        sequences = ctx.layout.by_length
+        d_position = sum_by_place(grad, sequences.first, sequences.reach, num_places).to(place_dtype)
         return d_rows, None, d_position, None, None, None

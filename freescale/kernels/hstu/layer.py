@@ -16,13 +16,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from freescale.kernels.attention.api import check_bias
-from freescale.kernels.attention.inputs import check_tokens
-from freescale.kernels.attention.layout import SequenceLayout
-from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, FusedAttention, tiles_for
+from freescale.kernels.attention import (
+    MAX_WIDTH,
+    AttentionMask,
+    FusedAttention,
+    SequenceLayout,
+    check_bias,
+    check_tokens,
+    tiles_for,
+)
 from freescale.kernels.hstu.parts import AddProduct, Gate, Project, Room, compute_dtype
-from freescale.kernels.runtime.triton_support import can_fuse
+from freescale.kernels.runtime import can_fuse
 
 
 class LayerWeights(NamedTuple):

@@ -16,10 +16,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention.triton.launch import last_dense
-from freescale.kernels.runtime.gemm_warmup import add_product_to, product, weight_gradient
-from freescale.kernels.runtime.launch import kernels_of, start_kernel
-from freescale.kernels.runtime.triton_support import can_fuse
+from freescale.kernels.attention import last_dense
+from freescale.kernels.runtime import (
+    add_product_to,
+    can_fuse,
+    kernels_of,
+    product,
+    start_kernel,
+    weight_gradient,
+)
 
 EPS = 1e-6
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.

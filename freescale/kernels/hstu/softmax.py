@@ -13,11 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention.layout import SequenceLayout
-from freescale.kernels.rows.api import sum_gradients
-from freescale.kernels.runtime.launch import start_kernel
-from freescale.kernels.runtime.precision import product_precision
-from freescale.kernels.runtime.triton_support import can_fuse
+from freescale.kernels.attention import SequenceLayout
+from freescale.kernels.rows import sum_gradients
+from freescale.kernels.runtime import can_fuse, product_precision, start_kernel
 
 _NEVER = -5e4
 _BLOCK_TOKENS = 64

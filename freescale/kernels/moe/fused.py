@@ -14,9 +14,7 @@ from torch import Tensor
 from freescale.kernels.moe.grouped import GroupedSteps
 from freescale.kernels.moe.routing import TILE_ROWS, num_tiles
 from freescale.kernels.moe.steps import Activation, Routed, Span
-from freescale.kernels.runtime.launch import start_kernel
-from freescale.kernels.runtime.precision import product_precision
-from freescale.kernels.runtime.triton_support import has_triton
+from freescale.kernels.runtime import has_triton, product_precision, start_kernel
 
 
 class Tile(NamedTuple):

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.kernels.moe.steps import Activation, Routed, Span
-from freescale.kernels.runtime.launch import start_kernel
-from freescale.kernels.runtime.triton_support import has_triton
+from freescale.kernels.runtime import has_triton, start_kernel
 
 # Numbers one program of a row kernel works on, and columns at once: eight 16-byte reads a thread in flight.
 NUMBERS, COLUMNS = 4096, 1024

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from freescale.errors import FreeScaleError
-from freescale.kernels.runtime.launch import start_kernel
-from freescale.kernels.runtime.triton_support import has_triton
+from freescale.kernels.runtime import has_triton, start_kernel
 
 # Rows of one tile of the products; a tile never holds rows of two experts.
 TILE_ROWS = 128

@@ -153,14 +153,14 @@ def sum_gradients(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
 
 def _sorts(x: Tensor) -> bool:
     """Whether the kernels of `triton_row_sums` can be used."""
-    from freescale.kernels.runtime.triton_support import has_triton
+    from freescale.kernels.runtime import has_triton
 
     return x.is_cuda and x.is_floating_point() and has_triton()
 
 
 def _on_gpu(x: Tensor) -> bool:
     """Whether the kernels of `triton_table` can be used."""
-    from freescale.kernels.runtime.triton_support import has_triton
+    from freescale.kernels.runtime import has_triton
 
     return x.is_cuda and x.dtype == torch.float32 and x.shape[-1] <= _WIDEST and has_triton()
 

@@ -1,0 +1,22 @@
+"""What every kernel stands on: Triton, launches, warm-up of GEMMs, transfers between host and device."""
+
+from typing import TYPE_CHECKING
+
+from freescale.doors import open_door
+
+if TYPE_CHECKING:
+    from freescale.kernels.runtime.copy_blocks import copy_with_blocks
+    from freescale.kernels.runtime.gemm_warmup import (
+        add_product_to,
+        expecting_tokens,
+        product,
+        weight_gradient,
+    )
+    from freescale.kernels.runtime.launch import Prepared, kernels_of, start_kernel
+    from freescale.kernels.runtime.precision import product_precision
+    from freescale.kernels.runtime.readback import Readback
+    from freescale.kernels.runtime.shared_flags import add_one_to_flag, load_flag, store_flag
+    from freescale.kernels.runtime.transfers import on_device, to_device, to_host
+    from freescale.kernels.runtime.triton_support import can_fuse, has_triton
+else:
+    __getattr__, __dir__ = open_door(__name__)

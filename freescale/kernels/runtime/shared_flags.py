@@ -53,18 +53,18 @@ def _add(typing: Any, flags: Any, index: Any) -> Any:
 
 
 @njit(void(_WORDS, int64, uint32), cache=True)
-def store(flags: Flags, place: int, value: int) -> None:
+def store_flag(flags: Flags, place: int, value: int) -> None:
     """Write a flag; whoever sees it sees all that this process wrote before."""
     _store(flags, place, value)  # type: ignore[call-arg]
 
 
 @njit(uint32(_WORDS, int64), cache=True)
-def load(flags: Flags, place: int) -> int:
+def load_flag(flags: Flags, place: int) -> int:
     """Read a flag; all that was written before it was set can be read after this."""
     return _load(flags, place)  # type: ignore[call-arg]
 
 
 @njit(uint32(_WORDS, int64), cache=True)
-def add_one(flags: Flags, place: int) -> int:
+def add_one_to_flag(flags: Flags, place: int) -> int:
     """Count a flag up, whatever others do to it at the same moment; its value before."""
     return _add(flags, place)  # type: ignore[call-arg]

@@ -1,0 +1,1 @@
+"""Attention on a CPU, and in plain PyTorch on any device."""

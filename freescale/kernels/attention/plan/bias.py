@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freescale.kernels.attention.mask import Ints
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS
-from freescale.kernels.runtime.transfers import to_device
+from freescale.kernels.runtime import to_device
 
 # Rows that a program adds up in the first step.
 CHUNK = 128

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
 from freescale.kernels.attention.plan.bias import TablePlan, joined, plan_tables
 from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, numbered
-from freescale.kernels.runtime.transfers import to_device
+from freescale.kernels.runtime import to_device
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128

@@ -1,0 +1,1 @@
+"""Attention on a GPU: one autograd function over Triton kernels."""

@@ -14,7 +14,7 @@ from freescale.kernels.attention.plan.bias import CHUNK, SumStep, TablePlan, buc
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, Part, is_square
 from freescale.kernels.attention.triton.launch import Launch, Tile
 from freescale.kernels.attention.triton.pair_bias import BiasTables
-from freescale.kernels.runtime.launch import kernels_of, start_kernel
+from freescale.kernels.runtime import kernels_of, start_kernel
 
 # Bytes that kept score gradients may take; 0 works them out again always.
 SCORE_BYTES = 2**30

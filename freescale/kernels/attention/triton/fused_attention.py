@@ -20,7 +20,7 @@ from freescale.kernels.attention.plan.schedule import AttentionWork, Part, Side
 from freescale.kernels.attention.triton.bias_gradients import TableGradients, score_parts, score_room
 from freescale.kernels.attention.triton.launch import Launch, Tile, last_dense
 from freescale.kernels.attention.triton.pair_bias import BiasTables, pair_bias
-from freescale.kernels.runtime.launch import kernels_of
+from freescale.kernels.runtime import kernels_of
 
 MAX_WIDTH = 256
 # From this mean length on, as a token sees it, larger tiles pay.

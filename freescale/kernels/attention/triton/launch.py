@@ -9,8 +9,7 @@ from torch import Tensor
 
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask
 from freescale.kernels.attention.plan.schedule import AttentionWork, Part, Side, Sight, is_square
-from freescale.kernels.runtime.launch import Prepared
-from freescale.kernels.runtime.precision import product_precision
+from freescale.kernels.runtime import Prepared, product_precision
 
 
 class Tile(NamedTuple):

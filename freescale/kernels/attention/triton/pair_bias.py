@@ -13,7 +13,7 @@ from freescale.kernels.attention.mask import AttentionMask
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionWork, BiasStore
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 from freescale.kernels.attention.triton.launch import Launch
-from freescale.kernels.runtime.launch import kernels_of, start_kernel
+from freescale.kernels.runtime import kernels_of, start_kernel
 
 # Rows and columns that a program works on at a time.
 _PIECE = {"ROWS": 32, "STRIP": BIAS_ROWS}

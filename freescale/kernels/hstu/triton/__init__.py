@@ -1,0 +1,1 @@
+"""Triton kernels of an HSTU step beside attention."""

@@ -1,0 +1,1 @@
+"""The id kernels on a GPU."""

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freescale.kernels.attention.layout import ByLength
-from freescale.kernels.runtime.launch import start_kernel
+from freescale.kernels.runtime import start_kernel
 
 # Most values that are added one after the other.
 LIMIT = 64
@@ -134,15 +133,18 @@ def sum_by_slot(
     return out
 
 
-def sum_by_place(values: Tensor, sequences: ByLength, num_places: int) -> Tensor:
-    """[num_places, width] sum of the tokens' values at each place of the sequences, in float32 or better."""
+def sum_by_place(values: Tensor, first: Tensor, reach: Tensor, num_places: int) -> Tensor:
+    """[num_places, width] sum of the tokens' values at each place of the sequences, in float32 or better.
+
+    Sequences come longest first: `first` are their first tokens, `reach` tells how many have a token at each place.
+    """
     values = values.contiguous()
     width = values.shape[1]
     out = values.new_empty(num_places, width, dtype=_wide(values.dtype))
     block = _block(width, 128)
-    tensors = {"X": values, "First": sequences.first, "Reach": sequences.reach, "Out": out}
+    tensors = {"X": values, "First": first, "Reach": reach, "Out": out}
     shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": 32, "num_warps": 4}
-    numbers = {"longest": sequences.reach.shape[0]}
+    numbers = {"longest": reach.shape[0]}
     start_kernel(place_kernel, (num_places, -(-width // block)), tensors, numbers, shape)
     return out
 

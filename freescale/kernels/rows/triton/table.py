@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freescale.kernels.runtime.launch import start_kernel
+from freescale.kernels.runtime import start_kernel
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.balance.min_moves import min_moves
+from freescale.balance.fewest_moves import min_moves
 from freescale.errors import PlanError
 
 
