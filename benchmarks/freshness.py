@@ -34,9 +34,9 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding.eviction import TTL
 from freescale.embedding.id_map import HashMap, IdMap
 from freescale.embedding.optimizer import Adam
-from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.embedding.table import as_compute
 from freescale.kernels import SequenceLayout
 from freescale.kernels.id_table.layout import make_layout
@@ -156,7 +156,7 @@ def make_table(side: str, days: list[Day], rows: int, *, ttl: int) -> tuple[Shar
         name=TABLE, num_rows=layout.num_rows, row_group=layout.bucket_rows, dim=DIM, optimizer=Adam()
     )
     embedding = ShardedEmbedding([spec])
-    return embedding, OwnedIds(embedding, TABLE, eviction=TTL(ttl) if side == "zero collision" else None)
+    return embedding, ShardedIdMap(embedding, TABLE, eviction=TTL(ttl) if side == "zero collision" else None)
 
 
 def batches(day: Day, seed: int) -> Iterator[SequenceBatch]:

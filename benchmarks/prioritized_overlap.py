@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from freescale.comm.traffic.priority import Lanes
+from freescale.comm.traffic.priority import Channels
 from freescale.comm.transport import Transport
-from freescale.comm.transports.local_sockets import LocalTransport
+from freescale.comm.transports.local_sockets import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from freescale.embedding.id_map import DirectMap
 from freescale.embedding.optimizer import RowwiseAdagrad
@@ -67,21 +67,21 @@ def make_table(rows: int, dim: int, transport: Transport) -> ShardedEmbedding:
     return ShardedEmbedding([spec], group=dist.group.WORLD, transport=transport)
 
 
-def make_lanes(link: Link | None) -> tuple[Transport, Lanes]:
+def make_lanes(link: Link | None) -> tuple[Transport, Channels]:
     """The transport of the plain path and the lanes of the prioritized one, behind one link."""
     made: list[Transport] = []
     for _ in range(3):
-        transport: Transport = LocalTransport(dist.group.WORLD)
+        transport: Transport = SocketTransport(dist.group.WORLD)
         transport.exchange_counts(torch.zeros(transport.num_ranks, dtype=torch.int64))
         made.append(transport if link is None else ThrottledTransport(transport, link))
-    return made[0], Lanes(express=made[1], bulk=made[2], ids=made[2])
+    return made[0], Channels(express=made[1], bulk=made[2], ids=made[2])
 
 
 def train(
     table: ShardedEmbedding,
     batches: list[torch.Tensor],
     *,
-    lanes: Lanes | None,
+    channels: Channels | None,
     compute_s: float = 0.0,
 ) -> Iterator[tuple[float, Any]]:
     """(seconds, traffic) of every step, prioritized where lanes are given. A third of the compute is the forward."""
@@ -89,9 +89,9 @@ def train(
         iter(batches),
         embedding=table,
         rows_of=lambda rows: {"item": rows},
-        prioritized=lambda step: lanes is not None,
+        prioritized=lambda step: channels is not None,
         chunk_mb=CHUNK_MB,
-        lanes=lanes or Lanes(express=table.transport, bulk=table.transport, ids=table.transport),
+        channels=channels or Channels(express=table.transport, bulk=table.transport, ids=table.transport),
     )
     with pipeline:
         last = time.perf_counter()
@@ -110,10 +110,10 @@ def check(rank: int, num_ranks: int) -> bool:
     """Both ways on the same batches: the same bits in every table row and its state?"""
     made = ZipfBatches(rows=5000, exponent=1.0, events=4000 * num_ranks, num_ranks=num_ranks)
     batches = [made.rows(step, rank) for step in range(25)]
-    transport, lanes = make_lanes(None)
+    transport, channels = make_lanes(None)
     tables = [make_table(5000, 16, transport) for _ in range(2)]
-    for table, way in zip(tables, (None, lanes)):
-        list(train(table, batches, lanes=way))
+    for table, way in zip(tables, (None, channels)):
+        list(train(table, batches, channels=way))
     plain, ours = (table.tables["item"] for table in tables)
     same = torch.equal(plain.weight, ours.weight)
     return same and torch.equal(plain.state["square_sum"], ours.state["square_sum"])
@@ -123,11 +123,11 @@ def count_bytes(rank: int, num_ranks: int, *, rows: int, exponent: float, events
     """Exposed bytes of one step by way, of this rank; rows are counted on a narrow table and priced at WIDTH."""
     made = ZipfBatches(rows=rows, exponent=exponent, events=events, num_ranks=num_ranks)
     batches = [made.rows(step, rank) for step in range(4)]
-    transport, lanes = make_lanes(None)
+    transport, channels = make_lanes(None)
     moved = {}
-    for way, used in (("plain + dedup", None), ("PEC + dedup", lanes)):
+    for way, used in (("plain + dedup", None), ("PEC + dedup", channels)):
         table = make_table(rows, 1, transport)
-        traffic = [each for _, each in train(table, batches, lanes=used)][2]
+        traffic = [each for _, each in train(table, batches, channels=used)][2]
         narrow = 2 * 4 + (0 if used else ID_BYTES)
         wide = 2 * ROW_BYTES + (0 if used else ID_BYTES)
         # Sent and received are both counted: halve it to get bytes that cross the wire once over all ranks.
@@ -156,15 +156,15 @@ def measure_time(
 ) -> dict[str, list[float]]:
     """Median step time in ms of every round, by way."""
     made = ZipfBatches(rows=rows, exponent=exponent, events=events, num_ranks=num_ranks)
-    transport, lanes = make_lanes(link)
+    transport, channels = make_lanes(link)
     table = make_table(rows, WIDTH, transport)
     times: dict[str, list[float]] = {"compute": [], "plain": [], "prioritized": []}
     for round_ in range(rounds):
         first = round_ * ROUND_STEPS
         batches = [made.rows(step, rank) for step in range(first, first + ROUND_STEPS)]
-        for way, used in (("plain", None), ("prioritized", lanes)):
+        for way, used in (("plain", None), ("prioritized", channels)):
             dist.barrier()
-            seconds = [each for each, _ in train(table, batches, lanes=used, compute_s=compute_s)]
+            seconds = [each for each, _ in train(table, batches, channels=used, compute_s=compute_s)]
             times[way].append(1000 * median(seconds[WARM:-1]))
         began = time.perf_counter()
         for _ in range(ROUND_STEPS):

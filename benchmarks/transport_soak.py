@@ -157,8 +157,11 @@ def as_rank(options: argparse.Namespace) -> None:
             note.write_text(json.dumps(result))
             os._exit(0)
     except Exception as error:
-        told = {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
-        note.write_text(json.dumps(told))
+        describe_transport = {
+            "error": f"{type(error).__name__}: {error}",
+            "seconds": time.monotonic() - began,
+        }
+        note.write_text(json.dumps(describe_transport))
         os._exit(1)
 
 

@@ -102,8 +102,8 @@ def check() -> None:
     ids = random_ids(1_000_000, seed=1)
     here = torch.full((layout.held_rows,), EMPTY)
     id_probe.claim(ids.cpu().unique(), here, None, layout)
-    there, settled = empty_table(layout)
-    rows, _ = id_probe.claim(ids, there, settled, layout)
+    there, occupied = empty_table(layout)
+    rows, _ = id_probe.claim(ids, there, occupied, layout)
     assert torch.equal(there.cpu(), here)
     assert torch.equal(rows.cpu(), id_probe.find(ids.cpu(), here, layout))
     for mode in ("max", "add", "set"):
@@ -128,7 +128,7 @@ def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any
     layout = make_layout(num_rows, max_probe=128)
     ids = random_ids(int(layout.held_slots * load), seed=2)
     strangers = random_ids(len(ids), seed=3) | (1 << 62)
-    identity, settled = empty_table(layout)
+    identity, occupied = empty_table(layout)
     rows = torch.empty_like(ids)
     new = torch.empty_like(ids, dtype=torch.int8)
     used, score = use_marks(layout, "cuda")
@@ -137,11 +137,11 @@ def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any
 
     def fresh() -> None:
         identity.fill_(EMPTY)
-        settled.zero_()
+        occupied.zero_()
         rows.fill_(-1)
 
     def insert() -> None:
-        probe_triton.launch_claim(ids, identity, settled, rows, new, layout, claim_tiles)
+        probe_triton.launch_claim(ids, identity, occupied, rows, new, layout, claim_tiles)
 
     def find(asked: Tensor, marks: Tensor | None = None) -> Tensor:
         return probe_triton.find(asked, identity, layout, marks=marks, tiles=find_tiles)
@@ -263,7 +263,7 @@ def copy_rate() -> float:
 
 def empty_table(layout: SlotLayout) -> tuple[Tensor, Tensor]:
     identity = torch.full((layout.held_rows,), EMPTY, device="cuda")
-    return identity, id_probe.settled_bits(identity)
+    return identity, id_probe.occupied_bits(identity)
 
 
 def use_marks(layout: SlotLayout, device: str) -> tuple[Tensor, Tensor]:

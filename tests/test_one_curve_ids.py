@@ -12,7 +12,7 @@ import torch
 
 from freescale.app.commands import evaluate_run, export_run, known_items
 from freescale.embedding.id_stats import COUNTS
-from freescale.embedding.owned_ids import OwnedIds
+from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.recipe.load import load_config
 from freescale.train.export import load_export
 from freescale.train.loop import train
@@ -71,7 +71,7 @@ def test_the_numbers_in_the_log_are_true() -> None:
     asked: list[int] = []
     evicted: list[int] = []
     ids = run.id_map
-    assert isinstance(ids, OwnedIds)
+    assert isinstance(ids, ShardedIdMap)
     resolve, assign = ids.rows, ids.map.assign
 
     def count(batch: torch.Tensor, *, step: int | None = None) -> torch.Tensor:

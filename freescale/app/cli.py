@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from freescale.app.exit_codes import run_to_its_end
+from freescale.app.exit_codes import run_to_exit_code
 from freescale.errors import FreeScaleError
 
 app = typer.Typer(
@@ -453,7 +453,7 @@ def main() -> None:
     # torch's threads spin while they wait for each other. On a machine that does other work, too, sleeping instead
     # trained 2.7 times as many tokens a second (2 busy cores). It must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    run_to_its_end(app)
+    run_to_exit_code(app)
 
 
 def _split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from freescale.errors import FreeScaleError
 
 
-def run_to_its_end(command: Callable[[], object]) -> None:
+def run_to_exit_code(command: Callable[[], object]) -> None:
     """Run a command; a problem the user can fix is printed without a traceback and ends with exit code 1."""
     from freescale.comm.world import note_failure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from freescale.comm.transports import told
+from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
 from freescale.data import SequenceSource
 from freescale.embedding import plan_rows
@@ -51,7 +51,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
         facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
     if run.ranks.num_ranks > 1 and plans:
-        facts["run"]["rows travel by"] = told(run.embedding.transport)
+        facts["run"]["rows travel by"] = describe_transport(run.embedding.transport)
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         backend_of,
         only_queues,
         own_group,
-        speaks,
+        supports_device,
     )
 else:
     __getattr__, __dir__ = open_door(__name__)

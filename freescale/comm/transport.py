@@ -137,7 +137,7 @@ def only_queues(transport: Transport) -> bool:
     return bool(getattr(transport, "queued", False))
 
 
-def speaks(group: dist.ProcessGroup, device: torch.device | str) -> bool:
+def supports_device(group: dist.ProcessGroup, device: torch.device | str) -> bool:
     """Whether a group exchanges tensors of a device where they are: gloo those of a CPU, NCCL those of a GPU."""
     return torch.device(device).type == "cpu" or backend_of(group, device).startswith("nccl")
 

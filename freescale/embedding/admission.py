@@ -88,11 +88,11 @@ class ExactCounts:
         self._count = torch.zeros(rows, dtype=torch.int64, device=device)
         self._used = torch.full((rows,), LONG_AGO, dtype=torch.int32, device=device)
         self._seen = torch.full((rows,), LONG_AGO, dtype=torch.int64, device=device)
-        self._settled = id_table.settled_bits(self._identity)
+        self._occupied_bits = id_table.occupied_bits(self._identity)
 
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
         """Count distinct ids, ascending, once more; True where one was seen often enough."""
-        rows, new = id_table.claim(ids, self._identity, self._settled, self._layout)
+        rows, new = id_table.claim(ids, self._identity, self._occupied_bits, self._layout)
         self._count[new] = 0
         self._see(rows[rows >= 0], batch)
         outside = (rows < 0).nonzero().flatten()
@@ -125,7 +125,7 @@ class ExactCounts:
 
     def restored(self) -> None:
         """The bits follow from the ids."""
-        self._settled = id_table.settled_bits(self._identity)
+        self._occupied_bits = id_table.occupied_bits(self._identity)
 
     def _see(self, rows: Tensor, batch: int) -> None:
         self._count[rows] += 1

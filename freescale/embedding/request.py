@@ -22,7 +22,7 @@ from freescale.comm import Transport
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
-from freescale.kernels.rows import distinct, shared
+from freescale.kernels.rows import shared, unique
 from freescale.kernels.runtime import on_device
 
 
@@ -64,30 +64,30 @@ class Request:
 
     Args:
         table: its name.
-        slots: where each id asked for stands in `distinct`.
-        distinct: [U] row numbers, ascending.
+        inverse: where each id asked for stands in `unique`.
+        unique: [U] row numbers, ascending.
         send: distinct rows asked from each rank.
         largest: the most rows any rank asks from any other, over all pairs; the same number on every rank.
         wanted: [W] local rows asked from this rank, by asking rank.
         receive: how many of them each rank asked for.
         owned: [O] distinct rows among `wanted`, ascending.
-        owned_slot: [W] the place of each of `wanted` in `owned`.
+        owned_inverse: [W] the place of each of `wanted` in `owned`.
     """
 
     table: str
-    slots: Tensor
-    distinct: Tensor
+    inverse: Tensor
+    unique: Tensor
     send: list[int]
     largest: int
     wanted: Tensor
     receive: list[int]
     owned: Tensor
-    owned_slot: Tensor
+    owned_inverse: Tensor
 
     def whole(self) -> Part:
         """All rows as one part."""
-        places = torch.arange(len(self.distinct))
-        return Part(places, self.send, self.wanted, self.receive, self.owned, self.owned_slot)
+        places = torch.arange(len(self.unique))
+        return Part(places, self.send, self.wanted, self.receive, self.owned, self.owned_inverse)
 
     def split(self, overlap: Overlap) -> tuple[Part, Part]:
         """The rows marked, and the others."""
@@ -95,10 +95,12 @@ class Request:
 
         asked, owned = overlap.asked.numpy(), overlap.owned.numpy()
         send, receive = (np.array(each, np.int64) for each in (self.send, self.receive))
-        slots, rows = self.owned_slot.numpy(), self.wanted.numpy()
+        inverse, rows = self.owned_inverse.numpy(), self.wanted.numpy()
         places_in, places_out, send_in = split_places(asked, send)
         owned_in, owned_out, number = split_values(owned, self.owned.numpy())
-        rows_in, slots_in, rows_out, slots_out, receive_in = split_wanted(owned, number, rows, slots, receive)
+        rows_in, slots_in, rows_out, slots_out, receive_in = split_wanted(
+            owned, number, rows, inverse, receive
+        )
         return (
             _part(send_in, receive_in, places_in, rows_in, owned_in, slots_in),
             _part(send - send_in, receive - receive_in, places_out, rows_out, owned_out, slots_out),
@@ -113,40 +115,40 @@ class Overlap:
     owned: Tensor
 
 
-def exchange_ids(plan: TablePlan, rows: Tensor, *, lane: Transport) -> Request:
+def exchange_ids(plan: TablePlan, rows: Tensor, *, channel: Transport) -> Request:
     """Tell the owners which rows of a table this rank's batch needs; every rank must call it."""
     check_whole(rows, what="rows")
-    wanted_here, slots = distinct(rows.long())
+    wanted_here, inverse = unique(rows.long())
     check_range(plan.spec, wanted_here)
     counts = torch.searchsorted(wanted_here, torch.tensor(plan.edges())).diff()
     # Beside its count everybody gets the sender's largest one, so that all ranks know the largest of all.
     told = torch.stack([counts, counts.max().expand_as(counts)], dim=1)
-    ones = [1] * lane.num_ranks
-    heard = lane.start(told, send=ones, receive=ones).wait()
+    ones = [1] * channel.num_ranks
+    heard = channel.start(told, send=ones, receive=ones).wait()
     send, receive = counts.tolist(), heard[:, 0].tolist()
-    wanted = lane.start(wanted_here, send=send, receive=receive).wait() - plan.block(lane.rank)[0]
-    owned, owned_slot = distinct(wanted)
+    wanted = channel.start(wanted_here, send=send, receive=receive).wait() - plan.block(channel.rank)[0]
+    owned, owned_inverse = unique(wanted)
     return Request(
         table=plan.spec.name,
-        slots=slots,
-        distinct=wanted_here,
+        inverse=inverse,
+        unique=wanted_here,
         send=send,
         largest=int(heard[:, 1].max()),
         wanted=wanted,
         receive=receive,
         owned=owned,
-        owned_slot=owned_slot,
+        owned_inverse=owned_inverse,
     )
 
 
-def find_overlap(before: Request, after: Request, *, lane: Transport) -> tuple[Overlap, Overlap]:
+def find_overlap(before: Request, after: Request, *, channel: Transport) -> tuple[Overlap, Overlap]:
     """The rows that two batches share, marked in each of them; one bit for every distinct id and batch travels."""
     marks = shared(before.owned, after.owned)
-    told = [mark[request.owned_slot].numpy() for mark, request in zip(marks, (before, after))]
+    told = [mark[request.owned_inverse].numpy() for mark, request in zip(marks, (before, after))]
     asked, receive = (before.send, after.send), (before.receive, after.receive)
     message, sizes = _pack(told, receive)
     coming = [sum(map(_bytes, pair)) for pair in zip(*asked)]
-    heard = lane.start(torch.from_numpy(message), send=sizes, receive=coming).wait()
+    heard = channel.start(torch.from_numpy(message), send=sizes, receive=coming).wait()
     bits = _unpack(heard.numpy(), asked)
     first, second = (Overlap(torch.from_numpy(bit), mark) for bit, mark in zip(bits, marks))
     return first, second

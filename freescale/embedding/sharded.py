@@ -25,32 +25,32 @@ from torch.distributed.tensor import DTensor, Shard
 from freescale import trace
 from freescale.comm import Transport, agree_on_counts
 from freescale.comm.transports import make_transport
-from freescale.comm.world import add_up
+from freescale.comm.world import all_reduce
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range
 from freescale.embedding.table import EmbeddingTable, as_compute
 from freescale.errors import DataError
-from freescale.kernels.rows import distinct, sum_by_row, take
+from freescale.kernels.rows import sum_by_row, take, unique
 from freescale.trace import compute, stage
 
 
 @dataclass(frozen=True)
-class Found:
+class UniqueRows:
     """The distinct rows of one batch, of which nothing has been read yet.
 
     Args:
-        distinct: [U] row numbers, ascending.
-        slots: where each id asked for stands among them; same shape as the ids.
+        unique: [U] row numbers, ascending.
+        inverse: where each id asked for stands among them; same shape as the ids.
     """
 
-    distinct: Tensor
-    slots: Tensor
+    unique: Tensor
+    inverse: Tensor
 
-    def to(self, device: torch.device) -> Found:
+    def to(self, device: torch.device) -> UniqueRows:
         """The same on a device; the copies only queue."""
-        distinct, slots = (x.to(device, non_blocking=True) for x in (self.distinct, self.slots))
-        return Found(distinct, slots)
+        unique, inverse = (x.to(device, non_blocking=True) for x in (self.unique, self.inverse))
+        return UniqueRows(unique, inverse)
 
 
 @dataclass
@@ -60,26 +60,26 @@ class Lookup:
     Args:
         table: name of the table.
         rows: [U, dim] leaf with requires_grad; its `.grad` after backward is what goes home.
-        slots: where each id asked for stands in `rows`; same shape as the ids.
-        distinct: [U] row numbers, ascending.
+        inverse: where each id asked for stands in `rows`; same shape as the ids.
+        unique: [U] row numbers, ascending.
         send: distinct rows asked from each rank.
         receive: rows each rank asked from this one.
         owned: distinct local rows this rank will update.
-        owned_slot: for every row asked from this rank, its place in `owned`.
+        owned_inverse: for every row asked from this rank, its place in `owned`.
     """
 
     table: str
     rows: Tensor
-    slots: Tensor
-    distinct: Tensor
+    inverse: Tensor
+    unique: Tensor
     send: list[int] = field(default_factory=list)
     receive: list[int] = field(default_factory=list)
     owned: Tensor | None = None
-    owned_slot: Tensor | None = None
+    owned_inverse: Tensor | None = None
 
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
-        return take(self.rows, self.slots)
+        return take(self.rows, self.inverse)
 
     def gradient(self) -> Tensor:
         """[U, dim] what goes home after the backward; zeros where nothing depended on the rows."""
@@ -140,12 +140,12 @@ class ShardedEmbedding:
         self._num_steps += 1
         home: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for lookup in self._pending:
-            home.setdefault(lookup.table, []).append(self._send_home(lookup))
+            home.setdefault(lookup.table, []).append(self._scatter_gradients(lookup))
         for name, parts in home.items():
-            self.tables[name].apply(*_add_up(parts), lr=lr, step=self._num_steps)
+            self.tables[name].apply(*_merge_gradients(parts), lr=lr, step=self._num_steps)
         self._pending = []
 
-    def find(self, name: str, asked: Tensor) -> Found:
+    def find(self, name: str, asked: Tensor) -> UniqueRows:
         """The distinct rows of one batch: a matter of its ids alone, so it can be done under the compute of another.
 
         Ids on the CPU are sorted there, from any thread, and nobody waits for a GPU.
@@ -153,22 +153,22 @@ class ShardedEmbedding:
         spec = self.plan_of(name).spec
         check_whole(asked, what="rows")
         with compute("find distinct rows"):
-            found = Found(*distinct(asked.long()))
-        check_range(spec, found.distinct)
+            found = UniqueRows(*unique(asked.long()))
+        check_range(spec, found.unique)
         if self.device.type == "cuda" and not asked.is_cuda:
-            return Found(found.distinct.pin_memory(), found.slots.pin_memory())
+            return UniqueRows(found.unique.pin_memory(), found.inverse.pin_memory())
         return found
 
-    def lookup(self, name: str, asked: Tensor | Found, *, settled: bool = False) -> Lookup:
-        """Fetch the distinct rows of one batch from their owners; `settled`: no update of theirs is under way."""
-        if not settled:
-            self.settle()
+    def lookup(self, name: str, asked: Tensor | UniqueRows, *, updates_done: bool = False) -> Lookup:
+        """Fetch the distinct rows of one batch from their owners; `updates_done`: no update of theirs is under way."""
+        if not updates_done:
+            self.wait_for_updates()
         plan, table = self.plan_of(name), self.tables[name]
-        found = (asked if isinstance(asked, Found) else self.find(name, asked)).to(self.device)
-        rows, slots = found.distinct, found.slots
+        found = (asked if isinstance(asked, UniqueRows) else self.find(name, asked)).to(self.device)
+        rows, inverse = found.unique, found.inverse
         if plan.replicated:
             with compute("gather rows"):
-                return Lookup(name, as_leaf(table.gather(rows)), slots, rows)
+                return Lookup(name, as_leaf(table.gather(rows)), inverse, rows)
         with stage("exchange counts"):
             send_counts = torch.searchsorted(rows, self._edges[name]).diff()
             send, receive = agree_on_counts(self.transport, send_counts)
@@ -179,25 +179,25 @@ class ShardedEmbedding:
         with stage("exchange rows"):
             arriving = self.transport.start(gathered, send=receive, receive=send)
             with compute("find own rows"):
-                owned, owned_slot = distinct(wanted)  # needed for the update only, so done while rows travel
-            return Lookup(name, as_leaf(arriving.wait()), slots, rows, send, receive, owned, owned_slot)
+                owned, owned_inverse = unique(wanted)  # needed for the update only, so done while rows travel
+            return Lookup(name, as_leaf(arriving.wait()), inverse, rows, send, receive, owned, owned_inverse)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
-        rows, summed = self._send_home(lookup)
+        rows, summed = self._scatter_gradients(lookup)
         with compute("update rows"):
             self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
-        self.settle()
+        self.wait_for_updates()
         return {
             f"{name}.{part}": self.global_view(name, values)
             for name, plan in self.plans.items()
             for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
         }
 
-    def settle(self) -> None:
+    def wait_for_updates(self) -> None:
         """Wait for updates that a pipeline still has under way; `lookup` and `state_dict` do it themselves."""
         if self.before_reading is not None:
             self.before_reading()
@@ -228,29 +228,29 @@ class ShardedEmbedding:
             first_row=first,
         )
 
-    def _send_home(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
+    def _scatter_gradients(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
         """The local rows that any rank looked up, and the sums of their gradients in rank order."""
         grad = lookup.gradient()
         if self.plans[lookup.table].replicated:
             return self._sum_replicated(lookup, grad)
         assert lookup.owned is not None
-        assert lookup.owned_slot is not None
+        assert lookup.owned_inverse is not None
         with stage("send row gradients home"):
             home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
         with compute("sum row gradients"):
-            return lookup.owned, sum_by_row(lookup.owned_slot, home, len(lookup.owned))
+            return lookup.owned, sum_by_row(lookup.owned_inverse, home, len(lookup.owned))
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
         if self.num_ranks == 1:
-            return lookup.distinct, grad
+            return lookup.unique, grad
         num_rows = self.plans[lookup.table].spec.num_rows
         # The extra column counts who touched the row: a zero gradient still ages a row's moments.
         dense = grad.new_zeros(num_rows, grad.shape[1] + 1)
-        dense[lookup.distinct] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
+        dense[lookup.unique] = torch.cat([grad, grad.new_ones(len(grad), 1)], dim=1)
         arrival = trace.arrive("sum replicated rows", on_device=dense.is_cuda)
         assert self.group is not None
-        add_up(dense, group=self.group)
+        all_reduce(dense, group=self.group)
         if arrival is not None:
             trace.waited(arrival, arrival.mark, on_device=dense.is_cuda)
         rows = dense[:, -1].nonzero().flatten()
@@ -284,12 +284,12 @@ class ShardedEmbedding:
         )
 
 
-def _add_up(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _merge_gradients(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Distinct rows of several (rows, gradients), and the sums of their gradients in the order given."""
     if len(parts) == 1:
         return parts[0]
-    rows, slots = distinct(torch.cat([rows for rows, _ in parts]))
-    return rows, sum_by_row(slots, torch.cat([grad for _, grad in parts]), len(rows))
+    rows, inverse = unique(torch.cat([rows for rows, _ in parts]))
+    return rows, sum_by_row(inverse, torch.cat([grad for _, grad in parts]), len(rows))
 
 
 def as_leaf(rows: Tensor) -> Tensor:

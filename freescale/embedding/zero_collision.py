@@ -16,7 +16,7 @@ from freescale.embedding.id_stats import COUNTS, histogram
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels import id_table
 from freescale.kernels.id_table import EMPTY, SlotLayout, make_layout
-from freescale.kernels.rows import distinct
+from freescale.kernels.rows import unique
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ZeroCollisionMap:
         self.guard = guard
         rows = self.layout.held_rows
         self._identity = torch.full((rows,), EMPTY, dtype=torch.int64, device=device)
-        self._settled = id_table.settled_bits(self._identity) if self._identity.is_cuda else None
+        self._occupied_bits = id_table.occupied_bits(self._identity) if self._identity.is_cuda else None
         self._used = torch.full((rows if eviction else 0,), LONG_AGO, dtype=torch.int32, device=device)
         self._score = torch.full((rows if eviction else 0,), self._blank, dtype=torch.int64, device=device)
         self._admission = make_admission(admission, self.layout, min_batches=admit_after, device=device)
@@ -128,7 +128,7 @@ class ZeroCollisionMap:
         admitted = self._admit(flat, batch)
         asked = flat if admitted is None else flat[admitted]
         ttl = ttl if admitted is None or not isinstance(ttl, Tensor) else ttl[admitted]
-        rows, new_rows = id_table.claim(asked, self._identity, self._settled, self.layout)
+        rows, new_rows = id_table.claim(asked, self._identity, self._occupied_bits, self.layout)
         self.occupied += len(new_rows)
         new_ids, evicted = self._identity[new_rows], flat[:0]
         if self.eviction is not None:
@@ -178,8 +178,8 @@ class ZeroCollisionMap:
     def restored(self) -> None:
         """The tensors of `state_dict` were filled from a checkpoint: bring the rest in line with them."""
         self.occupied = int((self._identity != EMPTY).sum())
-        if self._settled is not None:
-            self._settled = id_table.settled_bits(self._identity)
+        if self._occupied_bits is not None:
+            self._occupied_bits = id_table.occupied_bits(self._identity)
         if self._admission is not None:
             self._admission.restored()
         self._counts.zero_()
@@ -226,7 +226,7 @@ class ZeroCollisionMap:
         if self._admission is None:
             return None
         known = id_table.find(flat, self._identity, self.layout) >= 0
-        missing, slots = distinct(flat[~known])
+        missing, slots = unique(flat[~known])
         if len(missing):
             known[~known] = self._admission.admitted(missing, batch=batch)[slots]
         return known
@@ -243,7 +243,7 @@ class ZeroCollisionMap:
         outside = (rows < 0).nonzero().flatten()
         if len(outside) == 0:
             return rows[:0], asked[:0]
-        wanting, slots = distinct(asked[outside])
+        wanting, slots = unique(asked[outside])
         taken, gone = id_table.evict(
             wanting,
             self._identity,

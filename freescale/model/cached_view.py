@@ -17,12 +17,12 @@ from torch import Tensor
 from freescale.data import Ints, SequenceBatch
 from freescale.kernels.attention import (
     CachedPlan,
-    Room,
+    KeyValueBuffer,
     block_for,
     cached_attention,
-    can_fuse,
+    can_fuse_cached,
     for_every_head,
-    numbered,
+    group_index,
     tile_table,
     time_bucket,
 )
@@ -51,15 +51,15 @@ class CachedView:
         device: torch.device,
         keep: KeepKeys | None = None,
         fused: bool | None = None,
-        room: Room | None = None,
+        room: KeyValueBuffer | None = None,
     ) -> None:
         self._batch, self._caches, self._keep, self._device, self._fused = batch, caches, keep, device, fused
         lengths = batch.lengths.numpy()
         self._fill = room is not None
-        self._room = room or Room(
+        self._room = room or KeyValueBuffer(
             len(lengths), int(lengths.max(initial=0)), int(caches.counts.max(initial=0))
         )
-        user, number = numbered(lengths)
+        user, number = group_index(lengths)
         places = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
         places[: batch.num_tokens] = number + caches.ends[user]
         self.places = to_device(places, device=device)[0]
@@ -140,7 +140,7 @@ class CachedView:
     def _by_kernel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> bool:
         if self._keep is not None:
             self._keep(layer, k, v)
-        return can_fuse(q, v) if self._fused is None else self._fused
+        return can_fuse_cached(q, v) if self._fused is None else self._fused
 
     def _kept(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Cached keys and values of a layer; where nobody has any, something of the right kind that is not read."""

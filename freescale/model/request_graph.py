@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
-from freescale.kernels.attention import Room
+from freescale.kernels.attention import KeyValueBuffer
 from freescale.model.cached_view import CachedView
 from freescale.model.compressor import Compressor
 from freescale.model.packed_caches import PackedCaches
@@ -48,7 +48,7 @@ class RequestGraph:
         record: Callable[[Pass], Pass] | None = None,
     ) -> None:
         self._compressor, self._store = compressor, store
-        self._room = Room(users, recent, int(store.counts.max(initial=0)))
+        self._room = KeyValueBuffer(users, recent, int(store.counts.max(initial=0)))
         device = store.keys.device
         self._vectors = torch.zeros(users * recent, dim, device=device)
         never = torch.zeros(users * recent, dtype=torch.int64, device=device)

@@ -28,12 +28,12 @@ from freescale.trace import (
     ProfilerTrace,
     RankSpans,
     Span,
-    add_up,
     clock_offsets,
     collective_keys,
     lateness,
     read_profiler_traces,
     split_step,
+    total,
     union,
 )
 
@@ -65,11 +65,11 @@ class TraceAccount:
 
     def parts(self) -> dict[int, Parts]:
         """Rank -> where its time went."""
-        return {rank: add_up(step.parts for step in steps) for rank, steps in self.ranks.items()}
+        return {rank: total(step.parts for step in steps) for rank, steps in self.ranks.items()}
 
     def account(self) -> Account:
         """All ranks together."""
-        everybody = add_up(self.parts().values())
+        everybody = total(self.parts().values())
         num_steps = max(len(steps) for steps in self.ranks.values())
         shares = {name: everybody.share(name) for name in ("compute", *CAUSES)}
         return Account(num_steps, 1000 * everybody.total / len(self.ranks) / num_steps, shares)

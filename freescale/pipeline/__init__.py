@@ -7,7 +7,7 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.pipeline.adaptive import Switch
     from freescale.pipeline.ahead import AHEAD
-    from freescale.pipeline.flight import Traffic
+    from freescale.pipeline.in_flight import Traffic
     from freescale.pipeline.loader import load_batches
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
     from freescale.pipeline.schedule import (
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         ReadyBatch,
         Schedule,
         ids_of,
-        with_places,
+        with_indices,
         with_slots,
     )
 else:

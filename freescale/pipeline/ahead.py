@@ -84,7 +84,7 @@ class Ahead(Generic[T]):
             wait_for(made.there)
             yield made.batch
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until the thread has nothing to do: it reads the data set, which others want to read."""
         wait(self._coming)
 

@@ -39,14 +39,14 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.comm.traffic import Gate, Lanes, TrafficQueue, open_lanes
+from freescale.comm.traffic import Channels, Gate, TrafficQueue, open_channels
 from freescale.embedding import Lookup, ShardedEmbedding, as_leaf
 from freescale.errors import FreeScaleError
-from freescale.kernels.rows import distinct
-from freescale.pipeline.flight import Flight, ReadyRows, count_plain
+from freescale.kernels.rows import unique
+from freescale.pipeline.in_flight import InFlightBatch, ReadyRows, count_plain
 from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
 from freescale.pipeline.row_moves import RowMoves
-from freescale.pipeline.streams import Waitable, make_side, used_here, wait_for
+from freescale.pipeline.streams import Waitable, make_side, record_stream, wait_for
 from freescale.trace import stage
 
 B = TypeVar("B")
@@ -70,7 +70,7 @@ class PrioritizedPipeline(Generic[B]):
         check: prove the order of reads and updates as it goes (slow).
         chunk_mb: bulk travels in pieces of this size.
         gate: shut by whoever has urgent traffic of another kind under way.
-        lanes: connections, where not those of the embedding's group.
+        channels: connections, where not those of the embedding's group.
 
     Example:
         >>> pipeline = PrioritizedPipeline(batches, embedding=tables, rows_of=lambda b: {"item": b.items})
@@ -92,7 +92,7 @@ class PrioritizedPipeline(Generic[B]):
         check: bool = False,
         chunk_mb: float = 1.0,
         gate: Gate | None = None,
-        lanes: Lanes | None = None,
+        channels: Channels | None = None,
     ) -> None:
         self._batches = iter(batches)
         self._loaded: B | _End | None = None
@@ -101,17 +101,17 @@ class PrioritizedPipeline(Generic[B]):
         self._prioritized, self._look_past = prioritized, look_past
         self._next_step = first_step
         self._last_updated = first_step - 1
-        self._flights: deque[Flight[B]] = deque()
-        self._under_way: dict[int, Flight[B]] = {}
-        self._left: tuple[Flight[B], dict[str, Tensor], float] | None = None
-        self._parked: deque[tuple[Flight[B], Waitable[None]]] = deque()
+        self._flights: deque[InFlightBatch[B]] = deque()
+        self._under_way: dict[int, InFlightBatch[B]] = {}
+        self._left: tuple[InFlightBatch[B], dict[str, Tensor], float] | None = None
+        self._parked: deque[tuple[InFlightBatch[B], Waitable[None]]] = deque()
         self.order: RowOrder = OrderCheck() if check else NoCheck()
         self.queue = TrafficQueue(chunk_bytes=int(chunk_mb * (1 << 20)), gate=gate)
         self._side = make_side(self.queue, embedding.device)
         self._moves = RowMoves(
             embedding,
-            lanes=lanes
-            or open_lanes(embedding.group, device=embedding.device, kind=embedding.transport.name),
+            channels=channels
+            or open_channels(embedding.group, device=embedding.device, kind=embedding.transport.name),
             queue=self.queue,
             side=self._side,
             order=self.order,
@@ -151,7 +151,7 @@ class PrioritizedPipeline(Generic[B]):
         if not flight.prioritized:
             self._update_plainly(flight, ready, lr=lr)
         else:
-            self._send_home(flight, ready, lr=lr)
+            self._scatter_gradients(flight, ready, lr=lr)
         flight.updated = True
         self._last_updated = flight.step
         flight.traffic.exposed_ms += 1000 * (time.perf_counter() - began)
@@ -186,7 +186,7 @@ class PrioritizedPipeline(Generic[B]):
         """Distinct local rows that batches under way use and that may still change, ascending; from any thread."""
         flights = list(self._under_way.values())
         rows = [flight.tables[table].request.owned for flight in flights if table in flight.tables]
-        return distinct(torch.cat(rows))[0] if rows else torch.zeros(0, dtype=torch.int64)
+        return unique(torch.cat(rows))[0] if rows else torch.zeros(0, dtype=torch.int64)
 
     # What happens ahead of the model, and after it.
 
@@ -198,7 +198,7 @@ class PrioritizedPipeline(Generic[B]):
                 return
             self._loaded = None
             before = self._flights[-1] if self._flights else None
-            flight = Flight(
+            flight = InFlightBatch(
                 self._next_step, batch, self._prioritized(self._next_step), hidden=before is not None
             )
             self._flights.append(flight)
@@ -222,7 +222,7 @@ class PrioritizedPipeline(Generic[B]):
         before = self._flights[-1]
         return before.prioritized and self._prioritized(self._next_step) and self._look_past(before.step)
 
-    def _send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
+    def _send_ids(self, flight: InFlightBatch[B], before: InFlightBatch[B] | None) -> None:
         with stage("map ids", step=flight.step + 1):
             flight.asked = self._rows_of(flight.batch)
         self._moves.send_ids(flight, before)
@@ -245,17 +245,17 @@ class PrioritizedPipeline(Generic[B]):
                 continue
             flight.early = self._side.submit(partial(self._fetch_early, flight))
 
-    def _fetch_early(self, flight: Flight[B]) -> dict[str, Tensor]:
+    def _fetch_early(self, flight: InFlightBatch[B]) -> dict[str, Tensor]:
         assert flight.ids is not None
         flight.ids.wait()  # in a thread it is done: jobs run in order
         wait_for(flight.copied)
         return self._moves.fetch_early(flight)
 
-    def _send_parked(self, flight: Flight[B], grads: dict[str, Tensor], lr: float) -> None:
+    def _send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], lr: float) -> None:
         self._moves.send_parked(flight, grads, lr=lr)
         self._under_way.pop(flight.step)
 
-    def _ready(self, flight: Flight[B]) -> ReadyRows[B]:
+    def _ready(self, flight: InFlightBatch[B]) -> ReadyRows[B]:
         """The last moment before the forward: late rows, and everything of a batch without look-ahead."""
         self.queue.check()
         began = time.perf_counter()
@@ -271,21 +271,21 @@ class PrioritizedPipeline(Generic[B]):
             self.flush()
             with stage("look up rows", step=flight.step + 1):
                 lookups = {
-                    name: self._embedding.lookup(name, rows.to(self._embedding.device), settled=True)
+                    name: self._embedding.lookup(name, rows.to(self._embedding.device), updates_done=True)
                     for name, rows in flight.asked.items()
                 }
         flight.traffic.exposed_ms += 1000 * (time.perf_counter() - began)
         return ReadyRows(flight.step, flight.batch, lookups, flight.traffic)
 
-    def _lookup(self, flight: Flight[B], name: str, storage: dict[str, Tensor]) -> Lookup:
+    def _lookup(self, flight: InFlightBatch[B], name: str, storage: dict[str, Tensor]) -> Lookup:
         if name not in storage:
             # A replicated table: it is updated by this thread alone, so nothing of it is under way.
             rows = flight.asked[name].to(self._embedding.device)
-            return self._embedding.lookup(name, rows, settled=True)
+            return self._embedding.lookup(name, rows, updates_done=True)
         table = flight.tables[name]
-        return Lookup(name, as_leaf(used_here(storage[name])), table.slots, table.request.distinct)
+        return Lookup(name, as_leaf(record_stream(storage[name])), table.inverse, table.request.unique)
 
-    def _send_home(self, flight: Flight[B], ready: ReadyRows[B], *, lr: float) -> None:
+    def _scatter_gradients(self, flight: InFlightBatch[B], ready: ReadyRows[B], *, lr: float) -> None:
         """OL gradients now; NOL gradients are left for the next job."""
         if len(self._flights) > 1:
             following = self._flights[1].ids
@@ -304,7 +304,7 @@ class PrioritizedPipeline(Generic[B]):
         else:
             self._under_way.pop(flight.step)
 
-    def _update_plainly(self, flight: Flight[B], ready: ReadyRows[B], *, lr: float) -> None:
+    def _update_plainly(self, flight: InFlightBatch[B], ready: ReadyRows[B], *, lr: float) -> None:
         """A batch without look-ahead: everything travels while the rank stands still."""
         with stage("send gradients home", step=flight.step + 1):
             for lookup in ready.lookups.values():

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from freescale.comm.traffic import Deadline, Lanes, TrafficQueue
+from freescale.comm.traffic import Channels, Deadline, TrafficQueue
 from freescale.embedding import Lookup, Part, ShardedEmbedding, exchange_ids, find_overlap
 from freescale.kernels.rows import sum_by_row
 from freescale.kernels.runtime import on_device, to_host
-from freescale.pipeline.flight import Flight, TableFlight, off_rank_bytes
+from freescale.pipeline.in_flight import InFlightBatch, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
-from freescale.pipeline.streams import CopyStream, Side, used_here
+from freescale.pipeline.streams import BackgroundExecutor, CopyStream, record_stream
 from freescale.trace import compute, stage
 
 B = TypeVar("B")
@@ -26,39 +26,45 @@ class RowMoves:
 
     Args:
         embedding: the tables.
-        lanes: connections.
+        channels: connections.
         queue: whose gate is shut while a rank stands still for rows.
         side: where bulk travels.
         order: hears of every read and update.
     """
 
     def __init__(
-        self, embedding: ShardedEmbedding, *, lanes: Lanes, queue: TrafficQueue, side: Side, order: RowOrder
+        self,
+        embedding: ShardedEmbedding,
+        *,
+        channels: Channels,
+        queue: TrafficQueue,
+        side: BackgroundExecutor,
+        order: RowOrder,
     ) -> None:
         self._embedding = embedding
-        self._lanes, self._queue, self._side = lanes, queue, side
+        self._channels, self._queue, self._side = channels, queue, side
         self._order = order
         self._copies = CopyStream(embedding.device)
 
     # On the communication thread, two batches ahead.
 
-    def send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
+    def send_ids(self, flight: InFlightBatch[B], before: InFlightBatch[B] | None) -> None:
         """Tell the owners what a batch needs, and split it against the batch before."""
         with self._copies.copies():
             self._send_ids(flight, before)
         flight.copied = self._copies.there()
 
-    def _send_ids(self, flight: Flight[B], before: Flight[B] | None) -> None:
+    def _send_ids(self, flight: InFlightBatch[B], before: InFlightBatch[B] | None) -> None:
         for name, rows in sorted(flight.asked.items()):
             plan = self._embedding.plan_of(name)
             if plan.replicated:
                 continue
             self._queue.gate.wait(Deadline.IDS)
             with stage("exchange ids", step=flight.step + 1):
-                request = exchange_ids(plan, to_host(rows), lane=self._lanes.ids)
+                request = exchange_ids(plan, to_host(rows), channel=self._channels.ids)
                 self._order.uses(flight.step, name, request.owned)
-            slots = on_device(request.slots, self._embedding.device)
-            flight.tables[name] = TableFlight(request, early=request.whole(), slots=slots)
+            inverse = on_device(request.inverse, self._embedding.device)
+            flight.tables[name] = TableFlight(request, early=request.whole(), inverse=inverse)
             neighbour = None if before is None else before.tables.get(name)
             with stage("split into OL and NOL", step=flight.step + 1):
                 began = time.perf_counter()
@@ -70,7 +76,7 @@ class RowMoves:
 
     def _split(self, before: TableFlight, after: TableFlight) -> None:
         """Mark what two batches share: it waits in one and hurries in the other."""
-        first, second = find_overlap(before.request, after.request, lane=self._lanes.ids)
+        first, second = find_overlap(before.request, after.request, channel=self._channels.ids)
         before.urgent, before.parked = before.request.split(first)
         after.late, after.early = after.request.split(second)
         device = self._embedding.device
@@ -84,7 +90,7 @@ class RowMoves:
 
     # Beside the training thread, under the compute of another batch.
 
-    def fetch_early(self, flight: Flight[B]) -> dict[str, Tensor]:
+    def fetch_early(self, flight: InFlightBatch[B]) -> dict[str, Tensor]:
         """Fetch the rows the batch before does not touch; storage for all rows of the batch, by table."""
         storage = {}
         with stage("fetch NOL rows", step=flight.step + 1):
@@ -92,7 +98,7 @@ class RowMoves:
                 part = table.early
                 leaving = self._gather(flight, name, part, "fetch NOL rows")
                 arrived = self._side.send(
-                    self._lanes.bulk,
+                    self._channels.bulk,
                     leaving,
                     deadline=Deadline.NOL_ROWS,
                     send=part.receive,
@@ -102,20 +108,20 @@ class RowMoves:
                 if table.late is None:
                     storage[name] = arrived
                 else:
-                    storage[name] = leaving.new_empty(len(table.request.distinct), leaving.shape[1])
-                    storage[name].index_copy_(0, used_here(part.places), arrived)
+                    storage[name] = leaving.new_empty(len(table.request.unique), leaving.shape[1])
+                    storage[name].index_copy_(0, record_stream(part.places), arrived)
                 self._count(flight, part, leaving, exposed=not flight.hidden)
         return storage
 
-    def send_parked(self, flight: Flight[B], grads: dict[str, Tensor], *, lr: float) -> None:
+    def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:
         """Send gradients home that the next batch does not depend on, and apply them as those of their own step."""
         for name, grad in grads.items():
             table, part = flight.tables[name], flight.tables[name].parked
             assert part is not None
             with stage("send NOL gradients", step=flight.step + 1):
-                leaving = used_here(grad).index_select(0, used_here(part.places))
+                leaving = record_stream(grad).index_select(0, record_stream(part.places))
                 home = self._side.send(
-                    self._lanes.bulk,
+                    self._channels.bulk,
                     leaving,
                     deadline=Deadline.NOL_GRADIENTS,
                     send=part.send,
@@ -128,7 +134,7 @@ class RowMoves:
 
     # On the training thread, which stands still meanwhile.
 
-    def fetch_late(self, flight: Flight[B], storage: dict[str, Tensor]) -> None:
+    def fetch_late(self, flight: InFlightBatch[B], storage: dict[str, Tensor]) -> None:
         """Fetch the rows the batch before has just updated."""
         coming = []
         with self._queue.gate.urgent(Deadline.OL_ROWS), stage("fetch OL rows", step=flight.step + 1):
@@ -137,12 +143,14 @@ class RowMoves:
                 if part is not None:
                     leaving = self._gather(flight, name, part, "fetch OL rows")
                     self._count(flight, part, leaving, exposed=True)
-                    pending = self._lanes.express.start(leaving, send=part.receive, receive=part.send)
+                    pending = self._channels.express.start(leaving, send=part.receive, receive=part.send)
                     coming.append((storage[name], part, pending))
             for rows, part, pending in coming:
                 rows.index_copy_(0, part.places, pending.wait())
 
-    def send_urgent(self, flight: Flight[B], lookups: dict[str, Lookup], *, lr: float) -> dict[str, Tensor]:
+    def send_urgent(
+        self, flight: InFlightBatch[B], lookups: dict[str, Lookup], *, lr: float
+    ) -> dict[str, Tensor]:
         """Send gradients home that the next batch depends on, and apply them; the gradients that are left to send."""
         coming, left = [], {}
         gate = self._queue.gate
@@ -158,7 +166,7 @@ class RowMoves:
                     leaving = grad.index_select(0, part.places)
                 self._count(flight, part, leaving, exposed=True)
                 coming.append(
-                    (name, part, self._lanes.express.start(leaving, send=part.send, receive=part.receive))
+                    (name, part, self._channels.express.start(leaving, send=part.send, receive=part.receive))
                 )
             arrived = [(name, part, pending.wait()) for name, part, pending in coming]
         with stage("apply OL gradients", step=flight.step + 1):
@@ -168,29 +176,29 @@ class RowMoves:
 
     # What the stages share.
 
-    def _gather(self, flight: Flight[B], name: str, part: Part, where: str) -> Tensor:
+    def _gather(self, flight: InFlightBatch[B], name: str, part: Part, where: str) -> Tensor:
         self._order.read(flight.step, name, part.rows, stage=where)
         with compute("gather rows"):
-            return self._embedding.tables[name].gather(used_here(part.rows))
+            return self._embedding.tables[name].gather(record_stream(part.rows))
 
-    def _apply(self, flight: Flight[B], name: str, part: Part, home: Tensor, *, lr: float) -> None:
+    def _apply(self, flight: InFlightBatch[B], name: str, part: Part, home: Tensor, *, lr: float) -> None:
         # What arrives stands in rank order, and so it is added up: as without parts.
         with compute("update rows"):
-            summed = sum_by_row(used_here(part.slot), home, len(part.owned))
-            self._embedding.tables[name].apply(used_here(part.owned), summed, lr=lr, step=flight.step + 1)
+            summed = sum_by_row(record_stream(part.slot), home, len(part.owned))
+            self._embedding.tables[name].apply(record_stream(part.owned), summed, lr=lr, step=flight.step + 1)
         self._order.updated(flight.step, name, part.owned, stage="apply gradients")
 
-    def _count(self, flight: Flight[B], part: Part, rows: Tensor, *, exposed: bool) -> None:
+    def _count(self, flight: InFlightBatch[B], part: Part, rows: Tensor, *, exposed: bool) -> None:
         count = off_rank_bytes(part.send, part.receive, self._embedding.rank, rows.shape[1] * rows.itemsize)
         if exposed:
             flight.traffic.exposed_bytes += count
         else:
             flight.traffic.hidden_bytes += count
 
-    def _count_ids(self, flight: Flight[B], name: str) -> None:
+    def _count_ids(self, flight: InFlightBatch[B], name: str) -> None:
         table, rank = flight.tables[name], self._embedding.rank
         request, traffic = table.request, flight.traffic
-        traffic.distinct_rows += len(request.distinct)
+        traffic.distinct_rows += len(request.unique)
         traffic.shared_rows += 0 if table.late is None else len(table.late.places)
         moved = off_rank_bytes(request.send, request.receive, rank, _ID_BYTES)
         moved += 2 * _COUNT_BYTES * (len(request.send) - 1)

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import Found, IdMap, Lookup, ShardedEmbedding
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
 from freescale.pipeline.ahead import Ahead
-from freescale.pipeline.flight import ReadyRows, Traffic, count_plain
+from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.prioritized import PrioritizedPipeline
-from freescale.pipeline.streams import used_here
+from freescale.pipeline.streams import record_stream
 
 TABLE = "item"
 
@@ -80,13 +80,13 @@ class _Prepared:
 
     planned: PlannedBatch
     batch: SequenceBatch
-    found: Found | None
+    found: UniqueRows | None
 
-    def used_here(self) -> None:
+    def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
-        found = () if self.found is None else (self.found.distinct, self.found.slots)
+        found = () if self.found is None else (self.found.unique, self.found.inverse)
         for tensor in (*found, *self.batch.tokens.values(), *self.batch.samples.values()):
-            used_here(tensor)
+            record_stream(tensor)
 
 
 class PlainSchedule:
@@ -126,7 +126,7 @@ class PlainSchedule:
         """Batches with their rows; take the next one only after `update` of the last."""
         for prepared in iter(self._prepare, None) if self._ahead is None else self._ahead:
             if self._ahead is not None:
-                prepared.used_here()
+                prepared.record_stream()
             (plan, loaded), found = prepared.planned, prepared.found
             yield ReadyBatch(plan, prepared.batch, fetch(found, self._embedding), loaded=loaded)
 
@@ -140,7 +140,7 @@ class PlainSchedule:
     def flush(self) -> None:
         """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
         if self._ahead is not None:
-            self._ahead.settle()
+            self._ahead.wait_until_idle()
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class PrioritizedSchedule:
         for ready in self.pipeline:
             self._taken = ready
             (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
-            placed = with_places(batch.to(self._device, non_blocking=True), lookup.slots)
+            placed = with_indices(batch.to(self._device, non_blocking=True), lookup.inverse)
             yield ReadyBatch(plan, placed, lookup, ready.traffic, loaded=batch)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
@@ -235,17 +235,17 @@ def find_rows(
     device: torch.device,
     *,
     step: int | None = None,
-) -> tuple[Found | None, SequenceBatch]:
+) -> tuple[UniqueRows | None, SequenceBatch]:
     """The distinct rows of everything a batch mentions, and the batch on its device, with places in them."""
     if not embedding.plans:
         return None, batch.to(device, non_blocking=True)
     # Ids are mapped and made distinct where the map lives. Formulas work on the CPU, where ids come from: nobody waits
     # for the GPU to learn how many rows are distinct.
     found = embedding.find(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step)).to(device)
-    return found, with_places(batch.to(device, non_blocking=True), found.slots)
+    return found, with_indices(batch.to(device, non_blocking=True), found.inverse)
 
 
-def fetch(found: Found | None, embedding: ShardedEmbedding) -> Lookup:
+def fetch(found: UniqueRows | None, embedding: ShardedEmbedding) -> Lookup:
     """The values of the rows that `find_rows` has found, as they are now."""
     if found is not None:
         return embedding.lookup(TABLE, found)
@@ -260,7 +260,7 @@ def ids_of(batch: SequenceBatch) -> list[Tensor]:
     return parts if negatives is None else [*parts, negatives.flatten()]
 
 
-def with_places(batch: SequenceBatch, slots: Tensor) -> SequenceBatch:
+def with_indices(batch: SequenceBatch, slots: Tensor) -> SequenceBatch:
     """The batch with the place of every id in the vectors it goes with; `slots` in the order of `ids_of`."""
     item, target, *rest = slots.split([len(part) for part in ids_of(batch)])
     placed = batch.with_tokens(item_slot=item, target_slot=target)

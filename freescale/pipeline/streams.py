@@ -27,7 +27,7 @@ class Waitable(Protocol[T]):  # type: ignore[misc]
         """Its result, once the work that follows may use it."""
 
 
-class Side(Protocol):
+class BackgroundExecutor(Protocol):
     """A place beside the training thread."""
 
     def submit(self, job: Callable[[], T]) -> Waitable[T]:
@@ -89,7 +89,7 @@ class SideStream:
         return transport.start(tensor, send=send, receive=receive).wait()
 
 
-def make_side(queue: TrafficQueue, device: torch.device) -> Side:
+def make_side(queue: TrafficQueue, device: torch.device) -> BackgroundExecutor:
     """The place for rows and gradients that have time."""
     return SideStream(device) if device.type == "cuda" else queue
 
@@ -128,7 +128,7 @@ def wait_for(event: torch.cuda.Event | None) -> None:
         torch.cuda.current_stream().wait_event(event)
 
 
-def used_here(tensor: Tensor) -> Tensor:
+def record_stream(tensor: Tensor) -> Tensor:
     """A tensor made on another stream: its memory is kept until this stream has used it, too."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream())

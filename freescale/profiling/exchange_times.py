@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import Transport
-from freescale.comm.traffic import start_sum
+from freescale.comm.traffic import start_all_reduce
 from freescale.profiling.stopwatch import HEAD_START_CYCLES
 
 _SIZES = (256, 4096, 65_536, 524_288, 2_097_152)
@@ -39,15 +39,15 @@ def measure_links(transport: Transport, device: torch.device) -> dict[str, float
         rows = torch.zeros(sum(counts), dtype=torch.uint8, device=device)
         return lambda: transport.start(rows, send=counts, receive=counts).wait()
 
-    def add_up(count: int) -> Callable[[], Any]:
+    def all_reduce(count: int) -> Callable[[], Any]:
         values = torch.zeros(count // 4, device=device)
-        return lambda: start_sum(transport, values).wait()
+        return lambda: start_all_reduce(transport, values).wait()
 
     took(exchange(max(sizes)))  # slots of rings grow with the messages, at the 8th and at the 64th
     rates = _line("exchange", {peers * size: took(exchange(size)) for size in sizes})
-    rates |= _line("sum", {size: took(add_up(size)) for size in sizes})
+    rates |= _line("sum", {size: took(all_reduce(size)) for size in sizes})
     agreement = torch.zeros(12, dtype=torch.float64)
-    rates["control_us"] = 0.0 if on_gpu else 1e6 * took(lambda: start_sum(transport, agreement).wait())
+    rates["control_us"] = 0.0 if on_gpu else 1e6 * took(lambda: start_all_reduce(transport, agreement).wait())
     return rates
 
 

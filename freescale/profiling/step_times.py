@@ -12,7 +12,7 @@ import torch
 from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks
 from freescale.data import IntArray
-from freescale.kernels.rows import distinct
+from freescale.kernels.rows import unique
 from freescale.pipeline import TABLE, with_slots
 from freescale.profiling.stopwatch import Stopwatch
 from freescale.recipe import Config, build_examples, build_model, build_optimizer, build_source, build_tables
@@ -62,11 +62,11 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         batch = watch.run(lambda: examples.batch(rows, step=step))
         ms["host"] = watch.ms
         lookup, slotted = watch.run(lambda: with_slots(batch, embedding, id_map, device, step=step))
-        asked = lookup.distinct[lookup.slots].flatten()
+        asked = lookup.unique[lookup.inverse].flatten()
         whole = watch.ms
-        watch.run(lambda: distinct(asked))
+        watch.run(lambda: unique(asked))
         ms["find"] = watch.ms
-        watch.run(lambda: embedding.tables[TABLE].gather(lookup.distinct))
+        watch.run(lambda: embedding.tables[TABLE].gather(lookup.unique))
         ms["gather"] = watch.ms
         ms["host"] += max(0.0, whole - ms["find"] - ms["gather"])
         optimizer.zero_grad(set_to_none=True)
@@ -79,7 +79,7 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         ms["optimizer"] = watch.ms
         watch.run(lambda: embedding.update(lookup, lr=config.embedding.lr, step=step + 1))
         ms["update"] = watch.ms
-        ms["rows"], ms["asked"] = float(len(lookup.distinct)), float(asked.numel())
+        ms["rows"], ms["asked"] = float(len(lookup.unique)), float(asked.numel())
         return ms
 
     began = time.monotonic()

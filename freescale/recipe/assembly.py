@@ -13,8 +13,8 @@ import torch
 from freescale import trace
 from freescale.balance import BalancedSampler, CostModel, Decisions, SampleWork
 from freescale.comm import Transport
-from freescale.comm.traffic import Gate, Lanes, kind_for_ids, open_lane, open_lanes
-from freescale.comm.transports import WatchedTransport, make_transport
+from freescale.comm.traffic import Channels, Gate, kind_for_ids, open_channel, open_channels
+from freescale.comm.transports import TracedTransport, make_transport
 from freescale.comm.world import Ranks, SharedClock, device_name
 from freescale.data import (
     Examples,
@@ -30,8 +30,8 @@ from freescale.embedding import (
     DirectMap,
     HashMap,
     IdMap,
-    OwnedIds,
     ShardedEmbedding,
+    ShardedIdMap,
     TableSpec,
     make_eviction,
     make_optimizer,
@@ -139,10 +139,10 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
     layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
     embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
-    return embedding, OwnedIds(
+    return embedding, ShardedIdMap(
         embedding,
         TABLE,
-        lane=id_lane(config, ranks) if hides_traffic(config, embedding, ranks) else None,
+        channel=id_channel(config, ranks) if hides_traffic(config, embedding, ranks) else None,
         max_probe=options.max_probe,
         eviction=make_eviction(options.eviction, ttl=options.ttl),
         admit_after=options.admit_after,
@@ -151,11 +151,11 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     )
 
 
-def id_lane(config: Config, ranks: Ranks) -> Transport:
+def id_channel(config: Config, ranks: Ranks) -> Transport:
     """How ids travel to their owners while the training thread has traffic of its own under way."""
     assert ranks.group is not None
     kind = config.comm.transport if ranks.device.type == "cpu" else kind_for_ids(config.comm.transport)
-    return WatchedTransport(open_lane(ranks.group, kind=kind, timeout_s=ranks.timeout_s))
+    return TracedTransport(open_channel(ranks.group, kind=kind, timeout_s=ranks.timeout_s))
 
 
 def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
@@ -180,7 +180,7 @@ def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: i
         group=ranks.group,
         device=ranks.device,
         replicate_below_mb=options.replicate_below_mb,
-        transport=transport if ranks.num_ranks == 1 else WatchedTransport(transport),
+        transport=transport if ranks.num_ranks == 1 else TracedTransport(transport),
     )
 
 
@@ -262,7 +262,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         )
 
     eval_every = config.run.eval_every or steps_per_epoch
-    learns_ids = isinstance(id_map, OwnedIds)
+    learns_ids = isinstance(id_map, ShardedIdMap)
 
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
@@ -302,8 +302,8 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             check=config.pipeline.check,
             chunk_mb=config.pipeline.chunk_mb,
             gate=gate,
-            lanes=watched_lanes(
-                open_lanes(
+            channels=traced_channels(
+                open_channels(
                     ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
                 )
             ),
@@ -380,11 +380,11 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     )
 
 
-def watched_lanes(lanes: Lanes) -> Lanes:
+def traced_channels(channels: Channels) -> Channels:
     """The same connections, their exchanges recorded."""
-    bulk = WatchedTransport(lanes.bulk)
-    ids = bulk if lanes.ids is lanes.bulk else WatchedTransport(lanes.ids)
-    return Lanes(express=WatchedTransport(lanes.express), bulk=bulk, ids=ids)
+    bulk = TracedTransport(channels.bulk)
+    ids = bulk if channels.ids is channels.bulk else TracedTransport(channels.ids)
+    return Channels(express=TracedTransport(channels.express), bulk=bulk, ids=ids)
 
 
 def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> bool:

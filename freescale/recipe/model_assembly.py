@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from freescale.comm import Transport
-from freescale.comm.traffic import ExpertExchange, Gate, open_lane
-from freescale.comm.transports import WatchedTransport
+from freescale.comm.traffic import ExpertExchange, Gate, open_channel
+from freescale.comm.transports import TracedTransport
 from freescale.comm.world import Ranks
 from freescale.data import (
     CONTENT_FILE,
@@ -23,7 +23,7 @@ from freescale.data import (
     Vocabulary,
     load_texts,
 )
-from freescale.embedding import IdMap, ShardedEmbedding, SharedWork
+from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
 from freescale.errors import ConfigError
 from freescale.model import (
     ContentProjection,
@@ -112,8 +112,10 @@ def build_expert_exchange(config: Config, ranks: Ranks, gate: Gate) -> ExpertExc
     """How tokens travel to experts on other ranks; None where every rank holds all experts."""
     if config.ffn.kind != "moe" or not config.moe.parallel or ranks.group is None:
         return None
-    lane = open_lane(ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s)
-    return ExpertExchange(WatchedTransport(lane), gate=gate)
+    channel = open_channel(
+        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+    )
+    return ExpertExchange(TracedTransport(channel), gate=gate)
 
 
 def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
@@ -186,17 +188,17 @@ def build_item_encoder(
     ways: dict[str, Transport] = {}
     if ranks.group is not None:
         options: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
-        numbers = WatchedTransport(open_lane(ranks.group, **options))
+        numbers = TracedTransport(open_channel(ranks.group, **options))
         on_cpu = ranks.device.type == "cpu"
         vectors = (
-            numbers if on_cpu else WatchedTransport(open_lane(ranks.group, device=ranks.device, **options))
+            numbers if on_cpu else TracedTransport(open_channel(ranks.group, device=ranks.device, **options))
         )
         ways = {"numbers": numbers, "vectors": vectors}
     return EncodedItems(
         model.items,
         content,
         items=source.items.ids,
-        work=SharedWork(len(source.items.ids), **ways),
+        work=ShardedCompute(len(source.items.ids), **ways),
         rows=rows if config.items.add_ids else None,
         device=ranks.device,
         # A projection costs less than sending its result.

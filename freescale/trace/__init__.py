@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.trace.bubbles import CAUSES, Interval, Parts, add_up, slowest, split_step, union, without
+    from freescale.trace.bubbles import CAUSES, Interval, Parts, slowest, split_step, total, union, without
     from freescale.trace.metrics_log import (
         POPULARITY,
         Event,

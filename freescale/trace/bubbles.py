@@ -102,7 +102,7 @@ def without(intervals: Sequence[Interval], cover: Sequence[Interval]) -> list[In
     return left
 
 
-def add_up(parts: Iterable[Parts]) -> Parts:
+def total(parts: Iterable[Parts]) -> Parts:
     """Many steps, or many ranks, as one: times are added, so long steps weigh more."""
     totals = [0.0, 0.0, 0.0, 0.0]
     for one in parts:

@@ -39,7 +39,7 @@ class Clock(Protocol):
     def read(self, mark: Mark) -> float | None:
         """Its time in seconds of this process's monotonic clock; None while it lies ahead."""
 
-    def settle(self) -> None:
+    def wait_for_marks(self) -> None:
         """Wait until every mark has passed; only called where the run stands still anyway."""
 
 
@@ -53,7 +53,7 @@ class HostClock:
         """A moment of the host has passed when it is marked."""
         return float(mark)
 
-    def settle(self) -> None:
+    def wait_for_marks(self) -> None:
         """Nothing is ever pending."""
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from freescale.trace.bubbles import CAUSES, Parts, add_up, slowest
+from freescale.trace.bubbles import CAUSES, Parts, slowest, total
 from freescale.trace.metrics_log import Event, MetricsLog
 from freescale.trace.span_file import RunSpans
 from freescale.units import number
@@ -56,7 +56,7 @@ def rank_parts(log: MetricsLog, spans: RunSpans) -> dict[int, Parts]:
     """Rank -> where its time went: as the run summed it up, or from the kept steps of a run that died before."""
     if log.ranks is not None and (parts := _ranks_event(log.ranks)):
         return dict(enumerate(parts))
-    return {one.rank: add_up(step.parts for step in one.steps.values()) for one in spans.ranks if one.steps}
+    return {one.rank: total(step.parts for step in one.steps.values()) for one in spans.ranks if one.steps}
 
 
 def lateness(ranks: Mapping[int, Parts], named: Sequence[int] = ()) -> str:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.world import Ranks, SharedClock
-from freescale.trace import Parts, Recorder, Span, SpanWriter, add_up, exchange, is_kept, split_step
+from freescale.trace import Parts, Recorder, Span, SpanWriter, exchange, is_kept, split_step, total
 
 _SLOTS = 64
 """Exchanges a step that can be compared; a step of the plain schedule has five."""
@@ -112,7 +112,7 @@ class Accounts:
         """Training stands still: account for everything up to here. Every rank must call it."""
         if self.recorder is None or self.recorder.paused:
             return
-        self.recorder.clock.settle()
+        self.recorder.clock.wait_for_marks()
         if self._held:
             self._account(self._held[-1].step)
         self.recorder.pause()
@@ -150,7 +150,7 @@ class Accounts:
             self.spans.flush()
         for parts in self._everybodys(mine):
             if self._warm:
-                self.totals = [add_up(pair) for pair in zip(self.totals, parts)] if self.totals else parts
+                self.totals = [total(pair) for pair in zip(self.totals, parts)] if self.totals else parts
             self._warm = True
             self.write(replace(self._held.popleft(), ranks=tuple(parts)))
 

@@ -106,7 +106,7 @@ class Checkpoints:
             raise failure
         return self._target
 
-    def settle(self) -> Path | None:
+    def wait_on_all_ranks(self) -> Path | None:
         """The same on every rank: afterwards all of them see the same finished checkpoints."""
         path = self.wait()
         self._ranks.barrier()

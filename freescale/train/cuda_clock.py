@@ -74,7 +74,7 @@ class CudaClock:
             mark.event = None
         return mark.seconds
 
-    def settle(self) -> None:
+    def wait_for_marks(self) -> None:
         """Wait for the device, where the run stands still anyway."""
         torch.cuda.synchronize(self._device)
 

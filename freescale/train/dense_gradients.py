@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from freescale import trace
 from freescale.balance import bucket_bytes
-from freescale.comm import Pending, Transport, only_queues, speaks
-from freescale.comm.traffic import Deadline, Gate, start_sum
-from freescale.comm.transports import LocalTransport, make_transport, on_one_machine
+from freescale.comm import Pending, Transport, only_queues, supports_device
+from freescale.comm.traffic import Deadline, Gate, start_all_reduce
+from freescale.comm.transports import SocketTransport, make_transport, on_one_machine
 from freescale.comm.world import Ranks
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
@@ -75,12 +75,12 @@ def reduced_in_backward(
             # Buffers (router biases) follow from sums over all ranks: they are equal everywhere without being sent.
             broadcast_buffers=False,
             # Weights follow from the seed. Comparing them is for groups that can read the device.
-            init_sync=speaks(group, device),
+            init_sync=supports_device(group, device),
         )
     transport: Transport | None = None
     if device.type == "cpu" and on_one_machine():
-        transport = LocalTransport(group, timeout_s=timeout_s)
-    elif not speaks(group, device):
+        transport = SocketTransport(group, timeout_s=timeout_s)
+    elif not supports_device(group, device):
         transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
     queued = transport is None or only_queues(transport)
     sums = Sums(outlast_backward=queued and device.type == "cuda")
@@ -107,7 +107,7 @@ def _reported(hook: Hook, handed_over: Callable[[], None]) -> Hook:
 
 
 def _over_group(group: dist.ProcessGroup, gate: Gate, sums: Sums) -> Hook:
-    def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def all_reduce_hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         gate.shut(Deadline.DENSE_GRADIENTS)
         work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         assert work is not None
@@ -121,7 +121,7 @@ def _over_group(group: dist.ProcessGroup, gate: Gate, sums: Sums) -> Hook:
         gate.open(Deadline.DENSE_GRADIENTS)
         return done.value()[0]
 
-    return add_up
+    return all_reduce_hook
 
 
 def _over_transport(transport: Transport, gate: Gate) -> Hook:
@@ -130,10 +130,10 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
     What arrives is added up, and sent on, at the end of the backward.
     """
 
-    def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def all_reduce_hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         gate.shut(Deadline.DENSE_GRADIENTS)
         done = _future_of(bucket.buffer())
-        arriving = start_sum(transport, bucket.buffer())
+        arriving = start_all_reduce(transport, bucket.buffer())
         _at_the_end(lambda: added(arriving, done))
         return done
 
@@ -143,24 +143,24 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
         finally:
             gate.open(Deadline.DENSE_GRADIENTS)
 
-    return add_up
+    return all_reduce_hook
 
 
 def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) -> Hook:
     """Where waiting only queues, on streams of a GPU: the whole sum at once, beside the backward and what follows."""
-    lane = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    channel = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
-    def add_up(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def all_reduce_hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         gate.shut(Deadline.DENSE_GRADIENTS)
         values = bucket.buffer()
-        with _behind(lane):
-            values.copy_(start_sum(transport, values).wait())
-        if lane is not None and bucket.is_last():  # behind all others on the lane
-            sums.add(lambda: torch.cuda.current_stream(device).wait_stream(lane))
+        with _behind(channel):
+            values.copy_(start_all_reduce(transport, values).wait())
+        if channel is not None and bucket.is_last():  # behind all others on the lane
+            sums.add(lambda: torch.cuda.current_stream(device).wait_stream(channel))
         _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
         return _done(values)
 
-    return add_up
+    return all_reduce_hook
 
 
 def _future_of(values: Tensor) -> torch.futures.Future[Tensor]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from freescale.errors import FreeScaleError
-from freescale.trace import POPULARITY, Event, Parts, add_up, decode, numeric_fields, slowest, step_of
+from freescale.trace import POPULARITY, Event, Parts, decode, numeric_fields, slowest, step_of, total
 
 Facts = Mapping[str, Mapping[str, object]]
 """What a run is, as section -> name -> value."""
@@ -230,7 +230,7 @@ def time_fields(ranks: Sequence[Parts], *, tokens: int, seconds: float | None) -
     if not ranks:
         rate = tokens / seconds if seconds else None
         return {"step_ms": None if seconds is None else 1000 * seconds, "tokens_per_s": rate}
-    everybody = add_up(ranks)
+    everybody = total(ranks)
     seconds = everybody.total / len(ranks)
     fields: dict[str, object] = {
         "step_ms": 1000 * seconds,

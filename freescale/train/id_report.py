@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.world import Ranks
-from freescale.embedding import COUNTS, IdMap, OwnedIds, advice, gather_ids, merged
+from freescale.embedding import COUNTS, IdMap, ShardedIdMap, advice, gather_ids, merged
 
 
 class IdReport:
@@ -21,7 +21,7 @@ class IdReport:
     """
 
     def __init__(self, id_map: IdMap, ranks: Ranks) -> None:
-        self._ids = id_map if isinstance(id_map, OwnedIds) else None
+        self._ids = id_map if isinstance(id_map, ShardedIdMap) else None
         self._ranks = ranks
         self._totals = dict.fromkeys(COUNTS, 0)
         self._warned = False

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from freescale.data import ContentFile, IntArray, NumberedTexts, SequenceBatch, item_numbers
-from freescale.embedding import IdMap, Lookup, Request, ShardedEmbedding, SharedWork, as_compute
-from freescale.kernels.rows import distinct, sum_by_row
+from freescale.embedding import IdMap, Lookup, Request, ShardedCompute, ShardedEmbedding, as_compute
+from freescale.kernels.rows import sum_by_row, unique
 from freescale.kernels.runtime import on_device
-from freescale.pipeline import TABLE, ReadyBatch, ids_of, with_places, with_slots
+from freescale.pipeline import TABLE, ReadyBatch, ids_of, with_indices, with_slots
 from freescale.trace import compute
 
 Part = tuple[Tensor, Tensor]
@@ -169,7 +169,7 @@ class EncodedItems:
         content: ItemContent,
         *,
         items: IntArray,
-        work: SharedWork,
+        work: ShardedCompute,
         rows: IdItems | None,
         device: torch.device,
         alone: bool = False,
@@ -196,7 +196,7 @@ class EncodedItems:
             with compute("item encoder backward"):
                 encoded.backward(home)
 
-        return BatchItems(leaf, with_places(ready.batch, places), send_back)
+        return BatchItems(leaf, with_indices(ready.batch, places), send_back)
 
     @torch.no_grad()
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
@@ -216,19 +216,19 @@ class EncodedItems:
         """The items of a batch out of `vectors`, which hold this rank's share."""
         request = self._work.request(self.numbers(batch))
         rows = self._work.deliver(vectors.index_select(0, request.owned.to(vectors.device)), request)
-        return rows, with_places(
-            batch.to(self._device, non_blocking=True), on_device(request.slots, self._device)
+        return rows, with_indices(
+            batch.to(self._device, non_blocking=True), on_device(request.inverse, self._device)
         )
 
     def _encode_batch(self, batch: SequenceBatch) -> tuple[Tensor, Request | None, Tensor]:
         """What this rank encodes for a batch, who asked for it, and the place of every id in what the batch gets."""
         numbers = self.numbers(batch)
         if self._alone:
-            wanted, places = distinct(numbers)
+            wanted, places = unique(numbers)
             return self._encode(wanted), None, on_device(places, self._device)
         request = self._work.request(numbers)
         encoded = self._encode(self._work.wanted(request))
-        return encoded, request, on_device(request.slots, self._device)
+        return encoded, request, on_device(request.inverse, self._device)
 
     def _encode(self, numbers: Tensor) -> Tensor:
         """[n, dim] float32 or better; with a graph where gradients are wanted."""
@@ -279,4 +279,4 @@ class _EncodedCatalogue:
 def _slots_of_items(lookup: Lookup, places: Tensor, num_items: int) -> Tensor:
     """[items] where the row of each distinct item stands among the rows looked up; several may share one."""
     # An item that occurs several times is written several times, with the same value.
-    return places.new_empty(num_items).index_put_((places,), lookup.slots.flatten())
+    return places.new_empty(num_items).index_put_((places,), lookup.inverse.flatten())

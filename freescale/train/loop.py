@@ -15,20 +15,20 @@ from torch import Tensor
 from freescale.comm.world import Ranks
 from freescale.data import Examples
 from freescale.embedding import IdMap, ShardedEmbedding
-from freescale.kernels.runtime import expecting_tokens
+from freescale.kernels.runtime import gemm_warmup
 from freescale.model import Recommender
 from freescale.pipeline import ReadyBatch, Schedule, Switch
-from freescale.trace import add_up, stage
+from freescale.trace import stage, total
 from freescale.train.accounting import Accounts
 from freescale.train.checkpoint import Checkpoints, load_tensors, read_meta
 from freescale.train.evaluate import Evaluator
 from freescale.train.events import Progress
 from freescale.train.expert_load import ExpertLoad
-from freescale.train.garbage import LoadedAside
+from freescale.train.gc_freeze import GcFreeze
 from freescale.train.id_report import IdReport
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
-from freescale.train.reports import StepReports, lag_of, open_lane
+from freescale.train.reports import StepReports, lag_of, open_report_transport
 from freescale.train.step import TrainStep
 
 
@@ -105,9 +105,9 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     started, tokens, samples = time.monotonic(), 0, 0
     step, reports = first_step, reports_of(run)
     if not out_of_patience(run):
-        with run.open_schedule(first_step) as schedule, settled(run) as loaded:
+        with run.open_schedule(first_step) as schedule, steady_state(run) as loaded:
             run.accounts.begin(first_step + 1)
-            for ready in named(schedule, first_step):
+            for ready in timed_batches(schedule, first_step):
                 step = ready.plan.step + 1
                 with stage("train", step=step):
                     result = run.train_step.run(ready, schedule)
@@ -115,26 +115,26 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
                 loaded.step_done()
                 reports.add(ready, result, seconds=seconds)
                 rebalance(run, step)
-                choose_way(run, step, 1000 * seconds)
+                maybe_switch(run, step, 1000 * seconds)
                 tokens, samples = tokens + ready.plan.global_tokens, samples + ready.plan.global_samples
                 report_checkpoint(run, run.checkpoints.finished())
                 if evaluate_and_save(run, step, schedule, reports) and out_of_patience(run):
                     break
-            reports.settle()
+            reports.flush()
             run.accounts.pause()
-    report_checkpoint(run, run.checkpoints.settle())
+    report_checkpoint(run, run.checkpoints.wait_on_all_ranks())
     seconds = time.monotonic() - started
     speed = {"tokens_per_s": tokens / seconds, "samples_per_s": samples / seconds} if tokens else {}
     if run.accounts.totals:
-        speed["bubble"] = add_up(run.accounts.totals).bubble
+        speed["bubble"] = total(run.accounts.totals).bubble
     status = "finished" if tokens else "was already complete"
     return {"status": status, **finish(run, step, seconds=seconds, **speed)}
 
 
 @contextmanager
-def settled(run: Run) -> Iterator[LoadedAside]:
+def steady_state(run: Run) -> Iterator[GcFreeze]:
     """Steps inside are kept from what would make one of them much longer than the others, on one rank or another."""
-    with expecting_tokens(*run.usual_tokens), LoadedAside() as loaded:
+    with gemm_warmup(*run.usual_tokens), GcFreeze() as loaded:
         yield loaded
 
 
@@ -147,7 +147,7 @@ def reports_of(run: Run) -> StepReports:
         expert_load=run.expert_load,
         progress=run.progress,
         accounts=run.accounts,
-        lane=open_lane(run.ranks),
+        lane=open_report_transport(run.ranks),
         lag=lag_of(run.ranks, run.expert_load),
     )
 
@@ -155,18 +155,18 @@ def reports_of(run: Run) -> StepReports:
 def take_steps(run: Run, schedule: Schedule) -> None:
     """All steps of a schedule from the first on, reported, and nothing between them: for those who measure steps."""
     reports = reports_of(run)
-    with settled(run) as loaded:
+    with steady_state(run) as loaded:
         run.accounts.begin(1)
-        for ready in named(schedule, 0):
+        for ready in timed_batches(schedule, 0):
             result = run.train_step.run(ready, schedule)
             seconds = run.accounts.end_step()
             loaded.step_done()
             reports.add(ready, result, seconds=seconds)
-        reports.settle()
+        reports.flush()
         run.accounts.pause()
 
 
-def named(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
+def timed_batches(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
     """Batches, with a name for the time spent on getting them."""
     batches, step = iter(schedule), first_step
     while True:
@@ -186,7 +186,7 @@ def rebalance(run: Run, step: int) -> None:
         run.progress.balance(step, decided)
 
 
-def choose_way(run: Run, step: int, step_ms: float) -> None:
+def maybe_switch(run: Run, step: int, step_ms: float) -> None:
     """Where it is due, agree on whether hiding embedding traffic pays."""
     run.switch.observe(step - 1, step_ms)
     decided = run.switch.agree(step - 1)
@@ -206,7 +206,7 @@ def evaluate_and_save(run: Run, step: int, schedule: Schedule, reports: StepRepo
     evaluates, saves = due_at(step, every=run.eval_every, save_every=run.checkpoint_every, last=last)
     improved = False
     if evaluates or saves:
-        reports.settle()  # a loss that is no number ends the run before anything is saved
+        reports.flush()  # a loss that is no number ends the run before anything is saved
         schedule.flush()
         run.accounts.pause()  # evaluations and checkpoints are no part of a step's time
         if run.accounts.totals:

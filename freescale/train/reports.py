@@ -17,8 +17,8 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.comm import Transport
-from freescale.comm.traffic import start_sum
-from freescale.comm.transports import LocalTransport, on_one_machine
+from freescale.comm.traffic import start_all_reduce
+from freescale.comm.transports import SocketTransport, on_one_machine
 from freescale.comm.world import Ranks
 from freescale.pipeline import ReadyBatch, Traffic
 from freescale.trace import exchange
@@ -74,7 +74,7 @@ class StepReports:
         while len(self._waiting) > self.lag:
             self._report(self._waiting.popleft())
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Report everything: before an evaluation, a checkpoint, the end. Every rank must call it."""
         while self._waiting:
             self._report(self._waiting.popleft())
@@ -109,17 +109,17 @@ class StepReports:
         if self.lane is None:
             return self.ranks.sum_on_cpu(values, what=_SUM)
         with exchange(_SUM):
-            return start_sum(self.lane, values).wait()
+            return start_all_reduce(self.lane, values).wait()
 
 
-def open_lane(ranks: Ranks) -> Transport | None:
+def open_report_transport(ranks: Ranks) -> Transport | None:
     """Ranks of one machine add up the numbers of a step themselves; None: the control group does.
 
     gloo's threads need 2.2 ms for it on two busy cores, and 7.7 ms where four ranks share them.
     """
     if ranks.control is None or not on_one_machine():
         return None
-    return LocalTransport(ranks.control, timeout_s=ranks.timeout_s)
+    return SocketTransport(ranks.control, timeout_s=ranks.timeout_s)
 
 
 def lag_of(ranks: Ranks, expert_load: ExpertLoad) -> int:

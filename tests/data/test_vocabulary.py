@@ -43,9 +43,9 @@ def test_the_checksum_tells_texts_apart():
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=6), st.integers(2, 20), st.data())
 def test_a_batch_holds_the_texts_asked_for(texts, max_tokens, data):
     vocabulary = Vocabulary.of_bytes()
-    numbered = NumberedTexts.of(texts, vocabulary, max_tokens=max_tokens)
+    group_index = NumberedTexts.of(texts, vocabulary, max_tokens=max_tokens)
     items = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=8))
-    batch = numbered.batch(np.array(items, dtype=np.int64))
+    batch = group_index.batch(np.array(items, dtype=np.int64))
     rows = [part.tolist() for part in batch.tokens["token"].split(batch.lengths.tolist())] if items else []
     for item, row in zip(items, rows, strict=True):
         raw = texts[item].encode()[: max_tokens - 1]

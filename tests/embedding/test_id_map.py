@@ -22,9 +22,9 @@ def test_direct_map_is_one_to_one(num_rows):
 @settings(deadline=None)
 @given(num_rows=st.integers(2**20, 2**31 - 1), ids=st.lists(st.integers(0, 2**31), min_size=1, max_size=30))
 def test_direct_map_of_a_large_table_stays_inside_and_apart(num_rows, ids):
-    distinct = sorted({i % num_rows for i in ids} | {0, num_rows - 1})
-    rows = DirectMap(num_rows).rows(torch.tensor(distinct)).tolist()
-    assert len(set(rows)) == len(distinct)
+    unique = sorted({i % num_rows for i in ids} | {0, num_rows - 1})
+    rows = DirectMap(num_rows).rows(torch.tensor(unique)).tolist()
+    assert len(set(rows)) == len(unique)
     assert min(rows) >= 0
     assert max(rows) < num_rows
 

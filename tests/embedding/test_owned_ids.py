@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from freescale.embedding.eviction import LRU, Eviction
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad, SparseOptimizer
-from freescale.embedding.owned_ids import OwnedIds, gather_ids
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids
 from freescale.errors import PlanError
 from freescale.kernels.id_table.layout import make_layout
 from tests.ranks import run_on_ranks
@@ -32,7 +32,7 @@ def make(
     buckets: int = 8,
     eviction: Eviction | None = None,
     **options: Any,
-) -> tuple[ShardedEmbedding, OwnedIds]:
+) -> tuple[ShardedEmbedding, ShardedIdMap]:
     layout = make_layout(rows, num_buckets=buckets, max_probe=6)
     spec = TableSpec(
         name="item",
@@ -45,7 +45,7 @@ def make(
     )
     group = dist.group.WORLD if dist.is_initialized() else None
     embedding = ShardedEmbedding([spec], group=group, replicate_below_mb=100)
-    return embedding, OwnedIds(embedding, "item", max_probe=6, eviction=eviction, guard=1, **options)
+    return embedding, ShardedIdMap(embedding, "item", max_probe=6, eviction=eviction, guard=1, **options)
 
 
 def batch_of(step: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ def my_part(batch: torch.Tensor) -> torch.Tensor:
     return batch[edges[rank] : edges[rank + 1]]
 
 
-def train(embedding: ShardedEmbedding, ids: OwnedIds, steps: range) -> list[list[int]]:
+def train(embedding: ShardedEmbedding, ids: ShardedIdMap, steps: range) -> list[list[int]]:
     """A few steps whose gradient depends on the id alone; gives the rows of each whole batch."""
     seen = []
     for step in steps:
@@ -78,7 +78,7 @@ def train(embedding: ShardedEmbedding, ids: OwnedIds, steps: range) -> list[list
     return seen
 
 
-def whole_state(embedding: ShardedEmbedding, ids: OwnedIds) -> dict[str, np.ndarray]:
+def whole_state(embedding: ShardedEmbedding, ids: ShardedIdMap) -> dict[str, np.ndarray]:
     tensors = {**embedding.state_dict(), **ids.state_dict()}
     return {
         name: (value.full_tensor() if hasattr(value, "full_tensor") else value).numpy().copy()
@@ -213,4 +213,4 @@ def test_an_evicted_id_that_came_back_is_not_reported() -> None:
 def test_a_table_of_another_shape_is_refused() -> None:
     spec = TableSpec(name="item", num_rows=300, row_group=100, dim=2, optimizer=SGD())
     with pytest.raises(PlanError, match="does not fit its id map"):
-        OwnedIds(ShardedEmbedding([spec]), "item", num_buckets=7)
+        ShardedIdMap(ShardedEmbedding([spec]), "item", num_buckets=7)

@@ -63,18 +63,22 @@ def check_parts(rank: int, num_ranks: int, seed: int) -> None:
         [[rng.randrange(num_rows) for _ in range(rng.choice([0, 3, 30]))] for _ in range(num_ranks)]
         for _ in range(2)
     ]
-    lane = Counting(dist.group.WORLD)
-    requests = [exchange_ids(plan, torch.tensor(batch[rank], dtype=torch.int64), lane=lane) for batch in ids]
-    lane.num_bytes = 0
-    overlaps = find_overlap(*requests, lane=lane)
+    channel = Counting(dist.group.WORLD)
+    requests = [
+        exchange_ids(plan, torch.tensor(batch[rank], dtype=torch.int64), channel=channel) for batch in ids
+    ]
+    channel.num_bytes = 0
+    overlaps = find_overlap(*requests, channel=channel)
     distinct_ids = sum(len(request.wanted) for request in requests)
-    assert lane.num_bytes <= distinct_ids / 8 + 2 * num_ranks, "one bit for each distinct id, on full bytes"
+    assert channel.num_bytes <= distinct_ids / 8 + 2 * num_ranks, (
+        "one bit for each distinct id, on full bytes"
+    )
     everybody = [{row for part in batch for row in part} for batch in ids]
     both = everybody[0] & everybody[1]
     for batch, request, overlap in zip(ids, requests, overlaps):
         mine = sorted(set(batch[rank]))
-        assert request.distinct.tolist() == mine
-        assert request.distinct[request.slots].tolist() == batch[rank]
+        assert request.unique.tolist() == mine
+        assert request.unique[request.inverse].tolist() == batch[rank]
         assert request.largest == max(
             sum(b <= row < b + c for row in set(part))
             for part in batch
@@ -108,4 +112,4 @@ def test_parts_are_what_the_batches_share_and_what_not(num_ranks):
 def test_a_row_outside_the_table_is_refused():
     (plan,) = plan_tables([TableSpec(name="genre", num_rows=4, dim=1, optimizer=SGD())], num_ranks=1)
     with pytest.raises(DataError, match="row 4 lies outside table 'genre'"):
-        exchange_ids(plan, torch.tensor([1, 4]), lane=AloneTransport())
+        exchange_ids(plan, torch.tensor([1, 4]), channel=AloneTransport())

@@ -118,7 +118,7 @@ def test_rows_must_be_whole_numbers_in_a_tensor(rows, got):
     with pytest.raises(DataError, match=rf"rows must be whole numbers in a tensor\n.*{got}"):
         embedding({"item": rows})
     with pytest.raises(DataError, match="rows must be whole numbers"):
-        exchange_ids(embedding.plans["item"], rows, lane=embedding.transport)
+        exchange_ids(embedding.plans["item"], rows, channel=embedding.transport)
 
 
 def test_a_table_that_is_not_there_is_refused_with_those_that_are():
@@ -136,14 +136,14 @@ def test_distinct_rows_can_be_found_before_the_rows_change():
     embedding = ShardedEmbedding([spec(optimizer=SGD())])
     asked = torch.tensor([[7, 2], [7, 0]])
     found = embedding.find("item", asked)
-    assert found.distinct.tolist() == [0, 2, 7]
-    assert found.slots.tolist() == [[2, 1], [2, 0]]
+    assert found.unique.tolist() == [0, 2, 7]
+    assert found.inverse.tolist() == [[2, 1], [2, 0]]
     embedding({"item": asked})["item"].sum().backward()
     embedding.step(lr=0.5)
     ahead, now = embedding.lookup("item", found), embedding.lookup("item", asked)
     assert torch.equal(ahead.rows, now.rows)
     assert torch.equal(ahead.rows, embedding.tables["item"].weight[[0, 2, 7]])
-    assert torch.equal(ahead.slots, now.slots)
+    assert torch.equal(ahead.inverse, now.inverse)
     with pytest.raises(DataError, match="10"):
         embedding.find("item", torch.tensor([3, 10]))
 

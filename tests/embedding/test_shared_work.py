@@ -1,4 +1,4 @@
-"""SharedWork: each distinct item is computed once by one rank, and gradients come home added up."""
+"""ShardedCompute: each distinct item is computed once by one rank, and gradients come home added up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.comm.transport import AloneTransport, CollectiveTransport
-from freescale.embedding.shared_work import SharedWork
+from freescale.embedding.sharded_compute import ShardedCompute
 from tests.ranks import run_on_ranks
 
 NUM_ITEMS, DIM = 23, 3
@@ -32,28 +32,28 @@ def asked_by(rank: int) -> torch.Tensor:
 @given(st.integers(1, 40), st.data())
 def test_alone_everything_is_computed_here_once(num_items: int, data: st.DataObject) -> None:
     items = torch.tensor(data.draw(st.lists(st.integers(0, num_items - 1), max_size=30)), dtype=torch.int64)
-    work = SharedWork(num_items)
+    work = ShardedCompute(num_items)
     assert sorted(work.own.tolist()) == list(range(num_items))
     request = work.request(items)
     wanted = work.wanted(request)
     assert sorted(wanted.tolist()) == sorted(set(items.tolist()))
     delivered = work.deliver(vector_of(wanted), request)
-    assert torch.equal(delivered[request.slots], vector_of(items))
+    assert torch.equal(delivered[request.inverse], vector_of(items))
     grad = torch.randn(len(delivered), DIM, dtype=torch.float64)
     home = work.collect(grad, request)
     by_item = dict(zip(wanted.tolist(), home.tolist()))
-    for item, slot in zip(items.tolist(), request.slots.tolist()):
+    for item, slot in zip(items.tolist(), request.inverse.tolist()):
         assert by_item[item] == grad[slot].tolist()
 
 
 def share_out(rank: int) -> Any:
     transport = CollectiveTransport(dist.group.WORLD)
-    work = SharedWork(NUM_ITEMS, numbers=transport, vectors=transport)
+    work = ShardedCompute(NUM_ITEMS, numbers=transport, vectors=transport)
     items = asked_by(rank)
     request = work.request(items)
     wanted = work.wanted(request)
     delivered = work.deliver(vector_of(wanted), request)
-    assert torch.equal(delivered[request.slots], vector_of(items))
+    assert torch.equal(delivered[request.inverse], vector_of(items))
     # Each rank's gradient of an item is (rank + 1) * its vector.
     home = work.collect((rank + 1) * delivered, request)
     return work.own.tolist(), wanted.tolist(), home.tolist()
@@ -77,6 +77,6 @@ def test_neighbouring_items_go_to_different_ranks() -> None:
     class Two(AloneTransport):
         num_ranks = 2
 
-    first_half = SharedWork(1000, numbers=Two()).own
+    first_half = ShardedCompute(1000, numbers=Two()).own
     assert len(first_half) == 500
     assert 45 <= int((first_half < 100).sum()) <= 55

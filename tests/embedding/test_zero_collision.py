@@ -198,11 +198,11 @@ def test_lru_and_lfu_differ_where_they_should() -> None:
     evicted = {}
     for policy in (LRU(), LFU()):
         ids_map = ZeroCollisionMap(64, max_probe=200, num_buckets=1, eviction=policy, guard=0)
-        slots = ids_map.layout.held_slots
+        inverse = ids_map.layout.held_slots
         often = torch.tensor([0])
         for _ in range(5):
             ids_map.insert(often)
-        for id_ in range(1, slots):
+        for id_ in range(1, inverse):
             ids_map.insert(torch.tensor([id_]))
         gone = ids_map.assign(torch.tensor([900])).evicted_ids.tolist()
         evicted[policy.name] = gone

@@ -89,5 +89,5 @@ def test_neither_thread_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
                 reports.add(ready, result, seconds=run.accounts.end_step())
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        reports.settle()
+        reports.flush()
     record_into(None)

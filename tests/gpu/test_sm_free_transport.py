@@ -242,7 +242,7 @@ def test_a_gloo_group_adds_up_tensors_of_a_shared_gpu() -> None:
 
 def prioritized_bits(rank: int, kind: str) -> bool:
     """Plain and prioritized training over the transport: the same bits."""
-    from freescale.comm.traffic.lanes import open_lanes
+    from freescale.comm.traffic.channels import open_channels
     from freescale.embedding.optimizer import Adam
     from freescale.embedding.plan import TableSpec
     from freescale.embedding.sharded import ShardedEmbedding
@@ -260,7 +260,7 @@ def prioritized_bits(rank: int, kind: str) -> bool:
             embedding=tables,
             rows_of=lambda rows: {"item": rows},
             prioritized=lambda step, way=prioritized: way,  # type: ignore[misc]
-            lanes=open_lanes(dist.group.WORLD, device=GPU, kind=kind, timeout_s=60),
+            channels=open_channels(dist.group.WORLD, device=GPU, kind=kind, timeout_s=60),
         ) as pipeline:
             for ready in pipeline:
                 vectors = ready.vectors["item"]
@@ -306,7 +306,7 @@ def steps_without_waiting(rank: int, folder: str) -> int:
             torch.cuda.set_sync_debug_mode("error" if 5 <= ready.plan.step < 12 else "default")
             result = run.train_step.run(ready, schedule)
             reports.add(ready, result, seconds=run.accounts.end_step())
-        reports.settle()
+        reports.flush()
     return reports.lag
 
 

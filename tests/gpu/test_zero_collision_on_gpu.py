@@ -35,19 +35,19 @@ def test_a_bulk_insert_ends_as_if_the_smallest_had_come_first(group: int, max_pr
         torch.full((layout.held_rows,), EMPTY),
         torch.full((layout.held_rows,), EMPTY, device="cuda"),
     )
-    settled = id_probe.settled_bits(there)
+    occupied = id_probe.occupied_bits(there)
     generator = torch.Generator().manual_seed(group)
     for _ in range(4):
         ids = torch.randint(-(2**63), 2**63 - 1, (40_000,), generator=generator)
         ids = torch.cat([ids, ids[:9_000], torch.tensor([EMPTY, -(2**63), 2**63 - 1])])
         ids = ids[torch.randperm(len(ids), generator=generator)]
-        rows, new = probe_triton.claim(ids.cuda(), there, settled, layout, tiles=tiles)
+        rows, new = probe_triton.claim(ids.cuda(), there, occupied, layout, tiles=tiles)
         ascending = ids.unique()
         _, true_new = id_probe.claim(ascending, here, None, layout)
         assert torch.equal(there.cpu(), here)
         assert torch.equal(rows.cpu(), id_probe.find(ids, here, layout))
         assert torch.equal(new.cpu().sort().values, true_new.sort().values)
-        assert torch.equal(settled.cpu(), id_probe.settled_bits(here))
+        assert torch.equal(occupied.cpu(), id_probe.occupied_bits(here))
         assert torch.equal(probe_triton.find(ids.cuda(), there, layout, tiles=tiles), rows)
 
 

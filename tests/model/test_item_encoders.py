@@ -12,13 +12,13 @@ from freescale.model.item_encoders import ContentProjection, TextEncoder
 TEXTS = ["red round ball", "red ball", "", "ball round red", "old map of a town"]
 
 
-def numbered() -> NumberedTexts:
+def group_index() -> NumberedTexts:
     return NumberedTexts.of(TEXTS, Vocabulary.of_words(TEXTS, min_count=1), max_tokens=9)
 
 
 def make_encoder(**options):
     torch.manual_seed(0)
-    shape = {"vocabulary_size": numbered().vocabulary_size, "dim": 6, "width": 8, "layers": 2, "heads": 2}
+    shape = {"vocabulary_size": group_index().vocabulary_size, "dim": 6, "width": 8, "layers": 2, "heads": 2}
     encoder = TextEncoder(**shape | options)
     for param in encoder.parameters():
         param.data.normal_(std=0.5)
@@ -26,7 +26,7 @@ def make_encoder(**options):
 
 
 def encode(encoder, items):
-    return encoder(numbered().batch(np.array(items, dtype=np.int64)))
+    return encoder(group_index().batch(np.array(items, dtype=np.int64)))
 
 
 def test_a_text_has_the_same_vector_whatever_it_is_encoded_with():
@@ -56,7 +56,7 @@ def test_every_parameter_learns():
 
 def test_no_items_give_no_vectors_and_gradients_of_zero():
     for module, none in (
-        (make_encoder(), numbered().batch(np.zeros(0, np.int64))),
+        (make_encoder(), group_index().batch(np.zeros(0, np.int64))),
         (ContentProjection(width=4, dim=6).double(), torch.zeros(0, 4)),
     ):
         vectors = module(none)

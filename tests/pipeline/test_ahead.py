@@ -20,9 +20,9 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding.eviction import LRU, TTL
 from freescale.embedding.id_map import DirectMap, HashMap
 from freescale.embedding.optimizer import Adam
-from freescale.embedding.owned_ids import OwnedIds
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.errors import DataError
 from freescale.kernels.id_table.layout import make_layout
 from freescale.kernels.rows.api import take
@@ -79,7 +79,7 @@ def test_batches_come_in_order_and_at_most_a_few_early(count: int) -> None:
     taken = []
     for number in ahead:
         taken.append(number)
-        ahead.settle()
+        ahead.wait_until_idle()
         assert source.made == min(count, number + 1 + AHEAD), "as early as allowed, and no earlier"
     assert taken == list(range(count))
     assert list(ahead) == [], "the end stays the end"
@@ -92,7 +92,7 @@ def test_nothing_is_made_past_a_step_whose_state_is_to_be_saved() -> None:
     source, stops = Source(20), {14, 15, 18}
     ahead = Ahead(source, device=CPU, first_step=10, look_past=lambda step: step not in stops)
     for number in ahead:
-        ahead.settle()
+        ahead.wait_until_idle()
         limit = next((s - 10 for s in sorted(stops) if s >= number + 10), 99)
         assert source.made == min(20, number + 1 + AHEAD, limit + 1)
     assert source.made == 20
@@ -107,7 +107,7 @@ def test_an_error_comes_out_where_its_batch_is_asked_for_and_nothing_follows_it(
         taken.extend(ahead)
     assert taken == [0, 1, 2, 3]
     assert "__call__" in "".join(traceback.format_tb(caught.value.__traceback__)), "where it was raised"
-    ahead.settle()
+    ahead.wait_until_idle()
     source.broken = None
     assert list(ahead) == []
     assert source.made == 4
@@ -130,9 +130,9 @@ def test_a_loop_that_is_interrupted_ends_the_thread() -> None:
 
 
 def make_map(
-    kind: str, *, guard: int, slots: int = 48, num_ids: int = NUM_IDS, dim: int = DIM, device: str = "cpu"
+    kind: str, *, guard: int, inverse: int = 48, num_ids: int = NUM_IDS, dim: int = DIM, device: str = "cpu"
 ) -> tuple[ShardedEmbedding, Any]:
-    layout = make_layout(slots, num_buckets=2, max_probe=8)
+    layout = make_layout(inverse, num_buckets=2, max_probe=8)
     learnt = kind not in ("direct", "hash")
     spec = TableSpec(
         name=TABLE,
@@ -148,7 +148,7 @@ def make_map(
     if kind == "hash":
         return embedding, HashMap(num_ids)
     eviction = {"none": None, "lru": LRU(), "ttl": TTL(1)}[kind]
-    return embedding, OwnedIds(embedding, TABLE, max_probe=8, eviction=eviction, guard=guard)
+    return embedding, ShardedIdMap(embedding, TABLE, max_probe=8, eviction=eviction, guard=guard)
 
 
 def make_batch(
@@ -197,7 +197,7 @@ def learn(
             loss = (weight * vectors.square() + vectors).sum()
             loss.backward()
             schedule.update(ready, lr=0.1 / (1 + ready.plan.step))
-            kept += [loss.detach(), ready.lookup.distinct]
+            kept += [loss.detach(), ready.lookup.unique]
             if ready.plan.step in stops or ready.plan.step == len(batches) - 1:
                 schedule.flush()
                 state = {**embedding.state_dict(), **id_map.state_dict()}

@@ -20,7 +20,7 @@ from freescale.pipeline import prioritized, row_moves
 from freescale.trace import spans
 from tests.pipeline.test_prioritized import specs_of
 from tests.pipeline.two_paths import (
-    lanes_of,
+    channels_of,
     make_embedding,
     random_batches,
     state_bits,
@@ -63,7 +63,10 @@ def train(rank: int, num_ranks: int, sockets: bool, num_steps: int = 12) -> None
     batches = random_batches(8, specs, num_steps, rank, num_ranks)
     embedding = make_embedding(specs, sockets=sockets)
     train_prioritized(
-        embedding, batches, lanes=lanes_of(sockets=sockets), after_step=lambda step: embedding.settle()
+        embedding,
+        batches,
+        channels=channels_of(sockets=sockets),
+        after_step=lambda step: embedding.wait_for_updates(),
     )
 
 
@@ -120,7 +123,7 @@ def fail_while_mapping(rank: int) -> str:
     batches = random_batches(1, specs, 20, rank, 1)
     batches[9]["item"] = torch.tensor([3, 61])
     with pytest.raises(DataError, match="row 61 lies outside table 'item'"):
-        train_prioritized(make_embedding(specs), batches, lanes=lanes_of(sockets=False))
+        train_prioritized(make_embedding(specs), batches, channels=channels_of(sockets=False))
     stage, step = spans.current_stage()
     return f"{stage} {step}"
 
@@ -151,14 +154,14 @@ def with_delays(rank: int, num_ranks: int, sockets: bool, num_delays: int) -> in
             count += 1
             time.sleep(rng.choice([0, 0.0005, 0.001, 0.004]))
 
-    lanes = lanes_of(sockets=sockets)
+    channels = channels_of(sockets=sockets)
     hook_stages(act)
     num_steps, seed = 20, 0
     while True:
         batches = random_batches(seed, specs, num_steps, rank, num_ranks)
         plain, ours = make_embedding(specs, sockets=sockets), make_embedding(specs, sockets=sockets)
         expected = train_plainly(plain, batches)
-        losses, _ = train_prioritized(ours, batches, lanes=lanes, check=seed % 2 == 0)
+        losses, _ = train_prioritized(ours, batches, channels=channels, check=seed % 2 == 0)
         assert losses == expected
         assert state_bits(ours) == state_bits(plain)
         seed += 1

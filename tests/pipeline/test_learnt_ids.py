@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.embedding.owned_ids import OwnedIds
+from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.pipeline.prioritized import LOOK_AHEAD
 from freescale.recipe.load import _BATCHES_UNDER_WAY
 from freescale.recipe.sections import EmbeddingSection
@@ -49,7 +49,7 @@ def trained(recipe: tuple[str, ...], folder: str, *, resume_from: Path | None = 
     """Everything learnt, and everything told about ids."""
     run, recorder = make_run(recipe, folder)
     train(run, resume_from=resume_from)
-    assert isinstance(run.id_map, OwnedIds)
+    assert isinstance(run.id_map, ShardedIdMap)
     ids, rows = run.id_map.residents()
     pictures = [{k: v for k, v in e.items() if k not in ("time", "warning")} for e in recorder.of("ids")]
     return {

@@ -9,7 +9,7 @@ from freescale.errors import TrainingError
 from freescale.pipeline import prioritized
 from freescale.pipeline.order_check import OrderCheck
 from tests.pipeline.test_prioritized import specs_of
-from tests.pipeline.two_paths import lanes_of, make_embedding, random_batches, train_prioritized
+from tests.pipeline.two_paths import channels_of, make_embedding, random_batches, train_prioritized
 from tests.ranks import run_on_ranks
 
 
@@ -86,7 +86,7 @@ def broken(rank: int, how: str) -> str:
 
         prioritized.PrioritizedPipeline._start_bulk = at_once
     batches = random_batches(3, specs, 30, rank, 2)
-    train_prioritized(make_embedding(specs), batches, lanes=lanes_of(sockets=False), check=True)
+    train_prioritized(make_embedding(specs), batches, channels=channels_of(sockets=False), check=True)
     return "nothing found"
 
 

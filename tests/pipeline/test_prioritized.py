@@ -16,7 +16,7 @@ from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from tests.pipeline.two_paths import (
     OPTIMIZERS,
     backward,
-    lanes_of,
+    channels_of,
     learning_rate,
     make_embedding,
     random_batches,
@@ -61,7 +61,7 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
     """One table for each optimizer; rows shared, asked for and parked."""
     specs = one_table_each()
     batches = random_batches(num_ranks, specs, num_steps, rank, num_ranks)
-    traffic = assert_same(specs, batches, lanes=lanes_of(sockets=False))
+    traffic = assert_same(specs, batches, channels=channels_of(sockets=False))
     return tuple(sum(getattr(t, n) for t in traffic) for n in ("shared_rows", "distinct_rows", "parked_rows"))
 
 
@@ -70,19 +70,19 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
     [(2, 60), *(pytest.param(n, 300, marks=pytest.mark.slow) for n in (2, 4)), (4, 60)],
 )
 def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks, num_steps):
-    shared, distinct, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
+    shared, unique, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
     assert shared > 100
     assert parked > 100
-    assert distinct > 2 * shared
+    assert unique > 2 * shared
 
 
 def many(rank: int, num_ranks: int, optimizer: str, seeds: list[int], options: dict[str, Any]) -> None:
     sockets = options.get("sockets", False)
     specs = specs_of(optimizer, options.pop("dtype", torch.float32))
-    lanes = lanes_of(sockets=sockets, staged=options.get("staged", False))
+    channels = channels_of(sockets=sockets, staged=options.get("staged", False))
     for seed in seeds:
         batches = random_batches(seed, specs, 25, rank, num_ranks)
-        assert_same(specs, batches, lanes=lanes, check=True, **options)
+        assert_same(specs, batches, channels=channels, check=True, **options)
 
 
 def alternating(step: int) -> bool:
@@ -134,7 +134,7 @@ def drawn(rank: int, cases: list, num_tables: int) -> None:
         TableSpec(name=f"table{n}", num_rows=8, dim=2, optimizer=OPTIMIZERS["adam"], init_std=1.0)
         for n in range(num_tables)
     ]
-    lanes = lanes_of(sockets=True)
+    channels = channels_of(sockets=True)
     for case in cases:
         batches = [
             {
@@ -143,7 +143,7 @@ def drawn(rank: int, cases: list, num_tables: int) -> None:
             }
             for tables in case
         ]
-        assert_same(specs, batches, sockets=True, lanes=lanes, check=True)
+        assert_same(specs, batches, sockets=True, channels=channels, check=True)
 
 
 @settings(
@@ -162,7 +162,7 @@ def test_a_few_batches_or_none(num_steps):
 def few(rank: int, num_steps: int) -> None:
     specs = specs_of("sgd")
     batches = random_batches(5, specs, num_steps, rank, 2)
-    assert len(assert_same(specs, batches, lanes=lanes_of(sockets=False), check=True)) == num_steps
+    assert len(assert_same(specs, batches, channels=channels_of(sockets=False), check=True)) == num_steps
 
 
 # What happens between steps.
@@ -188,7 +188,7 @@ def read_between(rank: int) -> None:
             plain.update(lookup, lr=learning_rate(step), step=step + 1)
         look(plain, step, seen[0])
     after = lambda step: look(ours, step, seen[1])  # noqa: E731
-    train_prioritized(ours, batches, after_step=after, lanes=lanes_of(sockets=False), check=True)
+    train_prioritized(ours, batches, after_step=after, channels=channels_of(sockets=False), check=True)
     assert len(seen[0]) > 10
     assert seen[0] == seen[1]
 
@@ -201,12 +201,12 @@ def stop_and_go_on(rank: int) -> None:
     """Leave after any step, start a new pipeline at the next one: as if there had been no stop."""
     specs = specs_of("adam")
     batches = random_batches(6, specs, 24, rank, 2)
-    lanes, plain, ours = lanes_of(sockets=False), make_embedding(specs), make_embedding(specs)
+    channels, plain, ours = channels_of(sockets=False), make_embedding(specs), make_embedding(specs)
     train_plainly(plain, batches)
     first = 0
     for last in (0, 1, 5, 12, 23):
         pipeline = PrioritizedPipeline(
-            batches[first:], embedding=ours, rows_of=lambda b: b, first_step=first, lanes=lanes
+            batches[first:], embedding=ours, rows_of=lambda b: b, first_step=first, channels=channels
         )
         with pipeline:
             for ready in pipeline:
@@ -245,7 +245,7 @@ def watch_rows(rank: int) -> list[bool]:
         return batch
 
     pipeline = PrioritizedPipeline(
-        batches, embedding=embedding, rows_of=rows_of, lanes=lanes_of(sockets=False)
+        batches, embedding=embedding, rows_of=rows_of, channels=channels_of(sockets=False)
     )
     with pipeline:
         for ready in pipeline:
@@ -268,7 +268,7 @@ def alone(batches: list) -> PrioritizedPipeline[Any]:
 def test_on_one_rank_it_is_the_plain_path():
     specs = specs_of("adam")
     batches = random_batches(1, specs, 20, 0, 1)
-    assert_same(specs, batches, lanes=lanes_of(sockets=False))
+    assert_same(specs, batches, channels=channels_of(sockets=False))
 
 
 def test_a_batch_without_update_is_refused():
@@ -309,14 +309,16 @@ def events_of_a_run(rank: int) -> list[str]:
     """What happens in which order; batches are told when they are loaded."""
     specs, events = specs_of("sgd"), []
     embedding = make_embedding(specs)
-    lanes = lanes_of(sockets=False)
+    channels = channels_of(sockets=False)
 
     def loader() -> Any:
         for number, batch in enumerate(random_batches(3, specs, 6, rank, 2)):
             events.append(f"load {number}")
             yield batch
 
-    pipeline = PrioritizedPipeline(loader(), embedding=embedding, rows_of=lambda batch: batch, lanes=lanes)
+    pipeline = PrioritizedPipeline(
+        loader(), embedding=embedding, rows_of=lambda batch: batch, channels=channels
+    )
     fetch_late = pipeline._moves.fetch_late
 
     def told(flight: Any, storage: Any) -> None:

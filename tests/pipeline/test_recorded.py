@@ -30,11 +30,11 @@ def recorded(rank: int, folder: str) -> list[Span]:
 
 def test_both_threads_of_every_rank_are_recorded(tmp_path: Path) -> None:
     for spans in run_on_ranks(recorded, 2, str(tmp_path)):
-        lanes: dict[str, set[str]] = {}
+        channels: dict[str, set[str]] = {}
         for span in spans:
-            lanes.setdefault(span.lane, set()).add(span.name)
-        assert lanes["communication"] >= BESIDE
-        assert lanes["main"] >= {"fetch OL rows", "send OL gradients"}
+            channels.setdefault(span.channel, set()).add(span.name)
+        assert channels["communication"] >= BESIDE
+        assert channels["main"] >= {"fetch OL rows", "send OL gradients"}
         asking = [span for span in spans if span.name == "map ids" and span.arrival is not None]
         assert asking, "ids travel to their owners on a connection that is watched"
         agreed = [span for span in spans if span.name == "agree on the way"]

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.traffic.lanes import open_lanes
-from freescale.comm.traffic.priority import Lanes
+from freescale.comm.traffic.channels import open_channels
+from freescale.comm.traffic.priority import Channels
 from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports.local_sockets import LocalTransport
+from freescale.comm.transports.local_sockets import SocketTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
@@ -36,20 +36,20 @@ def make_embedding(
     if staged:
         transport = make_transport(group, kind="host_staged")
     elif group is not None:
-        transport = LocalTransport(group) if sockets else CollectiveTransport(group)
+        transport = SocketTransport(group) if sockets else CollectiveTransport(group)
     return ShardedEmbedding(specs, group=group, transport=transport, replicate_below_mb=limit_mb)
 
 
-def lanes_of(*, sockets: bool, staged: bool = False) -> Lanes:
+def channels_of(*, sockets: bool, staged: bool = False) -> Channels:
     group = dist.group.WORLD if dist.is_initialized() else None
     if staged:
-        return open_lanes(group, kind="host_staged")
+        return open_channels(group, kind="host_staged")
     if not sockets or group is None:
-        return open_lanes(group, kind="collective")
-    express, bulk = LocalTransport(group), LocalTransport(group)
-    for lane in (express, bulk):
-        lane.exchange_counts(torch.zeros(lane.num_ranks, dtype=torch.int64))
-    return Lanes(express=express, bulk=bulk, ids=bulk)
+        return open_channels(group, kind="collective")
+    express, bulk = SocketTransport(group), SocketTransport(group)
+    for channel in (express, bulk):
+        channel.exchange_counts(torch.zeros(channel.num_ranks, dtype=torch.int64))
+    return Channels(express=express, bulk=bulk, ids=bulk)
 
 
 def backward(vectors: dict[str, Tensor]) -> float:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.trace.bubbles import Parts, add_up, slowest, split_step, union, without
+from freescale.trace.bubbles import Parts, slowest, split_step, total, union, without
 from freescale.trace.spans import MAIN, Arrival, Span
 
 MOMENTS = st.integers(-2, 12)
@@ -91,9 +91,9 @@ def test_what_another_thread_waits_for_explains_the_wait_for_that_thread():
 
 
 def test_long_steps_weigh_more_and_no_steps_divide_nothing():
-    assert add_up([Parts(1, 1, 0, 0), Parts(3, 0, 3, 0)]).bubble == 0.75
-    assert add_up([]).bubble == 0
-    assert math.isclose(add_up([Parts(2, 1, 0.5, 0.25)]).host, 0.25)
+    assert total([Parts(1, 1, 0, 0), Parts(3, 0, 3, 0)]).bubble == 0.75
+    assert total([]).bubble == 0
+    assert math.isclose(total([Parts(2, 1, 0.5, 0.25)]).host, 0.25)
 
 
 def test_the_slowest_is_the_one_that_waits_least_and_the_cause_is_what_it_does_more():

@@ -38,7 +38,7 @@ class LateClock:
             return float(mark)
         return float(mark[0]) if mark[0] <= self.passed else None
 
-    def settle(self):
+    def wait_for_marks(self):
         self.passed = self.marked
 
 
@@ -178,7 +178,7 @@ def test_stages_need_no_reading_of_the_clock():
         with stage("load"), compute("forward"):
             pass
         assert [span.name for span in recorder.take()] == ["load"]
-        recorder.clock.settle()
+        recorder.clock.wait_for_marks()
         assert [span.name for span in recorder.take()] == ["forward"]
     finally:
         spans.record_into(None)

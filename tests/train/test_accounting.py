@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.comm.transport import Pending
-from freescale.comm.transports.local_sockets import LocalTransport
-from freescale.comm.transports.traced import WatchedTransport
+from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.clocks import SharedClock
-from freescale.trace.bubbles import CAUSES, Parts, add_up, slowest, split_step
+from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total
 from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
 from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.loop import train
@@ -31,7 +31,7 @@ class ThrottledLink:
     name, engine, sm_free, reason = "throttled", "sockets", True, "a test"
 
     def __init__(self, delay: float) -> None:
-        self._inner = LocalTransport(dist.group.WORLD)
+        self._inner = SocketTransport(dist.group.WORLD)
         self.rank, self.num_ranks = self._inner.rank, self._inner.num_ranks
         self._delay = delay
 
@@ -66,7 +66,7 @@ def program(rank: int, *, late: float = 0.0, link: float = 0.0, host: float = 0.
     recorder = Recorder(HostClock())
     record_into(recorder)
     accounts = Accounts(ranks=ranks, recorder=recorder, write=accounted.append, every=every, clock=clock)
-    transport = WatchedTransport(ThrottledLink(link))
+    transport = TracedTransport(ThrottledLink(link))
     ones = [1] * ranks.num_ranks
     stamps: dict[str, list[float]] = {"host": [], "arrival": [], "end": []}
     accounts.begin(1)
@@ -90,7 +90,7 @@ def program(rank: int, *, late: float = 0.0, link: float = 0.0, host: float = 0.
 def total_of(accounted: list[AccountedStep], rank: int | None = None) -> Parts:
     """All steps but the first, which opens connections, and the second, in which the ranks compare notes."""
     steps = accounted[2:]
-    return add_up(one for step in steps for one in (step.ranks if rank is None else [step.ranks[rank]]))
+    return total(one for step in steps for one in (step.ranks if rank is None else [step.ranks[rank]]))
 
 
 def truth_of(cause: str, stamps: list[dict[str, list[float]]]) -> float:
@@ -215,7 +215,7 @@ class SlowDevice:
         passed, mark[1] = mark[1], True
         return mark[0] if passed else None
 
-    def settle(self):
+    def wait_for_marks(self):
         pass
 
 

@@ -344,7 +344,7 @@ def save_on(rank: int, folder: str) -> None:
         for values in (table.weight, *table.state.values()):
             values.fill_(-7)
     go.set()
-    checkpoints.settle()
+    checkpoints.wait_on_all_ranks()
     assert checkpoints.latest() is not None
 
 
@@ -381,7 +381,7 @@ def test_a_snapshot_of_any_number_of_ranks_loads_on_any_other(tmp_path, num_save
 def fail_on_one_rank(rank: int, folder: str) -> str:
     checkpoints = Checkpoints(folder, ranks=these_ranks())
     save_and_wait(checkpoints, 1)
-    checkpoints.settle()
+    checkpoints.wait_on_all_ranks()
     if rank == 1:
         HuggingFaceStorageWriter.write_data = no_space
     with pytest.raises(CheckpointError) as caught:
@@ -408,12 +408,12 @@ def settle_slowly(rank: int, folder: str) -> list[str | None]:
     seen = []
     for step in (1, 2):
         checkpoints.save(step, make_tensors(step), {}, best=True)
-        checkpoints.settle()
+        checkpoints.wait_on_all_ranks()
         seen += [checkpoints.latest().name, checkpoints.best().name]
     # Nobody must begin to write what rank 0 is about to find in its place.
     checkpoints.save(3, make_tensors(3), {})
     checkpoints.save(3, make_tensors(3), {})
-    checkpoints.settle()
+    checkpoints.wait_on_all_ranks()
     return [*seen, checkpoints.latest().name]
 
 

@@ -55,7 +55,7 @@ def test_gradients_are_the_sums_over_the_ranks(num_ranks, one_machine):
 def compare_staged(rank: int, num_ranks: int) -> None:
     """As if the gradients lived on a GPU that the ranks share."""
     for module in (dense_gradients, choose):
-        module.speaks = lambda group, device: False
+        module.supports_device = lambda group, device: False
     compare(rank, num_ranks, False)
 
 
@@ -66,10 +66,10 @@ def test_gradients_of_a_shared_gpu_are_staged(num_ranks):
 
 def compare_queued(rank: int, num_ranks: int) -> int:
     """As if waiting were left to a stream: every bucket is summed where it is handed over. How many there were."""
-    dense_gradients.LocalTransport.queued = True
+    dense_gradients.SocketTransport.queued = True
     buckets = []
-    start = dense_gradients.start_sum
-    dense_gradients.start_sum = lambda transport, values: (
+    start = dense_gradients.start_all_reduce
+    dense_gradients.start_all_reduce = lambda transport, values: (
         buckets.append(len(values)) or start(transport, values)
     )
     compare(rank, num_ranks, True)

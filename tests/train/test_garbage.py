@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from freescale.train.garbage import _LOADED, LoadedAside
+from freescale.train.gc_freeze import _LOADED, GcFreeze
 
 
 class Ring:
@@ -19,7 +19,7 @@ class Ring:
 
 def test_only_what_comes_later_is_looked_at():
     before, loaded = weakref.ref(Ring()), [Ring()]
-    with LoadedAside() as aside:
+    with GcFreeze() as aside:
         assert before() is None
         count = len(gc.get_objects())
         assert all(each is not loaded[0] for each in gc.get_objects())
@@ -36,7 +36,7 @@ def test_only_what_comes_later_is_looked_at():
 
 
 def test_collections_are_as_they_were_after_an_error():
-    with pytest.raises(RuntimeError), LoadedAside():
+    with pytest.raises(RuntimeError), GcFreeze():
         raise RuntimeError
     assert gc.get_freeze_count() == 0
     assert gc.isenabled()
@@ -45,7 +45,7 @@ def test_collections_are_as_they_were_after_an_error():
 def test_what_others_have_set_aside_stays_there():
     gc.freeze()
     try:
-        with LoadedAside():
+        with GcFreeze():
             pass
         assert gc.get_freeze_count() > 0
     finally:

@@ -18,7 +18,7 @@ from freescale.embedding.id_map import HashMap
 from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.shared_work import SharedWork
+from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
@@ -71,7 +71,7 @@ def make_items(
         module,
         Numbers(),
         items=source.items.ids,
-        work=SharedWork(len(source.items.ids), **ways),
+        work=ShardedCompute(len(source.items.ids), **ways),
         rows=rows if add_ids else None,
         device=CPU,
         alone=alone,
@@ -123,7 +123,7 @@ def test_vectors_and_gradients_are_those_of_one_graph(add_ids, alone, chunk):
     (wanted * weight).sum().backward()
     torch.testing.assert_close(module.weight.grad, truth.weight.grad)
     if table is not None:
-        torch.testing.assert_close(ready.lookup.rows.grad, table.grad[ready.lookup.distinct])
+        torch.testing.assert_close(ready.lookup.rows.grad, table.grad[ready.lookup.unique])
 
 
 def test_an_item_is_encoded_once_a_step():

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from freescale.comm.traffic.channels import open_lane
 from freescale.comm.traffic.expert_exchange import ExpertExchange
-from freescale.comm.traffic.lanes import open_lane
 from freescale.model.moe import MoE
 from freescale.train.owned_experts import OwnedExperts
 from tests.ranks import run_on_ranks

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from freescale.comm.rings.rounds import Exchange, Rings, Round, reached
 from freescale.comm.rings.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory
-from freescale.comm.world import Processes, RanksEndedError, look_after
+from freescale.comm.world import Processes, RanksEndedError, background_poll
 from freescale.kernels import runtime
 
 # Exchanges that nobody waits for are looked after this often; most leave at once.
@@ -79,7 +79,7 @@ class SharedRings:
         first = self._memory is None
         self._rings, self._memory = rings, share_memory(self._control, rings, timeout_s=self._timeout_s)
         if first:
-            look_after(self, SharedRings.look_after, every_s=_NUDGE_S)
+            background_poll(self, SharedRings.poll, every_s=_NUDGE_S)
 
     def begin(
         self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
@@ -188,7 +188,7 @@ class SharedRings:
         assert self._memory is not None
         return reached(runtime.load_flag(self._memory.words, WORDS_A_FLAG * flag), value)
 
-    def look_after(self) -> None:
+    def poll(self) -> None:
         """Keep exchanges moving that nobody waits for."""
         if self._num_waiting == 0 and any(self._sides) and self._lock.acquire(blocking=False):
             try:

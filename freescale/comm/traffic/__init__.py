@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.comm.traffic.deterministic_all_reduce import start_sum
+    from freescale.comm.traffic.channels import kind_for_ids, open_channel, open_channels
+    from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
     from freescale.comm.traffic.expert_exchange import ExpertExchange
-    from freescale.comm.traffic.lanes import kind_for_ids, open_lane, open_lanes
-    from freescale.comm.traffic.priority import Deadline, Gate, Lanes, TrafficQueue
+    from freescale.comm.traffic.priority import Channels, Deadline, Gate, TrafficQueue
 else:
     __getattr__, __dir__ = open_door(__name__)

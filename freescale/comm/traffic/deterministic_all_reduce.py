@@ -9,7 +9,7 @@ from freescale.comm import Transport
 _SMALL_BYTES = 64 << 10
 
 
-class PendingSum:
+class PendingAllReduce:
     """Values being added up over the ranks: sent whole when small or to one other rank, else in one part a rank.
 
     Args:
@@ -43,6 +43,6 @@ class PendingSum:
         return total.view(self._shape)
 
 
-def start_sum(transport: Transport, values: Tensor) -> PendingSum:
+def start_all_reduce(transport: Transport, values: Tensor) -> PendingAllReduce:
     """Begin to add values up over the ranks; returns at once. Ranks wait for their sums in the order of the starts."""
-    return PendingSum(transport, values)
+    return PendingAllReduce(transport, values)

@@ -100,7 +100,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Channels:
     """The connections of a rank. Each carries its transfers in the order the schedule starts them.
 
     Args:

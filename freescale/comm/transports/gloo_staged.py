@@ -23,7 +23,7 @@ class _Staged:
         return self._received.to(self._device, non_blocking=True)
 
 
-class StagedTransport:
+class GlooStagedTransport:
     """All-to-all by gloo for tensors that live elsewhere, through page-locked memory.
 
     Args:

@@ -27,7 +27,7 @@ from freescale.comm.rings import (
     share_memory,
     together,
 )
-from freescale.comm.transports.host_staged_multinode import RelayedTransport
+from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
 from freescale.comm.world import GroupFacts, is_mps_client, other_processes
 
 
@@ -68,7 +68,7 @@ def build(
     """Open it for a group; every rank must call it."""
     control = own_group(group, backend="gloo", timeout_s=timeout_s)
     if facts.on_gpu and not facts.one_machine:
-        return RelayedTransport(control, driver=driver or CudaDriver(), device=facts.device)
+        return MultinodeStagedTransport(control, driver=driver or CudaDriver(), device=facts.device)
     processes = other_processes(facts)
     if not facts.on_gpu:
         cpu = SharedRings(control, processes=processes, timeout_s=timeout_s)

@@ -80,7 +80,7 @@ class _Relay:
             self.arrived[0] = signed
 
 
-class RelayedTransport:
+class MultinodeStagedTransport:
     """Uneven all-to-all of GPU ranks on several machines.
 
     Args:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world import look_after
+from freescale.comm.world import background_poll
 
 _BUFFER_BYTES = 4 << 20
 # Transfers that nobody waits for are looked after this often; most are small enough to leave at once.
@@ -39,7 +39,7 @@ def on_one_machine() -> bool:
 class _Exchange:
     """A transfer on its way."""
 
-    def __init__(self, transport: LocalTransport, received: Tensor, sent: Tensor) -> None:
+    def __init__(self, transport: SocketTransport, received: Tensor, sent: Tensor) -> None:
         self._transport, self._received, self._sent = transport, received, sent
         self.num_left = 0
 
@@ -76,7 +76,7 @@ class _Peer:
         return count
 
 
-class LocalTransport:
+class SocketTransport:
     """All-to-all between ranks of one machine; every rank must start the same transfers in the same order.
 
     A transfer moves while some call of `start` or `wait` runs. So that a rank busy elsewhere (in a collective of
@@ -180,7 +180,7 @@ class LocalTransport:
                 rank: _Peer(rank, connection)
                 for rank, connection in _connect(self._group, self._timeout_s).items()
             }
-            look_after(self, LocalTransport._look_after, every_s=_NUDGE_S)
+            background_poll(self, SocketTransport._look_after, every_s=_NUDGE_S)
         return self._peers
 
 

@@ -44,7 +44,9 @@ OpenWindow = Callable[[int, Sequence[int]], Window]
 
 
 class _Exchange:
-    def __init__(self, transport: WindowTransport, slot: int, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self, transport: OneSidedTransport, slot: int, shape: torch.Size, dtype: torch.dtype
+    ) -> None:
         self._transport, self.slot = transport, slot
         self._shape, self._dtype = shape, dtype
         self.parts: list[Tensor] | None = None
@@ -56,7 +58,7 @@ class _Exchange:
         return torch.cat(self.parts).view(self._dtype).view(self._shape)
 
 
-class WindowTransport:
+class OneSidedTransport:
     """Uneven all-to-all by puts; every rank must start the same transfers in the same order.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from freescale.comm import CollectiveTransport, Transport, own_group
-from freescale.comm.transports.nccl_one_sided import WindowTransport
+from freescale.comm.transports.nccl_one_sided import OneSidedTransport
 from freescale.comm.transports.nccl_padded import PaddedTransport
 from freescale.comm.transports.nccl_routes import NcclFacts, NcclRoute, choose_route, parse_version
 from freescale.comm.world import GroupFacts
@@ -70,7 +70,7 @@ def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Tran
         "put_signal": lambda size, places: SymmetricWindow(members, size, places, facts.device),
     }
     engine = "NCCL one-sided puts: copy engines in a machine, RDMA by its proxy thread between machines"
-    return WindowTransport(opened[route.name], control=control, engine=engine, reason=route.reason)
+    return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=route.reason)
 
 
 def _build_padded(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from freescale.comm import AloneTransport, CollectiveTransport, Transport, speaks
+from freescale.comm import AloneTransport, CollectiveTransport, Transport, supports_device
 from freescale.comm.transports import copy_engine, host_staged, nccl_zero_sm
-from freescale.comm.transports.gloo_staged import StagedTransport
-from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
+from freescale.comm.transports.gloo_staged import GlooStagedTransport
+from freescale.comm.transports.local_sockets import SocketTransport, on_one_machine
 from freescale.comm.world import GroupFacts, gather_facts, own_facts
 from freescale.errors import TrainingError, nearest
 
@@ -36,8 +36,8 @@ def _no_collective(facts: GroupFacts) -> str | None:
 
 
 def _build_collective(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-    if not speaks(group, facts.device):
-        return StagedTransport(group, device=facts.device)
+    if not supports_device(group, facts.device):
+        return GlooStagedTransport(group, device=facts.device)
     return CollectiveTransport(group, device=facts.device)
 
 
@@ -48,7 +48,7 @@ def _no_sockets(facts: GroupFacts) -> str | None:
 
 
 def _build_sockets(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-    return LocalTransport(group, timeout_s=timeout_s)
+    return SocketTransport(group, timeout_s=timeout_s)
 
 
 ROUTES: dict[str, Route] = {
@@ -92,17 +92,17 @@ def make_transport(
         return AloneTransport()
     device = torch.device(device)
     if kind == "auto" and device.type == "cpu" and on_one_machine():
-        transport: Transport = LocalTransport(group, timeout_s=timeout_s)
-        return explained(transport, "auto: CPU ranks of one machine")
+        transport: Transport = SocketTransport(group, timeout_s=timeout_s)
+        return with_reason(transport, "auto: CPU ranks of one machine")
     facts = gather_facts(group, device)
     if kind == "auto":
         name, why = pick(facts)
-        return explained(open_route(name, group, facts, timeout_s), f"auto: {why}")
+        return with_reason(open_route(name, group, facts, timeout_s), f"auto: {why}")
     if kind not in ROUTES:
         raise TrainingError(
             f"there is no transport {kind!r}", allowed=", ".join(["auto", *ROUTES]), next_step=_meant(kind)
         )
-    return explained(open_route(kind, group, facts, timeout_s), "as the recipe says")
+    return with_reason(open_route(kind, group, facts, timeout_s), "as the recipe says")
 
 
 def open_route(name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
@@ -116,13 +116,13 @@ def open_route(name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s
     return ROUTES[name].build(group, facts, timeout_s)
 
 
-def explained(transport: Transport, why: str) -> Transport:
+def with_reason(transport: Transport, why: str) -> Transport:
     """The same transport, which now also knows why it was chosen."""
     transport.reason = f"{why}; {transport.reason}"
     return transport
 
 
-def told(transport: Transport) -> str:
+def describe_transport(transport: Transport) -> str:
     """One line about a transport, for logs."""
     free = "no SM used" if transport.sm_free else "uses SMs"
     return f"{transport.name} ({transport.engine}, {free}): {transport.reason}"
@@ -130,10 +130,10 @@ def told(transport: Transport) -> str:
 
 def survey() -> list[tuple[str, str]]:
     """What ranks of this machine could use, for `freescale doctor`: a kind of ranks, and a line about it."""
-    return [(what, _possible(facts)) for what, facts in imagined().items()]
+    return [(what, _possible(facts)) for what, facts in hypothetical_groups().items()]
 
 
-def imagined() -> dict[str, GroupFacts]:
+def hypothetical_groups() -> dict[str, GroupFacts]:
     """Groups one could start on this machine."""
     cpu, own = torch.device("cpu"), own_facts(torch.device("cpu"))
     groups = {"ranks on the CPU": GroupFacts([own, own], 0, cpu, "gloo")}

@@ -11,7 +11,7 @@ from freescale import trace
 from freescale.comm import Pending, Transport
 
 
-class WatchedTransport:
+class TracedTransport:
     """Passes everything on to another transport and records it under the name of the stage it happens in.
 
     Args:
@@ -19,35 +19,35 @@ class WatchedTransport:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.watched = transport
+        self.inner = transport
         self.name, self.num_ranks, self.rank = transport.name, transport.num_ranks, transport.rank
         self.engine, self.sm_free, self.reason = transport.engine, transport.sm_free, transport.reason
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; this is the arrival at the exchange."""
         arrival = trace.arrive(on_device=tensor.is_cuda)
-        pending = self.watched.start(tensor, send=send, receive=receive)
+        pending = self.inner.start(tensor, send=send, receive=receive)
         if arrival is None:
             return pending
         if not tensor.is_cuda:
             # On a CPU the caller itself may copy and send here; on a GPU it only queues.
             trace.waited(arrival, arrival.mark)
-        return _Watched(pending, arrival, on_device=tensor.is_cuda)
+        return _TracedPending(pending, arrival, on_device=tensor.is_cuda)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """Counts to and from every rank, waited for."""
         arrival = trace.arrive(on_device=counts.is_cuda)
-        received = self.watched.exchange_counts(counts)
+        received = self.inner.exchange_counts(counts)
         if arrival is not None:
             trace.waited(arrival, arrival.mark, on_device=counts.is_cuda)
         return received
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else a transport offers."""
-        return getattr(self.watched, name)
+        return getattr(self.inner, name)
 
 
-class _Watched:
+class _TracedPending:
     def __init__(self, pending: Pending, arrival: trace.Arrival, *, on_device: bool) -> None:
         self._pending, self._arrival, self._on_device = pending, arrival, on_device
 

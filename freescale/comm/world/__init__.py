@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.comm.world.background_poll import look_after
+    from freescale.comm.world.background_poll import background_poll
     from freescale.comm.world.clocks import SharedClock
     from freescale.comm.world.facts import GroupFacts, gather_facts, own_facts
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, launch, note_failure
     from freescale.comm.world.mps import is_mps_client
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
-    from freescale.comm.world.ranks import Ranks, add_up, device_name, join_ranks, pick_device
+    from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, pick_device
 else:
     __getattr__, __dir__ = open_door(__name__)

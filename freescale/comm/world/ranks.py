@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.comm import speaks
+from freescale.comm import supports_device
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.errors import FreeScaleError, TrainingError
@@ -57,14 +57,14 @@ class Ranks:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks, on every rank."""
         if self.group is not None:
-            add_up(values, group=self.group)
+            all_reduce(values, group=self.group)
         return values
 
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
         """The values of all ranks, which must have one shape, on every rank."""
         if self.group is None:
             return [values]
-        here = values if speaks(self.group, values.device) else values.cpu()
+        here = values if supports_device(self.group, values.device) else values.cpu()
         parts = [torch.empty_like(here) for _ in range(self.num_ranks)]
         dist.all_gather(parts, here, group=self.group)
         return [part.to(values.device) for part in parts]
@@ -94,9 +94,9 @@ class Ranks:
                     )
 
 
-def add_up(values: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+def all_reduce(values: torch.Tensor, *, group: dist.ProcessGroup) -> None:
     """Element-wise sum over a group, in place; by way of the CPU where the group cannot read the device."""
-    if speaks(group, values.device):
+    if supports_device(group, values.device):
         dist.all_reduce(values, group=group)
         return
     here = values.cpu()

@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from freescale.kernels.attention.api import check_bias, hstu_attention, softmax_attention
     from freescale.kernels.attention.cached import (
         CachedPlan,
-        Room,
+        KeyValueBuffer,
         block_for,
         cached_attention,
-        can_fuse,
+        can_fuse_cached,
         tile_table,
     )
     from freescale.kernels.attention.inputs import check_tokens
     from freescale.kernels.attention.layout import SequenceLayout
     from freescale.kernels.attention.mask import AttentionMask, Pieces
-    from freescale.kernels.attention.plan.tile_pairs import numbered
+    from freescale.kernels.attention.plan.tile_pairs import group_index
     from freescale.kernels.attention.reference import (
         NUM_TIME_BUCKETS,
         for_every_head,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import Ints
-from freescale.kernels.attention.plan.tile_pairs import numbered
+from freescale.kernels.attention.plan.tile_pairs import group_index
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH
 from freescale.kernels.attention.triton.launch import last_dense, padded
 from freescale.kernels.runtime import has_triton, product_precision, start_kernel
@@ -21,7 +21,7 @@ _SINGLE = {128: (32, 32, 8, 1), 256: (32, 16, 8, 1)}
 FIELDS = 9
 
 
-class Room(NamedTuple):
+class KeyValueBuffer(NamedTuple):
     """Bounds of the requests that one plan must have room for: users, new tokens a user, cached tokens a user."""
 
     users: int
@@ -52,7 +52,7 @@ def block_for(dtype: torch.dtype, longest: int) -> int:
 
 
 def tile_table(
-    *, offsets: Ints, starts: Ints, counts: Ints, ends: Ints, block: int, room: Room, fill: bool
+    *, offsets: Ints, starts: Ints, counts: Ints, ends: Ints, block: int, room: KeyValueBuffer, fill: bool
 ) -> Ints:
     """The tiles of a `CachedPlan`.
 
@@ -66,7 +66,7 @@ def tile_table(
         fill: as many tiles as there is room for; those that are not needed have no tokens.
     """
     lengths = np.diff(offsets)
-    user, number = numbered(-(-lengths // block))
+    user, number = group_index(-(-lengths // block))
     most = room.users * -(-room.new // block) if fill else len(user)
     table = np.zeros((most, FIELDS), np.int64)
     own, width = table[: len(user)], room.cached + room.new
@@ -76,7 +76,7 @@ def tile_table(
     return table
 
 
-def can_fuse(q: Tensor, v: Tensor) -> bool:
+def can_fuse_cached(q: Tensor, v: Tensor) -> bool:
     """Whether the kernel takes these; otherwise padded products do."""
     narrow = max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH and q.dtype == v.dtype
     return q.device.type == "cuda" and narrow and q.dtype != torch.float64 and len(q) > 0 and has_triton()

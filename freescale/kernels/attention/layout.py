@@ -17,7 +17,7 @@ from freescale.kernels.attention.cpu.loop_attention import LoopLayout
 from freescale.kernels.attention.cpu.tile_layout import TileLayout
 from freescale.kernels.attention.inputs import check_offsets
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionWork
+from freescale.kernels.attention.plan.schedule import AttentionSchedule
 from freescale.kernels.attention.segment_runs import SegmentRuns
 from freescale.kernels.attention.triton.pair_bias import time_buckets
 from freescale.kernels.runtime import to_device
@@ -84,9 +84,9 @@ class SequenceLayout:
         return LoopLayout(self.offsets)
 
     @cached_property
-    def work(self) -> AttentionWork:
+    def work(self) -> AttentionSchedule:
         """The batch for the Triton kernels."""
-        return AttentionWork(self.offsets, device=self.device)
+        return AttentionSchedule(self.offsets, device=self.device)
 
     @cached_property
     def device_offsets(self) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from freescale.kernels.attention.cpu.loop_attention import LoopLayout
 from freescale.kernels.attention.cpu.tile_layout import TileLayout
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.tile_pairs import numbered
+from freescale.kernels.attention.plan.tile_pairs import group_index
 
 
 def can_unroll(mask: AttentionMask, offsets: Tensor) -> bool:
@@ -50,11 +50,11 @@ class SegmentRuns:
         fresh = (pieces.starts == first) | (np.diff(pieces.segment, prepend=-1) != 0)
         begins, first = pieces.starts[fresh], first[fresh]
         lengths = np.append(begins[1:], starts[-1]) - begins if len(begins) else begins
-        piece, inside = numbered((ends - pieces.starts)[pieces.summary])
+        piece, inside = group_index((ends - pieces.starts)[pieces.summary])
         of_summaries = pieces.starts[pieces.summary][piece] + inside
         early = np.searchsorted(of_summaries, first)
         before = np.searchsorted(of_summaries, begins) - early
-        run, number = numbered(before + lengths)
+        run, number = group_index(before + lengths)
         flat = begins[run] + number - before[run]
         is_early = number < before[run]
         flat[is_early] = of_summaries[(early[run] + number)[is_early]]

@@ -83,12 +83,12 @@ class _InputStates(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, past: Tensor) -> tuple[Tensor | None, ...]:
-        from freescale.kernels.rows import sum_by_place, sum_by_slot
+        from freescale.kernels.rows import sum_by_position, sum_by_slot
 
         (slots,) = ctx.saved_tensors
-        (num_rows, row_dtype), (num_places, place_dtype) = ctx.kinds
+        (num_rows, row_dtype), (num_positions, place_dtype) = ctx.kinds
         grad = grad.contiguous()
         d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale, onto=past).to(row_dtype)
         sequences = ctx.layout.by_length
-        d_position = sum_by_place(grad, sequences.first, sequences.reach, num_places).to(place_dtype)
+        d_position = sum_by_position(grad, sequences.first, sequences.reach, num_positions).to(place_dtype)
         return d_rows, None, d_position, None, None, None

@@ -25,7 +25,7 @@ from freescale.kernels.attention import (
     check_tokens,
     tiles_for,
 )
-from freescale.kernels.hstu.parts import AddProduct, Gate, Project, Room, compute_dtype
+from freescale.kernels.hstu.parts import AddProduct, GateFunction, GradBuffer, Project, compute_dtype
 from freescale.kernels.runtime import can_fuse
 
 
@@ -71,7 +71,7 @@ def fused_layer(
 class _Kept:
     """What a part keeps for its gradients; to the part it is autograd's context."""
 
-    room: Room
+    room: GradBuffer
 
     def __init__(self) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
@@ -101,7 +101,7 @@ class _Layer(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         project, attention, gate, product = parts = [_Kept() for _ in range(4)]
-        room = Room()
+        room = GradBuffer()
         u, v, q, k, past = Project.forward(project, x, uvqk, output_bias, room)
         num_tokens, width = u.shape
         by_head = (num_tokens, heads, width // heads)
@@ -120,7 +120,7 @@ class _Layer(torch.autograd.Function):
             scale,
             tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
         )
-        y = Gate.forward(gate, u, attended.view(num_tokens, width), room)
+        y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room)
         out = AddProduct.forward(product, past, y, output)
         # Handed over to autograd, which lets go of them when the gradients are done.
         ctx.save_for_backward(*[tensor for part in parts for tensor in part.saved_tensors])
@@ -135,7 +135,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         project, attention, gate, product = _given_back(ctx)
         past, dy, d_output = AddProduct.gradients(product, grad)
-        du, da, _ = Gate.gradients(gate, dy)
+        du, da, _ = GateFunction.gradients(gate, dy)
         attended = da.view(attention.saved_tensors[0].shape)
         dq, dk, dv, *d_tables = FusedAttention.gradients(attention, attended)[:5]
         flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]

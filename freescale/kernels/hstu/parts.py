@@ -39,7 +39,7 @@ def plain_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=EPS)
 
 
-class Room:
+class GradBuffer:
     """Memory for the gradients of u, v, q, k side by side: the gate's backward fills u's, the projection's the others.
 
     Autograd would hand u's part over as a tensor of its own, to be copied to its place.
@@ -79,7 +79,7 @@ class Projected(NamedTuple):
     q: Tensor
     k: Tensor
     past: Tensor
-    room: Room | None
+    room: GradBuffer | None
 
 
 def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | None = None) -> Projected:
@@ -95,7 +95,7 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
         fused: use the fused kernels; by default where they can run.
     """
     if can_fuse(x_TD, width=weight.shape[1] // 4) if fused is None else fused:
-        room = Room()
+        room = GradBuffer()
         u, v, q, k, past = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
         return Projected(u, v, q, k, past, room)
     u, *rest = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
@@ -106,7 +106,7 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
 def gate(made: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
     """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
     if can_fuse(made.u) if fused is None else fused:
-        return Gate.apply(made.u, attended_TD, made.room or Room())  # type: ignore[no-untyped-call]
+        return GateFunction.apply(made.u, attended_TD, made.room or GradBuffer())  # type: ignore[no-untyped-call]
     return F.silu(made.u) * plain_norm(attended_TD)
 
 
@@ -122,7 +122,7 @@ class Project(torch.autograd.Function):
     """SiLU(norm(x) W); keeps norm(x), what its rows were divided by, and the numbers before the SiLU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: Room) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: GradBuffer) -> tuple[Tensor, ...]:
         """U, v, q, k and what goes past the layer."""
         triton_rows = kernels_of("hstu.triton.rows")
 
@@ -166,11 +166,11 @@ class Project(torch.autograd.Function):
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
 
-class Gate(torch.autograd.Function):
+class GateFunction(torch.autograd.Function):
     """SiLU(u) * norm(a); keeps u and a."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, attended: Tensor, room: Room) -> Tensor:
+    def forward(ctx: Any, u: Tensor, attended: Tensor, room: GradBuffer) -> Tensor:
         """The gated states."""
         triton_rows = kernels_of("hstu.triton.rows")
 

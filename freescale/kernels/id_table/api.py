@@ -26,20 +26,22 @@ def find(ids: Tensor, identity: Tensor, layout: SlotLayout) -> Tensor:
     return rows
 
 
-def claim(ids: Tensor, identity: Tensor, settled: Tensor | None, layout: SlotLayout) -> tuple[Tensor, Tensor]:
+def claim(
+    ids: Tensor, identity: Tensor, occupied: Tensor | None, layout: SlotLayout
+) -> tuple[Tensor, Tensor]:
     """Give every id a slot that has one or finds one empty: rows, -1 where the window is full; and the new rows.
 
     Args:
         ids: any int64; they are placed in the order they stand, on a GPU smallest first.
         identity: who lives in each row held here.
-        settled: on a GPU: one bit a row (`settled_bits`), set for every id that is there; new bits are set here.
+        occupied: on a GPU: one bit a row (`occupied_bits`), set for every id that is there; new bits are set here.
         layout: of the table.
     """
     if ids.is_cuda:
         from freescale.kernels.id_table.triton import probe as probe_triton
 
-        assert settled is not None
-        return probe_triton.claim(ids, identity, settled, layout)
+        assert occupied is not None
+        return probe_triton.claim(ids, identity, occupied, layout)
     rows, new_rows = torch.full_like(ids, -1), torch.empty_like(ids)
     if layout.held_buckets == 0:
         return rows, new_rows[:0]
@@ -115,7 +117,7 @@ def touch(rows: Tensor, used: Tensor, score: Tensor, values: Tensor, *, now: int
     probe_loops.touch(rows.numpy(), used.numpy(), score.numpy(), values.numpy(), now, probe_loops.MODES[mode])
 
 
-def settled_bits(identity: Tensor) -> Tensor:
+def occupied_bits(identity: Tensor) -> Tensor:
     """The bits `claim` needs, from the ids that are there: int32 words, bit r % 32 of word r // 32 is row r."""
     taken = torch.nn.functional.pad(identity != EMPTY, (0, -len(identity) % 32)).view(-1, 32)
     bits = taken.long() << torch.arange(32, device=identity.device)

@@ -115,13 +115,13 @@ class GroupedSteps:
 
     def _over_rows(self, left: Tensor, right: Tensor, span: Span, into: Tensor | None) -> Tensor:
         """[E, M, N]: left^T right; experts without rows are made sure to be zero whatever torch leaves there."""
-        from freescale.kernels.moe.triton.rows import settle_kernel
+        from freescale.kernels.moe.triton.rows import store_kernel
 
         part = F.grouped_mm(left.t(), right, offs=span.offsets[1:])
         total, size = part if into is None else into, part[0].numel()
         tensors = {"Offsets": span.offsets, "Total": total, "Part": part}
         constants = {"SIZE": size, "BLOCK": NUMBERS, "ADD": into is not None, "num_warps": 4}
-        start_kernel(settle_kernel, (len(part), -(-size // NUMBERS)), tensors, {}, constants)
+        start_kernel(store_kernel, (len(part), -(-size // NUMBERS)), tensors, {}, constants)
         return total
 
 

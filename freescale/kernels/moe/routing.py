@@ -135,7 +135,7 @@ def _by_kernels(experts_LK: Tensor, num_experts: int) -> Routing:
     )
     tensors = {"Experts": experts, "Counts": counts, **made._asdict()}
     start_kernel(
-        kernels.place_kernel,
+        kernels.position_kernel,
         (tiles,),
         {name.capitalize(): x for name, x in tensors.items()},
         sizes,

@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     from freescale.kernels.rows.api import (
         adam_direction,
         add_scaled,
-        distinct,
         mean_squares,
         shared,
         sum_by_row,
         sum_gradients,
         sum_rows,
         take,
+        unique,
     )
     from freescale.kernels.rows.part_loops import split_places, split_values, split_wanted
-    from freescale.kernels.rows.triton.sums import sum_by_place, sum_by_slot
+    from freescale.kernels.rows.triton.sums import sum_by_position, sum_by_slot
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -17,13 +17,13 @@ _COMPILED = (torch.float32, torch.float64)
 _WIDEST = 8192
 
 
-def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
+def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct values of int64 ids, ascending, and the place of every id among them, in the shape of the ids."""
     if ids.device.type != "cpu" or ids.numel() == 0:
         return torch.unique(ids, return_inverse=True)
     from freescale.kernels.rows import loops as row_loops
 
-    values, slots = row_loops.distinct(ids.contiguous().view(-1).numpy())
+    values, slots = row_loops.unique(ids.contiguous().view(-1).numpy())
     return torch.from_numpy(values), torch.from_numpy(slots).view(ids.shape)
 
 

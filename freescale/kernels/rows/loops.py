@@ -21,7 +21,7 @@ DIGIT = 11
 
 
 @njit((INTS,), cache=True, nogil=True, error_model="numpy")
-def distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
+def unique(ids: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct values, ascending, and the place of every id among them; a fifth of the time of torch.unique."""
     count, smallest, largest = len(ids), ids[0], ids[0]
     for value in ids:

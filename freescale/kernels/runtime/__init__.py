@@ -6,13 +6,13 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.kernels.runtime.copy_blocks import copy_with_blocks
-    from freescale.kernels.runtime.gemm_warmup import (
+    from freescale.kernels.runtime.gemm import (
         add_product_to,
-        expecting_tokens,
+        gemm_warmup,
         product,
         weight_gradient,
     )
-    from freescale.kernels.runtime.launch import Prepared, kernels_of, start_kernel
+    from freescale.kernels.runtime.launch import CachedLauncher, kernels_of, start_kernel
     from freescale.kernels.runtime.precision import product_precision
     from freescale.kernels.runtime.readback import Readback
     from freescale.kernels.runtime.shared_flags import add_one_to_flag, load_flag, store_flag

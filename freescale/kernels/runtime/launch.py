@@ -44,7 +44,7 @@ def kernels_of(module: str) -> Any:
     return importlib.import_module(f"freescale.kernels.{module}")
 
 
-class Prepared:
+class CachedLauncher:
     """A kernel with its constants settled.
 
     Args:
@@ -105,14 +105,14 @@ class Prepared:
         names = [param.name for param in self._kernel.params]
         assert len(names) > 1, f"{self._kernel}: a kernel has several arguments"
         # Only what stays the same is remembered: a tensor kept here would never be freed.
-        settled = [name for name in names if name in self._constants]
-        fixed = tuple(self._constants[name] for name in settled)
-        order = [*self._tensors, *self._numbers, *settled]
+        fixed_names = [name for name in names if name in self._constants]
+        fixed = tuple(self._constants[name] for name in fixed_names)
+        order = [*self._tensors, *self._numbers, *fixed_names]
         pick = itemgetter(*map(order.index, names))
         return _straight(made, device, pick, fixed) or _public(made, pick, fixed)
 
 
-_prepared: dict[tuple[Any, ...], Prepared] = {}
+_prepared: dict[tuple[Any, ...], CachedLauncher] = {}
 
 
 def start_kernel(
@@ -138,7 +138,7 @@ def start_kernel(
     key = (id(kernel), *descriptors, None, *tensors, *numbers, *constants, *constants.values())
     prepared = _prepared.get(key)
     if prepared is None:
-        prepared = _prepared[key] = Prepared(
+        prepared = _prepared[key] = CachedLauncher(
             kernel, (*descriptors, *tensors), numbers, constants, described=len(descriptors)
         )
     prepared.start(grid, (*descriptors.values(), *tensors.values()), tuple(numbers.values()))

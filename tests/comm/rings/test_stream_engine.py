@@ -23,7 +23,7 @@ from freescale.comm.rings.rounds import EPOCHS, Rings
 from freescale.comm.rings.shared_memory import share_memory
 from freescale.comm.transport import own_group
 from freescale.comm.transports import copy_engine, host_staged
-from freescale.comm.transports.host_staged_multinode import RelayedTransport
+from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
 from freescale.comm.world.facts import GroupFacts, RankFacts, gather_facts
 from freescale.errors import TrainingError
 from tests.comm.fake_cuda import FakeDriver, FakeEvent, FakeStream, install
@@ -169,17 +169,17 @@ def go_on(transport: RingTransport, main: FakeStream) -> None:
 def test_streams_do_not_wait_for_a_killed_rank(kind, tmp_path):
     with pytest.raises(AssertionError, match="rank 1 died with exit code -9"):
         run_on_ranks(lose_one, 3, tmp_path, kind, timeout=100)
-    told = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(told) == ["0.txt", "2.txt"]
-    assert all("ranks [1] have ended" in text for text in told.values())
+    describe_transport = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(describe_transport) == ["0.txt", "2.txt"]
+    assert all("ranks [1] have ended" in text for text in describe_transport.values())
 
 
 @pytest.mark.parametrize("kind", ["host_staged", "copy_engine"])
 def test_a_killed_rank_is_found_without_a_call_of_cuda(kind, tmp_path):
     with pytest.raises(AssertionError, match="rank 1 died with exit code -9"):
         run_on_ranks(lose_one, 3, tmp_path, kind, True, timeout=60)
-    told = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(told) == ["0.txt", "2.txt"]
+    describe_transport = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(describe_transport) == ["0.txt", "2.txt"]
 
 
 def wait_in_vain(rank: int) -> str:
@@ -339,7 +339,7 @@ def test_slots_that_stay_are_looked_at_in_passing():
 def relay(rank: int) -> bool:
     main = install()
     control = own_group(dist.group.WORLD, backend="gloo", timeout_s=60)
-    transport = RelayedTransport(control, driver=FakeDriver(), device=CUDA)
+    transport = MultinodeStagedTransport(control, driver=FakeDriver(), device=CUDA)
     assert (transport.name, transport.sm_free) == ("host_staged", True)
     rng, on_the_way = random.Random(5), []
     for number in range(25):

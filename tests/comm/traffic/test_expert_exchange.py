@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm.traffic.channels import open_channel
 from freescale.comm.traffic.expert_exchange import ExpertExchange
-from freescale.comm.traffic.lanes import open_lane
 from freescale.comm.transport import AloneTransport, Pending
 from freescale.kernels.moe.reference import expert_mlp
 from tests.ranks import run_on_ranks
@@ -52,7 +52,7 @@ def tokens_of(rank: int, num_experts: int, seed: int) -> tuple[Tensor, Tensor, T
 
 
 def against_one_rank(rank: int, num_ranks: int, num_experts: int) -> None:
-    transport = CountingTransport(open_lane(dist.group.WORLD))
+    transport = CountingTransport(open_channel(dist.group.WORLD))
     exchange = ExpertExchange(transport)
     for seed in range(6):
         transport.sent.clear()

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.traffic.lanes import open_lanes
+from freescale.comm.traffic.channels import open_channels
 from freescale.comm.traffic.priority import Deadline, Gate, TrafficQueue
 from freescale.comm.transport import AloneTransport, CollectiveTransport
-from freescale.comm.transports.local_sockets import LocalTransport
+from freescale.comm.transports.local_sockets import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from tests.ranks import run_on_ranks
 
@@ -123,7 +123,7 @@ def test_the_gate_opens_after_an_error():
 
 
 def same_in_chunks(rank: int, num_ranks: int, sockets: bool) -> int:
-    make = LocalTransport if sockets else CollectiveTransport
+    make = SocketTransport if sockets else CollectiveTransport
     bulk, rng, most_chunks = make(dist.group.WORLD), random.Random(5), 0
     for _ in range(25):
         width = rng.choice([(), (3,), (2, 2)])
@@ -188,16 +188,16 @@ def test_something_urgent_waits_for_a_chunk_or_two_and_not_for_the_whole():
 
 
 def use_all_lanes(rank: int, num_ranks: int) -> list[str]:
-    lanes = open_lanes(dist.group.WORLD)
+    channels = open_channels(dist.group.WORLD)
     ones = [1] * num_ranks
     mine = torch.full((num_ranks,), rank)
     results = []
     # Each lane is a connection of its own: ranks may use them in different orders.
-    order = [lanes.express, lanes.bulk] if rank % 2 else [lanes.bulk, lanes.express]
-    pending = [lane.start(mine, send=ones, receive=ones) for lane in order]
+    order = [channels.express, channels.bulk] if rank % 2 else [channels.bulk, channels.express]
+    pending = [channel.start(mine, send=ones, receive=ones) for channel in order]
     for each in pending[::-1]:
         assert each.wait().tolist() == list(range(num_ranks))
-    return [*results, lanes.express.name, str(lanes.ids is lanes.bulk)]
+    return [*results, channels.express.name, str(channels.ids is channels.bulk)]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -206,5 +206,5 @@ def test_lanes_do_not_wait_for_each_other(num_ranks):
 
 
 def test_one_rank_needs_no_connections():
-    lanes = open_lanes(None)
-    assert lanes.express.num_ranks == lanes.bulk.num_ranks == lanes.ids.num_ranks == 1
+    channels = open_channels(None)
+    assert channels.express.num_ranks == channels.bulk.num_ranks == channels.ids.num_ranks == 1

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.traffic.deterministic_all_reduce import start_sum
-from freescale.comm.traffic.lanes import open_lanes
-from freescale.comm.transport import CollectiveTransport, speaks
+from freescale.comm.traffic.channels import open_channels
+from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
+from freescale.comm.transport import CollectiveTransport, supports_device
 from freescale.comm.transports import registry as choose
-from freescale.comm.transports.gloo_staged import StagedTransport
+from freescale.comm.transports.gloo_staged import GlooStagedTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world import ranks
 from freescale.comm.world.ranks import Ranks
@@ -21,13 +21,13 @@ from tests.ranks import run_on_ranks
 def pretend_not_to_speak() -> None:
     """As if every tensor lived on a GPU; called in a forked rank."""
     for module in (choose, ranks):
-        module.speaks = lambda group, device: False
+        module.supports_device = lambda group, device: False
 
 
 def staged_exchanges(rank: int, num_ranks: int) -> None:
     pretend_not_to_speak()
     chosen = make_transport(dist.group.WORLD, kind="collective")
-    assert isinstance(chosen, StagedTransport)
+    assert isinstance(chosen, GlooStagedTransport)
     assert (chosen.name, chosen.sm_free) == ("collective", True)
     assert "gloo" in chosen.engine
     assert "share one GPU" in chosen.reason
@@ -77,7 +77,7 @@ def sum_in_parts(rank: int, num_ranks: int, size: int) -> tuple[list[float], boo
     pretend_not_to_speak()
     chosen = make_transport(dist.group.WORLD, kind="collective")
     parts = [torch.randn(size, generator=torch.Generator().manual_seed(r)) for r in range(num_ranks)]
-    first, second = start_sum(chosen, parts[rank]), start_sum(chosen, parts[rank].view(-1, 1))
+    first, second = start_all_reduce(chosen, parts[rank]), start_all_reduce(chosen, parts[rank].view(-1, 1))
     wanted = parts[0].clone()
     for part in parts[1:]:
         wanted += part
@@ -92,8 +92,8 @@ def test_sums_over_a_transport_are_in_rank_order_to_the_bit(num_ranks, size):
 
 def lanes_of_a_shared_gpu(rank: int) -> None:
     pretend_not_to_speak()
-    opened = open_lanes(dist.group.WORLD, kind="collective")
-    assert isinstance(opened.express, StagedTransport)
+    opened = open_channels(dist.group.WORLD, kind="collective")
+    assert isinstance(opened.express, GlooStagedTransport)
     assert opened.express._group is not opened.bulk._group
     assert opened.express._group is not dist.group.WORLD
     ones = [1, 1]
@@ -109,7 +109,7 @@ def test_lanes_of_a_shared_gpu_have_groups_of_their_own():
 def what_gloo_speaks(rank: int) -> tuple[bool, bool]:
     group = dist.group.WORLD
     assert isinstance(make_transport(group, kind="collective"), CollectiveTransport)
-    return speaks(group, torch.device("cpu")), speaks(group, torch.device("cuda", 0))
+    return supports_device(group, torch.device("cpu")), supports_device(group, torch.device("cuda", 0))
 
 
 def test_gloo_speaks_cpu_only():

@@ -157,9 +157,9 @@ def test_a_killed_rank_is_named_by_the_others_before_the_time_is_over(tmp_path, 
     """In an exchange, and where ranks agree on the size of slots: whether a child keeps its connections or not."""
     with pytest.raises(AssertionError, match="rank 1 died with exit code -9"):
         run_on_ranks(lose_one, 3, tmp_path, exchanges, connected, timeout=100)
-    told = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(told) == ["0.txt", "2.txt"]
-    for text in told.values():
+    describe_transport = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(describe_transport) == ["0.txt", "2.txt"]
+    for text in describe_transport.values():
         assert "ranks [1] have ended" in text
 
 

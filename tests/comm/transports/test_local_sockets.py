@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.traffic.deterministic_all_reduce import start_sum
+from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
 from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports.local_sockets import LocalTransport, on_one_machine
+from freescale.comm.transports.local_sockets import SocketTransport, on_one_machine
 from freescale.comm.transports.registry import make_transport
 from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
@@ -22,7 +22,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
 def same_as_collective(rank: int, num_ranks: int) -> None:
-    local, collective = LocalTransport(dist.group.WORLD), CollectiveTransport(dist.group.WORLD)
+    local, collective = SocketTransport(dist.group.WORLD), CollectiveTransport(dist.group.WORLD)
     assert (local.rank, local.num_ranks) == (rank, num_ranks)
     rng, on_the_way = random.Random(3), []
     for _ in range(60):
@@ -49,7 +49,7 @@ def test_it_delivers_what_the_collective_delivers(num_ranks):
 
 def add_up(rank: int, num_ranks: int) -> list[bytes]:
     """Sums of values small and large, two under way at a time; their bits."""
-    transport, bits = LocalTransport(dist.group.WORLD), []
+    transport, bits = SocketTransport(dist.group.WORLD), []
     for shape in ((0,), (1,), (3, 5), (70_001,)):
         for dtype in (torch.float32, torch.float64):
             values = [
@@ -57,7 +57,7 @@ def add_up(rank: int, num_ranks: int) -> list[bytes]:
                 for r in range(num_ranks)
             ]
             mine = values[rank].clone()
-            first, second = start_sum(transport, mine), start_sum(transport, 2 * mine)
+            first, second = start_all_reduce(transport, mine), start_all_reduce(transport, 2 * mine)
             wanted = values[0].clone()
             for other in values[1:]:
                 wanted += other
@@ -78,7 +78,7 @@ def test_sums_are_added_in_rank_order_and_equal_on_every_rank(num_ranks):
 
 def start_and_leave(rank: int) -> float:
     """More than any socket holds, under way while both ranks meet elsewhere, one of them having waited before."""
-    transport = LocalTransport(dist.group.WORLD)
+    transport = SocketTransport(dist.group.WORLD)
     rows = torch.full((300_000, 16), float(rank))
     counts = [150_000, 150_000]
     first, second = (transport.start(rows, send=counts, receive=counts) for _ in range(2))
@@ -93,7 +93,7 @@ def test_a_rank_busy_elsewhere_holds_nobody_up():
 
 
 def leave_early(rank: int) -> str:
-    transport = LocalTransport(dist.group.WORLD)
+    transport = SocketTransport(dist.group.WORLD)
     transport.exchange_counts(torch.ones(2, dtype=torch.int64))
     if rank == 1:
         return ""  # its sockets close with it
@@ -107,7 +107,7 @@ def test_a_rank_that_has_gone_is_named():
 
 
 def wait_in_vain(rank: int) -> str:
-    transport = LocalTransport(dist.group.WORLD, timeout_s=0.2)
+    transport = SocketTransport(dist.group.WORLD, timeout_s=0.2)
     transport.exchange_counts(torch.ones(2, dtype=torch.int64))
     if rank == 0:
         with pytest.raises(TimeoutError) as caught:
@@ -125,7 +125,7 @@ def forget(rank: int) -> int:
     import threading
 
     for _ in range(5):
-        LocalTransport(dist.group.WORLD).exchange_counts(torch.ones(2, dtype=torch.int64))
+        SocketTransport(dist.group.WORLD).exchange_counts(torch.ones(2, dtype=torch.int64))
     deadline = time.monotonic() + 5
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -139,7 +139,7 @@ def test_a_transport_leaves_nothing_behind():
 def trained(rank: int) -> bool:
     """Both transports give the same bits."""
     spec = TableSpec(name="item", num_rows=50, dim=8, optimizer=Adam())
-    transports = [LocalTransport(dist.group.WORLD), CollectiveTransport(dist.group.WORLD)]
+    transports = [SocketTransport(dist.group.WORLD), CollectiveTransport(dist.group.WORLD)]
     tables = [ShardedEmbedding([spec], group=dist.group.WORLD, transport=each) for each in transports]
     rng = random.Random(rank)
     for _ in range(5):

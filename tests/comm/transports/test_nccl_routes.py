@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from freescale.comm.transport import CollectiveTransport
 from freescale.comm.transports import nccl_zero_sm
-from freescale.comm.transports.nccl_one_sided import IN_FLIGHT, SLOTS, WindowTransport
+from freescale.comm.transports.nccl_one_sided import IN_FLIGHT, SLOTS, OneSidedTransport
 from freescale.comm.transports.nccl_padded import PaddedTransport
 from freescale.comm.transports.nccl_routes import NcclFacts, choose_route, parse_version
 from freescale.comm.world.facts import GroupFacts, RankFacts
@@ -154,7 +154,7 @@ class FakeWindow:
         assert self._signals[source][self._rank].acquire(timeout=40)
 
 
-class CheckedTransport(WindowTransport):
+class CheckedTransport(OneSidedTransport):
     """Notes which places hold rows that were not read; nobody may put there."""
 
     unread: list[torch.Tensor]

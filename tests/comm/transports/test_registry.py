@@ -8,7 +8,14 @@ import torch
 from freescale.comm.rings import cuda_driver
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports import registry as choose
-from freescale.comm.transports.registry import ROUTES, make_transport, open_route, pick, survey, told
+from freescale.comm.transports.registry import (
+    ROUTES,
+    describe_transport,
+    make_transport,
+    open_route,
+    pick,
+    survey,
+)
 from freescale.comm.world.facts import GroupFacts, RankFacts
 from freescale.errors import TrainingError
 
@@ -96,7 +103,7 @@ def test_what_can_be_used_is_not_refused() -> None:
 def test_a_line_for_the_log() -> None:
     alone = make_transport(None)
     assert isinstance(alone, AloneTransport)
-    assert told(alone) == "alone (none, no SM used): one rank: nothing travels"
+    assert describe_transport(alone) == "alone (none, no SM used): one rank: nothing travels"
 
 
 def test_the_doctor_hears_of_every_route(monkeypatch: pytest.MonkeyPatch) -> None:

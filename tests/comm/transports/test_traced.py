@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports.local_sockets import LocalTransport
-from freescale.comm.transports.traced import WatchedTransport
+from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transports.traced import TracedTransport
 from freescale.trace.spans import Recorder, record_into, stage
 from tests.ranks import run_on_ranks
 
 
 def exchange(rank: int, sockets: bool) -> tuple[list[float], list[int], list[tuple[str, str, float, float]]]:
-    transport = WatchedTransport((LocalTransport if sockets else CollectiveTransport)(dist.group.WORLD))
+    transport = TracedTransport((SocketTransport if sockets else CollectiveTransport)(dist.group.WORLD))
     recorder = Recorder()
     recorder.begin(1)
     record_into(recorder)
@@ -57,6 +57,6 @@ def test_other_offers_of_a_transport_pass_through() -> None:
         engine, sm_free, reason = "pigeons", True, "they fly"
         colour = "grey"
 
-    watched = WatchedTransport(Odd())
+    watched = TracedTransport(Odd())
     assert (watched.name, watched.sm_free, watched.num_ranks) == ("odd", True, 1)
     assert (watched.engine, watched.reason, watched.colour) == ("pigeons", "they fly", "grey")

@@ -96,9 +96,9 @@ def test_every_rank_is_told_who_it_is(run):
         "line = ' '.join(os.environ[name] for name in names)\n"
         "open(os.path.join(os.environ['SEEN'], f'told-{rank}'), 'w').write(line)"
     )
-    told = [path.read_text().split() for path in sorted(run(program, 3).glob("told-*"))]
-    assert [line[:4] for line in told] == [[str(r), str(r), "3", "3"] for r in range(3)]
-    assert len({line[4] for line in told}) == 1
+    describe_transport = [path.read_text().split() for path in sorted(run(program, 3).glob("told-*"))]
+    assert [line[:4] for line in describe_transport] == [[str(r), str(r), "3", "3"] for r in range(3)]
+    assert len({line[4] for line in describe_transport}) == 1
 
 
 def test_a_known_error_ends_all_and_names_rank_stage_and_step(run):

@@ -22,7 +22,7 @@ from freescale.kernels import (
     softmax_attention,
 )
 from freescale.kernels.attention.plan.bias import joined
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionWork
+from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
 from freescale.kernels.hstu.parts import Room
 
 pytest.importorskip("triton")
@@ -215,7 +215,7 @@ def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
 )
 def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
     offsets = torch.tensor([0, *lengths]).cumsum(0)
-    work = AttentionWork(offsets, device=torch.device("cpu"))
+    work = AttentionSchedule(offsets, device=torch.device("cpu"))
     mask = AttentionMask(prefix=1) if prefix else None
     parts = work.parts(mask, room=room * BIAS_ROWS**2)
     longest = -(-max(lengths) // BIAS_ROWS)
@@ -244,7 +244,7 @@ def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
     window=st.none() | st.integers(0, 100),
 )
 def test_runs_hold_every_tile_once(lengths, programs, window):
-    work = AttentionWork(torch.tensor([0, *lengths]).cumsum(0), device=torch.device("cpu"))
+    work = AttentionSchedule(torch.tensor([0, *lengths]).cumsum(0), device=torch.device("cpu"))
     mask = None if window is None else AttentionMask(window=window, prefix=window % 2)
     tiles = {tuple(x) for x in work._pair_tiles(32, 32, mask)[:, [0, 2, 3]].tolist()}
     runs = work._runs(32, mask, programs)

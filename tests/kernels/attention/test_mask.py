@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
-from freescale.kernels.attention.plan.schedule import AttentionWork
+from freescale.kernels.attention.plan.schedule import AttentionSchedule
 from freescale.kernels.attention.plan.tile_pairs import TilePlanner
 
 
@@ -75,7 +75,7 @@ def test_tokens_that_see_a_token_are_counted_from_itself_on(batch):
     """Everything but what a prefix sees ahead of it; or the numbers of segments, where one comes back after another."""
     lengths, mask = batch
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    sight = AttentionWork(torch.from_numpy(starts), device=torch.device("cpu")).sight(mask)
+    sight = AttentionSchedule(torch.from_numpy(starts), device=torch.device("cpu")).visibility(mask)
     if sight.kind == "codes":
         runs = mask.runs.within(starts)
         firsts = np.isin(runs.starts[1:], starts)
@@ -102,7 +102,7 @@ def test_pairs_are_listed_once_in_order_and_the_work_lists_hold_the_same(batch, 
     listed = list(zip(pairs.sequence.tolist(), pairs.row.tolist(), pairs.column.tolist()))
     assert listed == sorted(set(listed))
     wanted = {pair: bool(full) for pair, full in zip(listed, pairs.full)}
-    work = AttentionWork(torch.from_numpy(starts), device=torch.device("cpu"))
+    work = AttentionSchedule(torch.from_numpy(starts), device=torch.device("cpu"))
     for side in ("queries", "keys"):
         block, other = blocks if side == "queries" else blocks[::-1]
         plan = work.tiles(side, block=block, other=other, mask=mask)
@@ -126,7 +126,7 @@ def test_far_tiles_are_not_computed():
 
 
 def test_work_lists_hold_every_tile_once_longest_sequence_first():
-    work = AttentionWork(torch.tensor([0, 70, 70, 300]), device=torch.device("cpu"))
+    work = AttentionSchedule(torch.tensor([0, 70, 70, 300]), device=torch.device("cpu"))
     for side in ("queries", "keys"):
         tiles = work.tiles(side, block=64, other=64, mask=None).tiles
         assert sorted(tiles[:, :3].tolist()) == sorted(

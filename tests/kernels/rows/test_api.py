@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from freescale.kernels.rows.api import adam_direction, add_scaled, distinct, mean_squares, sum_by_row, take
+from freescale.kernels.rows.api import adam_direction, add_scaled, mean_squares, sum_by_row, take, unique
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.one_of(
@@ -21,7 +21,7 @@ IDS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(IDS)
 def test_distinct_is_unique_with_inverse(ids):
-    values, slots = distinct(torch.tensor(ids, dtype=torch.int64))
+    values, slots = unique(torch.tensor(ids, dtype=torch.int64))
     assert values.tolist() == sorted(set(ids))
     assert [values.tolist()[slot] for slot in slots.tolist()] == ids
 
@@ -29,14 +29,14 @@ def test_distinct_is_unique_with_inverse(ids):
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (2, 3), (2, 0, 4), (3, 2, 5)])
 def test_distinct_keeps_the_shape_of_the_ids(shape):
     ids = torch.arange(torch.Size(shape).numel()).remainder(4).view(shape)
-    values, slots = distinct(ids)
+    values, slots = unique(ids)
     assert slots.shape == ids.shape
     assert torch.equal(values[slots], ids)
 
 
 def test_distinct_reads_ids_that_do_not_lie_in_one_piece():
     ids = torch.tensor([[5, 1], [5, 3], [2, 5]]).t()
-    values, slots = distinct(ids)
+    values, slots = unique(ids)
     assert values.tolist() == [1, 2, 3, 5]
     assert torch.equal(values[slots], ids)
 
@@ -44,7 +44,7 @@ def test_distinct_reads_ids_that_do_not_lie_in_one_piece():
 def test_distinct_of_many_ids_in_every_digit():
     ids = torch.randint(0, 2**40, (20_000,), generator=torch.Generator().manual_seed(0)).repeat(2)
     wanted = torch.unique(ids, return_inverse=True)
-    for got, want in zip(distinct(ids), wanted, strict=True):
+    for got, want in zip(unique(ids), wanted, strict=True):
         assert torch.equal(got, want)
 
 

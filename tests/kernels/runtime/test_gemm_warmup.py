@@ -73,9 +73,9 @@ def test_another_run_in_the_same_process_expects_other_sizes():
 
 def test_expectations_end_with_the_run(monkeypatch):
     monkeypatch.setattr(products, "_expected", None)
-    with products.expecting_tokens(1, 2):
+    with products.gemm_warmup(1, 2):
         assert products._expected == (1, 2)
-    with pytest.raises(RuntimeError), products.expecting_tokens(1, 2):
+    with pytest.raises(RuntimeError), products.gemm_warmup(1, 2):
         raise RuntimeError
     assert products._expected is None
 

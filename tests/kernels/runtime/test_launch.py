@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freescale.kernels.runtime import launch as kernel_start
-from freescale.kernels.runtime.launch import Prepared, start_kernel
+from freescale.kernels.runtime.launch import CachedLauncher, start_kernel
 
 triton = pytest.importorskip("triton")
 
@@ -162,7 +162,7 @@ def test_the_public_way_is_taken_where_triton_is_not_known_or_watched(kernel, mo
 def test_descriptors_are_handed_on_as_they_are(kernel):
     x, out = torch.zeros(3, 8), torch.zeros(3, 8)
     described = SimpleNamespace(base=x, dtype=x.dtype)
-    prepared = Prepared(kernel, ("X", "Out"), ("rows", "scale"), CONSTANTS, described=1)
+    prepared = CachedLauncher(kernel, ("X", "Out"), ("rows", "scale"), CONSTANTS, described=1)
     for _ in range(2):
         prepared.start((1,), (described, out), (3, 0.5))
     assert kernel.notes == [("straight", (1, 1, 1), (8, out.data_ptr(), 0.5, described, 3, 8))]

@@ -1,4 +1,4 @@
-"""TablePlan: which pairs of tiles give to which weights of the bias tables, and the fixed order they are added in.
+"""BiasPlan: which pairs of tiles give to which weights of the bias tables, and the fixed order they are added in.
 
 A program goes through a run of pairs of tiles on one diagonal, so that what it adds up has the same distances in every
 one of them, and writes its sums in rows of `columns` numbers: some by distance, then some by bucket. Rows that belong
@@ -28,7 +28,7 @@ class SumStep(NamedTuple):
     starts: Tensor
 
 
-class TablePlan(NamedTuple):
+class BiasPlan(NamedTuple):
     """How the gradients of the bias tables are summed.
 
     Args:
@@ -51,7 +51,7 @@ class TablePlan(NamedTuple):
     chunks: SumStep
     groups: SumStep
 
-    def to(self, device: torch.device) -> TablePlan:
+    def to(self, device: torch.device) -> BiasPlan:
         """The same on another device."""
         arrays = [x.numpy() for x in (self.runs, *self.chunks, *self.groups)]
         runs, *steps = to_device(*arrays, device=device)
@@ -77,7 +77,7 @@ def joined(tiles: Ints, *, limit: int) -> Ints:
     return out
 
 
-def plan_tables(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int) -> TablePlan:
+def plan_bias(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int) -> BiasPlan:
     """Plan for these runs of these parts; a tile is `columns` wide and `wide` times as high."""
     from freescale.kernels.attention.plan.tile_pair_loops import ordered
 
@@ -99,7 +99,7 @@ def plan_tables(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: i
     ends = np.cumsum(counts)
     of = np.repeat(np.arange(len(counts)), counts)
     starts = begins[of] + CHUNK * (np.arange(len(of)) - (ends - counts)[of])
-    return TablePlan(
+    return BiasPlan(
         runs=torch.from_numpy(runs),
         part_runs=edges[::span].tolist(),
         first_group=first,

@@ -1,4 +1,4 @@
-"""AttentionWork: the tiles of a jagged batch as a list of work for the Triton kernels, longest sequence first.
+"""AttentionSchedule: the tiles of a jagged batch as a list of work for the Triton kernels, longest sequence first.
 
 Tiles of one sequence stand together, so that its keys stay in the cache, and those with most to do come first. All of
 it is planned on the CPU from lengths that are known there: nothing waits for the GPU.
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
-from freescale.kernels.attention.plan.bias import TablePlan, joined, plan_tables
-from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, numbered
+from freescale.kernels.attention.plan.bias import BiasPlan, joined, plan_bias
+from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, group_index
 from freescale.kernels.runtime import to_device
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
@@ -78,7 +78,7 @@ MOST_COUNTED = 2**15 - 1
 """Tokens of the longest sequence whose seers are counted in 16 bits."""
 
 
-class Sight(NamedTuple):
+class KeyVisibility(NamedTuple):
     """What a mask lets tokens see, as the kernels read it.
 
     Args:
@@ -93,7 +93,7 @@ class Sight(NamedTuple):
     tokens: Tensor
 
 
-class AttentionWork:
+class AttentionSchedule:
     """Plans of one batch, each made when first asked for and then shared by all layers.
 
     Args:
@@ -113,9 +113,9 @@ class AttentionWork:
         self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
         self._parts: dict[tuple[bool, int], list[Part]] = {}
-        self._table_plans: dict[tuple[object, ...], TablePlan] = {}
+        self._table_plans: dict[tuple[object, ...], BiasPlan] = {}
         self._stores: dict[bool, BiasStore] = {}
-        self._sight: tuple[AttentionMask, Sight] | None = None
+        self._visibility: tuple[AttentionMask, KeyVisibility] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
         self._planner: TilePlanner | None = None
 
@@ -159,23 +159,23 @@ class AttentionWork:
             own += more
         return out
 
-    def sight(self, mask: AttentionMask) -> Sight:
+    def visibility(self, mask: AttentionMask) -> KeyVisibility:
         """What the mask lets tokens see, as the kernels read it; made once."""
-        if self._sight is None or self._sight[0] is not mask:
-            self._sight = (mask, self._made_sight(mask))
-        return self._sight[1]
+        if self._visibility is None or self._visibility[0] is not mask:
+            self._visibility = (mask, self._made_visibility(mask))
+        return self._visibility[1]
 
-    def _made_sight(self, mask: AttentionMask) -> Sight:
+    def _made_visibility(self, mask: AttentionMask) -> KeyVisibility:
         ends = self._plans(mask).segment_ends() if mask.segments is not None else None
         in_order = mask.segments is None or ends is not None
         if in_order and self._lengths.max(initial=0) <= MOST_COUNTED:
-            return Sight("counts", self._counts(mask, ends))
+            return KeyVisibility("counts", self._counts(mask, ends))
         if mask.segments is None:
-            return Sight("none", self.nothing)
+            return KeyVisibility("none", self.nothing)
         codes = mask.segments.to(self._device, non_blocking=True).to(torch.int32) * 2
         if mask.summaries is not None:
             codes += mask.summaries.to(self._device, non_blocking=True).bool()
-        return Sight("codes", codes)
+        return KeyVisibility("codes", codes)
 
     def _counts(self, mask: AttentionMask, segment_ends: tuple[Ints, Ints] | None) -> Tensor:
         """How many tokens, from itself on, see each token as `AttentionMask` says; a prefix is left to the kernels."""
@@ -219,7 +219,7 @@ class AttentionWork:
         square = is_square(mask)
         if square not in self._stores:
             blocks = self._bias_blocks()
-            sequence, number = numbered(blocks)
+            sequence, number = group_index(blocks)
             widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
             sizes = widths * BIAS_ROWS
             table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
@@ -237,7 +237,7 @@ class AttentionWork:
 
     def table_plan(
         self, *, rows: int, columns: int, mask: AttentionMask | None, parts: list[Part], programs: int | None
-    ) -> TablePlan:
+    ) -> BiasPlan:
         """How the bias tables' gradients are summed from every pair of tiles of which something is seen.
 
         `columns` divides `rows`. About so many `programs` share the tiles, which must be square, or each has its own.
@@ -253,14 +253,14 @@ class AttentionWork:
             for n, of in enumerate(parts):
                 own = _within(runs, of)
                 part[own], runs[own, 7] = n, runs[own, 7] - of.block
-            made = plan_tables(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
+            made = plan_bias(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
             self._table_plans[key] = made.to(self._device)
         return self._table_plans[key]
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
         """All tiles in the order of work: queries at the end and keys at the start have most to do."""
         tiles = -(-self._lengths[self._order] // block)
-        rank, number = numbered(tiles)
+        rank, number = group_index(tiles)
         if side == "queries":
             number = tiles[rank] - 1 - number
         return self._rows(self._order[rank], number, None), np.zeros(1, np.int32)
@@ -278,7 +278,7 @@ class AttentionWork:
         # By tile, full pairs first; otherwise in the order they come in.
         order, edges = ordered(2 * tile + ~pairs.full, 2 * int(tiles.sum()))
         begin, end = edges[:-1:2], edges[2::2]
-        sequence, number = numbered(tiles)
+        sequence, number = group_index(tiles)
         out = self._rows(sequence, number, mask)
         out[:, 3], out[:, 4], out[:, 5] = begin, edges[1::2], end
         out[:, 6] -= targets[sequence]
@@ -316,9 +316,9 @@ class AttentionWork:
     def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
         """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""
         if mask is None:
-            of, number = numbered(-(-self._lengths // rows))
+            of, number = group_index(-(-self._lengths // rows))
             met = np.minimum(-(-self._lengths[of] // columns), (number + 1) * (rows // columns))
-            tile, column = numbered(met)
+            tile, column = group_index(met)
             return self._pairs(of[tile], number[tile], column, 1, None)
         pairs = self._met(rows, columns, mask)
         return self._pairs(pairs.sequence, pairs.row, pairs.column, 1, mask)
@@ -330,9 +330,9 @@ class AttentionWork:
             return joined(tiles, limit=-(-len(tiles) // programs))
         tiles = -(-self._lengths // size)
         limit = max(1, -(-int((tiles * (tiles + 1) // 2).sum()) // programs))
-        of, diagonal = numbered(tiles)
+        of, diagonal = group_index(tiles)
         long = tiles[of] - diagonal
-        which, number = numbered(-(-long // limit))
+        which, number = group_index(-(-long // limit))
         first = number * limit
         counts = np.minimum(limit, long[which] - first)
         return self._pairs(of[which], diagonal[which] + first, first, counts, None)

@@ -124,7 +124,7 @@ class _Tiles:
         self.block = block
         self.counts: Ints = -(-np.diff(starts) // block)
         self.first: Ints = np.cumsum(self.counts) - self.counts
-        self.sequence, self.number = numbered(self.counts)
+        self.sequence, self.number = group_index(self.counts)
         self.start: Ints = starts[:-1][self.sequence]
         begin: Ints = self.start + self.number * block
         self.end: Ints = np.minimum(begin + block, starts[1:][self.sequence])
@@ -157,7 +157,7 @@ def _segment_bounds(pieces: Pieces, starts: Ints) -> tuple[Ints, Ints] | None:
     return begins[segment], np.append(begins[1:], starts[-1])[segment]
 
 
-def numbered(counts: Ints) -> tuple[Ints, Ints]:
+def group_index(counts: Ints) -> tuple[Ints, Ints]:
     """For groups of these sizes: the group of every member, and its number inside."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -59,12 +59,12 @@ def softmax_step(h, out, top, total):
 
 @triton.jit
 def forward_pair(
-    q, out, top, total, eye, K, V, Sight, Bias,
+    q, out, top, total, eye, K, V, Visibility, Bias,
     k_row, v_row, k_head, v_head, half_alpha, window, prefix,
     start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the output of a query tile."""
@@ -76,7 +76,19 @@ def forward_pair(
     )  # fmt: skip
     if MASKED:
         seen = visible(
-            first, n0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
+            first,
+            n0,
+            Visibility,
+            start,
+            length,
+            history,
+            window,
+            prefix,
+            BLOCK_M,
+            BLOCK_N,
+            LISTED,
+            VISIBILITY,
+            False,
         )
     if SOFTMAX:
         if MASKED:
@@ -91,12 +103,12 @@ def forward_pair(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, Out, LogSum, Tiles, Pairs, Sight, Bias,
+    Q, K, V, Out, LogSum, Tiles, Pairs, Visibility, Bias,
     q_row, k_row, v_row, o_row, q_head, k_head, v_head, o_head,
     num_heads, half_alpha, scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Attention of one query tile over the key tiles it meets."""
@@ -112,20 +124,20 @@ def forward_kernel(
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         out, top, total = forward_pair(
-            q, out, top, total, eye, K, V, Sight, Bias,
+            q, out, top, total, eye, K, V, Visibility, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, False,
+            SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
     for n in tl.range(middle, end, num_stages=masked_stages(STAGES, LISTED)):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         out, top, total = forward_pair(
-            q, out, top, total, eye, K, V, Sight, Bias,
+            q, out, top, total, eye, K, V, Visibility, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, True,
+            SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip
     if SOFTMAX:
         out = out / total[:, None]
@@ -138,12 +150,12 @@ def forward_kernel(
 
 @triton.jit
 def keys_pair(
-    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
+    k, v, dk, dv, eye, Q, DO, LogSum, Delta, Visibility, Bias, Scores,
     q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
     start, length, history, store0, first, m0, head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +172,19 @@ def keys_pair(
     seen = h > 0
     if MASKED:
         seen = visible(
-            m0, first, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, True
+            m0,
+            first,
+            Visibility,
+            start,
+            length,
+            history,
+            window,
+            prefix,
+            BLOCK_M,
+            BLOCK_N,
+            LISTED,
+            VISIBILITY,
+            True,
         )
         if not LISTED:
             seen = seen & (rows[None, :] < length)
@@ -181,12 +205,12 @@ def keys_pair(
 
 @triton.jit
 def keys_backward_kernel(
-    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Sight, Bias, Scores,
+    Q, K, V, DO, DK, DV, LogSum, Delta, Tiles, Pairs, Visibility, Bias, Scores,
     q_row, k_row, v_row, do_row, dk_row, dv_row, q_head, k_head, v_head, do_head, dk_head, dv_head,
     num_heads, half_alpha, dv_scale, dk_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     GROUP: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -227,20 +251,20 @@ def keys_backward_kernel(
         for n in tl.range(0, num_masked, num_stages=masked_stages(STAGES, LISTED)):
             m0 = pair_number(Pairs, tl.where(n < num_diagonal, diagonal + n, end), LISTED) * BLOCK_M
             dk, dv = keys_pair(
-                k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
+                k, v, dk, dv, eye, Q, DO, LogSum, Delta, Visibility, Bias, Scores,
                 q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
                 start, length, history, store0, first, m0, head,
                 WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-                SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, True,
+                SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, True,
             )  # fmt: skip
     for n in tl.range(begin, end, num_stages=STAGES):
         m0 = pair_number(Pairs, n, LISTED) * BLOCK_M
         dk, dv = keys_pair(
-            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Sight, Bias, Scores,
+            k, v, dk, dv, eye, Q, DO, LogSum, Delta, Visibility, Bias, Scores,
             q_row, do_row, q_head, do_head, num_heads, half_alpha, window, prefix,
             start, length, history, store0, first, m0, head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, ONE_LOOP,
+            SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, WANT_K, WANT_V, KEEP, ONE_LOOP,
         )  # fmt: skip
     if WANT_K:
         write_rows(DK, dk * dk_scale, start, first, head, dk_row, dk_head, length, WIDTH, BLOCK_D, BLOCK_N)
@@ -250,12 +274,12 @@ def keys_backward_kernel(
 
 @triton.jit
 def queries_pair(
-    q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
+    q, do, dq, eye, log_sum, delta, K, V, Visibility, Bias,
     k_row, v_row, k_head, v_head, half_alpha, window, prefix,
     start, length, history, store0, first, n0, key_head,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the gradient of a query tile."""
@@ -269,7 +293,19 @@ def queries_pair(
     seen = h > 0
     if MASKED:
         seen = visible(
-            first, n0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
+            first,
+            n0,
+            Visibility,
+            start,
+            length,
+            history,
+            window,
+            prefix,
+            BLOCK_M,
+            BLOCK_N,
+            LISTED,
+            VISIBILITY,
+            False,
         )
     _, ds = weights_and_slope(h, dp, log_sum[:, None], delta[:, None], seen, SOFTMAX, FAST, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION, out_dtype=ACC)
@@ -277,12 +313,12 @@ def queries_pair(
 
 @triton.jit
 def queries_backward_kernel(
-    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Sight, Bias,
+    Q, K, V, DO, DQ, LogSum, Delta, Tiles, Pairs, Visibility, Bias,
     q_row, k_row, v_row, do_row, dq_row, q_head, k_head, v_head, do_head, dq_head,
     num_heads, half_alpha, dq_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SOFTMAX: tl.constexpr, BIAS: tl.constexpr, SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile."""
@@ -299,19 +335,19 @@ def queries_backward_kernel(
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         dq = queries_pair(
-            q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
+            q, do, dq, eye, log_sum, delta, K, V, Visibility, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, False,
+            SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, False,
         )  # fmt: skip
     for n in tl.range(middle, end, num_stages=masked_stages(STAGES, LISTED)):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         dq = queries_pair(
-            q, do, dq, eye, log_sum, delta, K, V, Sight, Bias,
+            q, do, dq, eye, log_sum, delta, K, V, Visibility, Bias,
             k_row, v_row, k_head, v_head, half_alpha, window, prefix,
             start, length, history, store0, first, n0, key_head,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_M, BLOCK_N,
-            SOFTMAX, BIAS, SQUARE, LISTED, SIGHT, FAST, TMA, PRECISION, ACC, True,
+            SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip
     write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)

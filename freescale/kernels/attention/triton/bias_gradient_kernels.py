@@ -2,7 +2,7 @@
 
 Both tables are shared by all heads, so score gradients are summed over heads first. `table_gradient_kernel` works them
 out again, where they would take too much room to keep; where they were kept, see `triton_kept_scores`.
-Rows of sums are added up as `TablePlan` says; every program has rows of its own.
+Rows of sums are added up as `BiasPlan` says; every program has rows of its own.
 """
 
 # mypy: ignore-errors
@@ -59,12 +59,12 @@ def write_by_distance(Sums, run, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, B
 
 @triton.jit
 def table_gradient_kernel(
-    Q, K, V, DO, Sums, Buckets, Sight, Bias, Runs,
+    Q, K, V, DO, Sums, Buckets, Visibility, Bias, Runs,
     q_row, k_row, v_row, do_row, q_head, k_head, v_head, do_head,
     num_heads, half_alpha, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,19 @@ def table_gradient_kernel(
         _, ds = weights_and_slope(h, dp, i, i, i, False, FAST, False)
         total += ds
     seen = visible(
-        i0, j0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
+        i0,
+        j0,
+        Visibility,
+        start,
+        length,
+        history,
+        window,
+        prefix,
+        BLOCK_M,
+        BLOCK_N,
+        LISTED,
+        VISIBILITY,
+        False,
     )
     seen = seen & (i[:, None] < length)
     total = tl.where(seen, total, 0.0)

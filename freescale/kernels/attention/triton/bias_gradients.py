@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention.plan.bias import CHUNK, SumStep, TablePlan, bucket_rows
+from freescale.kernels.attention.plan.bias import CHUNK, BiasPlan, SumStep, bucket_rows
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, Part, is_square
 from freescale.kernels.attention.triton.launch import Launch, Tile
 from freescale.kernels.attention.triton.pair_bias import BiasTables
@@ -174,7 +174,7 @@ def _group_sums(rows: Tensor, step: SumStep, groups: int) -> Tensor:
     return out
 
 
-def _by_place(sums: Tensor, plan: TablePlan, columns: int, table: Tensor, *, ahead: bool) -> Tensor:
+def _by_place(sums: Tensor, plan: BiasPlan, columns: int, table: Tensor, *, ahead: bool) -> Tensor:
     """What the table's weights get of sums by rising distance; keys seen `ahead` of their query count as distance 0."""
     zero = columns - 1 - plan.first_group * columns
     places = table.shape[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionWork, Part, Side
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side
 from freescale.kernels.attention.triton.bias_gradients import TableGradients, score_parts, score_room
 from freescale.kernels.attention.triton.launch import Launch, Tile, last_dense
 from freescale.kernels.attention.triton.pair_bias import BiasTables, pair_bias
@@ -94,7 +94,7 @@ def fused_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    work: AttentionWork,
+    work: AttentionSchedule,
     *,
     alpha: float,
     scale: float | None,
@@ -126,7 +126,7 @@ class FusedAttention(torch.autograd.Function):
         position_bias: Tensor | None,
         time_bias: Tensor | None,
         buckets: Tensor | None,
-        work: AttentionWork,
+        work: AttentionSchedule,
         mask: AttentionMask | None,
         alpha: float,
         scale: float | None,

@@ -34,10 +34,10 @@ from freescale.kernels.attention.triton.tiles import (
 
 @triton.jit
 def kept_pair(
-    dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+    dq, K, Scores, Visibility, k_row, k_head, num_heads, window, prefix,
     start, length, history, store0, first, n0, head, key_head,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what one key tile gives to the gradient of a query tile."""
@@ -45,7 +45,19 @@ def kept_pair(
     ds = tl.load(Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE))
     if MASKED:
         seen = visible(
-            first, n0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
+            first,
+            n0,
+            Visibility,
+            start,
+            length,
+            history,
+            window,
+            prefix,
+            BLOCK_M,
+            BLOCK_N,
+            LISTED,
+            VISIBILITY,
+            False,
         )
         # What is not seen may never have been written.
         ds = tl.where(seen, ds, 0.0)
@@ -54,10 +66,10 @@ def kept_pair(
 
 @triton.jit
 def kept_queries_kernel(
-    K, DQ, Scores, Tiles, Pairs, Sight,
+    K, DQ, Scores, Tiles, Pairs, Visibility,
     k_row, dq_row, k_head, dq_head, num_heads, dq_scale, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query tile from score gradients that were kept: one product instead of three."""
@@ -68,25 +80,25 @@ def kept_queries_kernel(
     for n in tl.range(begin, middle, num_stages=STAGES):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         dq = kept_pair(
-            dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+            dq, K, Scores, Visibility, k_row, k_head, num_heads, window, prefix,
             start, length, history, store0, first, n0, head, key_head,
-            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SIGHT, TMA, PRECISION, ACC, False,
+            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, VISIBILITY, TMA, PRECISION, ACC, False,
         )  # fmt: skip
     for n in tl.range(middle, end, num_stages=masked_stages(STAGES, LISTED)):
         n0 = pair_number(Pairs, n, LISTED) * BLOCK_N
         dq = kept_pair(
-            dq, K, Scores, Sight, k_row, k_head, num_heads, window, prefix,
+            dq, K, Scores, Visibility, k_row, k_head, num_heads, window, prefix,
             start, length, history, store0, first, n0, head, key_head,
-            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, SIGHT, TMA, PRECISION, ACC, True,
+            WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SQUARE, LISTED, VISIBILITY, TMA, PRECISION, ACC, True,
         )  # fmt: skip
     write_rows(DQ, dq * dq_scale, start, first, head, dq_row, dq_head, length, WIDTH, BLOCK_D, BLOCK_M)
 
 
 @triton.jit
 def kept_gradient_kernel(
-    Scores, Sums, Buckets, Sight, Runs, num_heads: tl.constexpr, window, prefix: tl.constexpr,
+    Scores, Sums, Buckets, Visibility, Runs, num_heads: tl.constexpr, window, prefix: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr, ACC: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
 ):  # fmt: skip
     """What a run of tiles gives to the tables, from score gradients that were kept.
@@ -120,7 +132,19 @@ def kept_gradient_kernel(
         high = tl.max(bucket)
         if LISTED or j0 + BLOCK_N > i0 + 1 or i0 + BLOCK_M > length:
             seen = visible(
-                i0, j0, Sight, start, length, history, window, prefix, BLOCK_M, BLOCK_N, LISTED, SIGHT, False
+                i0,
+                j0,
+                Visibility,
+                start,
+                length,
+                history,
+                window,
+                prefix,
+                BLOCK_M,
+                BLOCK_N,
+                LISTED,
+                VISIBILITY,
+                False,
             )
             seen = seen & (i[:, None] < length)
             # What is not seen may never have been written.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionWork, Part, Side, Sight, is_square
-from freescale.kernels.runtime import Prepared, product_precision
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, KeyVisibility, Part, Side, is_square
+from freescale.kernels.runtime import CachedLauncher, product_precision
 
 
 class Tile(NamedTuple):
@@ -40,7 +40,7 @@ class Launch:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        work: AttentionWork,
+        work: AttentionSchedule,
         mask: AttentionMask | None,
         *,
         alpha: float,
@@ -54,10 +54,10 @@ class Launch:
         self.nothing = work.nothing
         self.precision = product_precision(q.dtype)
         self.sums_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self._sight = Sight("none", work.nothing) if mask is None else work.sight(mask)
+        self._visibility = KeyVisibility("none", work.nothing) if mask is None else work.visibility(mask)
         # All that a kernel is compiled for, besides its tile, its options and the strides of its tensors. Not the mask
         # itself: it would be kept for good.
-        seen = None if mask is None else (mask.window, mask.prefix, self._sight.kind)
+        seen = None if mask is None else (mask.window, mask.prefix, self._visibility.kind)
         widths = (self.num_heads, self.group, q.shape[2], v.shape[2])
         self._facts = (*widths, q.dtype, q.is_cuda, self.precision, softmax, seen)
 
@@ -115,16 +115,16 @@ class Launch:
         prepared = _prepared.get(key)
         if prepared is None:
             constants = self._constants(kernel, tile, {**read, **write}, {**options, "TMA": described})
-            prepared = _prepared[key] = Prepared(
+            prepared = _prepared[key] = CachedLauncher(
                 kernel,
-                (*read, *write, *more, "Sight"),
+                (*read, *write, *more, "Visibility"),
                 (*numbers, "half_alpha"),
                 constants,
                 described=len(read) if described else 0,
             )
         if described:
             reads = tuple(_described(x, _rows(name, tile)) for name, x in read.items())
-        tensors = (*reads, *writes, *more.values(), self._sight.tokens)
+        tensors = (*reads, *writes, *more.values(), self._visibility.tokens)
         # Floats always: Triton would build a whole number 1 into the kernel, which then serves other factors, too.
         factors = (*map(float, numbers.values()), self.alpha / 2)
         prepared.start((num_programs,), tensors, factors)
@@ -152,7 +152,7 @@ class Launch:
             "GROUP": self.group,
             "SQUARE": is_square(mask),
             "LISTED": mask is not None,
-            "SIGHT": self._sight.kind,
+            "VISIBILITY": self._visibility.kind,
             "FAST": q.dtype.itemsize == 2 and q.is_cuda,
             "PRECISION": self.precision,
             "ACC": q.dtype if q.dtype == torch.float64 else torch.float32,
@@ -161,7 +161,7 @@ class Launch:
         return {**{name: x for name, x in found.items() if name in known}, "num_warps": tile.warps}
 
 
-_prepared: dict[tuple[Any, ...], Prepared] = {}
+_prepared: dict[tuple[Any, ...], CachedLauncher] = {}
 
 
 def _short(name: str) -> str:

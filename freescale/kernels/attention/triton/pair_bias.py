@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionWork, BiasStore
+from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule, BiasStore
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 from freescale.kernels.attention.triton.launch import Launch
 from freescale.kernels.runtime import kernels_of, start_kernel
@@ -32,7 +32,7 @@ class BiasTables(NamedTuple):
 
 
 def time_buckets(
-    work: AttentionWork, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor
+    work: AttentionSchedule, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor
 ) -> Tensor:
     """Time bucket of every pair, in the places of the batch's `BiasStore`."""
     triton_bias = kernels_of("attention.triton.bias_kernels")

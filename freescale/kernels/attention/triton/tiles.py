@@ -153,14 +153,16 @@ def half_scores(
 
 @triton.jit
 def visible(
-    i0, j0, Sight, start, length, history, window, prefix,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, SIGHT: tl.constexpr, KEYS_DOWN: tl.constexpr,
+    i0, j0, Visibility, start, length, history, window, prefix,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
+    KEYS_DOWN: tl.constexpr,
 ):  # fmt: skip
     """Where queries i0 on see keys j0 on, queries down or keys down; the same words as `AttentionMask`.
 
     Queries beyond the sequence may see something: most callers drop what they get.
 
-    SIGHT says what `Sight` holds (see `attention_work.Sight`). Counts leave a difference and a comparison to each pair:
+    VISIBILITY says what `Visibility` holds (see `plan.schedule.KeyVisibility`). Counts leave a difference and a
+    comparison to each pair:
     a thread of a tile of 64 queries and keys has 32 pairs of 16 keys, so that work on keys costs half as much. They
     are read beyond the sequence, too, where no query of it lies behind the key.
     """
@@ -174,15 +176,15 @@ def visible(
         i = i0 + tl.arange(0, down)[:, None]
     j = j0 + key
     if LISTED:
-        if SIGHT == "counts":
-            count = tl.load(Sight + (start + j0) + key).to(tl.uint32)
+        if VISIBILITY == "counts":
+            count = tl.load(Visibility + (start + j0) + key).to(tl.uint32)
             # Without a sign: what lies ahead of the key is far behind it.
             seen = (i - j).to(tl.uint32) < count
         else:
             seen = (j <= i) & ((tl.minimum(i, history) - j <= window) | (j < prefix))
-            if SIGHT == "codes":
-                own = tl.load(Sight + start + i, mask=i < length, other=0)
-                other = tl.load(Sight + start + j, mask=j < length, other=0)
+            if VISIBILITY == "codes":
+                own = tl.load(Visibility + start + i, mask=i < length, other=0)
+                other = tl.load(Visibility + start + j, mask=j < length, other=0)
                 seen = seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))
             seen = ((seen & (j < history)) | (i == j)) & (i < length)
         if prefix > 0:

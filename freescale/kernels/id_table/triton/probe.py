@@ -3,7 +3,7 @@
 A batch of new ids must end up as if the smallest had come first, and threads come in any order. So an id that meets a
 larger one that came in the same batch takes its slot by compare-and-swap, and the larger one is carried on from there.
 In a slot that was empty before the batch, ids only ever get smaller: whoever comes when, the end is the same. Ids that
-were there before never move: their bits in `settled` are set.
+were there before never move: their bits in `occupied` are set.
 
 Slots are read in aligned groups: a group of four is one sector of memory, which costs as much as a single slot.
 """
@@ -97,7 +97,7 @@ def _find_kernel(
 
 @triton.jit
 def _claim_kernel(
-    ids_ptr, identity, settled, rows_ptr, count,
+    ids_ptr, identity, occupied, rows_ptr, count,
     num_buckets, bucket_rows, bucket_slots, max_probe, first_bucket, held_buckets,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def _claim_kernel(
                 same = inside & (keys == moving)
                 empty = inside & (keys == EMPTY)
                 larger = inside & (keys != EMPTY) & (keys > moving)
-                word = tl.load(settled + (row >> 5), mask=larger | (same & mine), other=-1)
+                word = tl.load(occupied + (row >> 5), mask=larger | (same & mine), other=-1)
                 stays = ((word >> (row & 31).to(tl.int32)) & 1) == 1
                 rows = tl.where(same & mine, tl.where(stays, row, -2 - row), rows)
                 opens = empty | (larger & (stays == 0))
@@ -161,7 +161,7 @@ def _claim_kernel(
 
 @triton.jit
 def _settle_kernel(
-    ids_ptr, identity, settled, rows_ptr, new_ptr, count,
+    ids_ptr, identity, occupied, rows_ptr, new_ptr, count,
     num_buckets, bucket_rows, bucket_slots, max_probe, first_bucket, held_buckets,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -177,7 +177,7 @@ def _settle_kernel(
     rows = tl.where(moved, again, rows)
     new = new & (rows >= 0)
     bit = (tl.full([BLOCK], 1, tl.int64) << (rows & 31)).to(tl.int32)
-    before = tl.atomic_or(settled + (rows >> 5), bit, mask=new, sem="relaxed")
+    before = tl.atomic_or(occupied + (rows >> 5), bit, mask=new, sem="relaxed")
     tl.store(new_ptr + n, (new & ((before & bit) == 0)).to(tl.int8), mask=n < count)
     tl.store(rows_ptr + n, rows, mask=n < count)
 
@@ -233,18 +233,18 @@ def find(
 
 
 def claim(
-    ids: Tensor, identity: Tensor, settled: Tensor, layout: SlotLayout, *, tiles: Tiles = CLAIM
+    ids: Tensor, identity: Tensor, occupied: Tensor, layout: SlotLayout, *, tiles: Tiles = CLAIM
 ) -> tuple[Tensor, Tensor]:
     """Rows of all ids, -1 where the window is full, and the rows that were empty before."""
     rows, new = torch.full_like(ids, -1), torch.empty_like(ids, dtype=torch.int8)
-    launch_claim(ids, identity, settled, rows, new, layout, tiles)
+    launch_claim(ids, identity, occupied, rows, new, layout, tiles)
     return rows, rows[new.bool()]
 
 
 def launch_claim(
     ids: Tensor,
     identity: Tensor,
-    settled: Tensor,
+    occupied: Tensor,
     rows: Tensor,
     new: Tensor,
     layout: SlotLayout,
@@ -256,8 +256,10 @@ def launch_claim(
             _numbers(layout),
             {"BLOCK": tiles.block, "GROUP": tiles.group, "num_warps": tiles.warps},
         )
-        _claim_kernel[_grid(len(ids), tiles)](ids, identity, settled, rows, len(ids), *numbers, **shape)
-        _settle_kernel[_grid(len(ids), tiles)](ids, identity, settled, rows, new, len(ids), *numbers, **shape)
+        _claim_kernel[_grid(len(ids), tiles)](ids, identity, occupied, rows, len(ids), *numbers, **shape)
+        _settle_kernel[_grid(len(ids), tiles)](
+            ids, identity, occupied, rows, new, len(ids), *numbers, **shape
+        )
 
 
 def evict(

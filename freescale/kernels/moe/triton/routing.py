@@ -51,7 +51,7 @@ def offsets_kernel(Totals, Offsets, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit(do_not_specialize=["num_choices", "num_counts"])
-def place_kernel(
+def position_kernel(
     Experts, Counts, Tokens, Places, Offsets,
     num_choices, num_counts,
     CHOICES: tl.constexpr, TILE: tl.constexpr,

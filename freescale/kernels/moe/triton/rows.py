@@ -126,7 +126,7 @@ def combine_kernel(
 
 
 @triton.jit
-def settle_kernel(Offsets, Total, Part, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def store_kernel(Offsets, Total, Part, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
     """ADD: Total[e] += Part[e] for the experts with rows; otherwise Total[e] = 0 for those without."""
     expert = tl.program_id(0)
     has_rows = tl.load(Offsets + expert + 1) > tl.load(Offsets + expert)

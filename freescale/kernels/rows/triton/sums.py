@@ -84,7 +84,7 @@ def many_kernel(
 
 
 @triton.jit(do_not_specialize=["longest"])
-def place_kernel(
+def position_kernel(
     X, First, Reach, Out, longest,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -133,19 +133,19 @@ def sum_by_slot(
     return out
 
 
-def sum_by_place(values: Tensor, first: Tensor, reach: Tensor, num_places: int) -> Tensor:
-    """[num_places, width] sum of the tokens' values at each place of the sequences, in float32 or better.
+def sum_by_position(values: Tensor, first: Tensor, reach: Tensor, num_positions: int) -> Tensor:
+    """[num_positions, width] sum of the tokens' values at each place of the sequences, in float32 or better.
 
     Sequences come longest first: `first` are their first tokens, `reach` tells how many have a token at each place.
     """
     values = values.contiguous()
     width = values.shape[1]
-    out = values.new_empty(num_places, width, dtype=_wide(values.dtype))
+    out = values.new_empty(num_positions, width, dtype=_wide(values.dtype))
     block = _block(width, 128)
     tensors = {"X": values, "First": first, "Reach": reach, "Out": out}
     shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": 32, "num_warps": 4}
     numbers = {"longest": reach.shape[0]}
-    start_kernel(place_kernel, (num_places, -(-width // block)), tensors, numbers, shape)
+    start_kernel(position_kernel, (num_positions, -(-width // block)), tensors, numbers, shape)
     return out
 
 

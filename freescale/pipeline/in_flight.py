@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freescale.embedding import Lookup, Part, Request, ShardedEmbedding
-from freescale.pipeline.streams import Waitable, used_here, wait_for
+from freescale.pipeline.streams import Waitable, record_stream, wait_for
 
 B = TypeVar("B")
 
@@ -59,26 +59,26 @@ class TableFlight:
         late: rows it does touch; fetched after its update. None where there is no batch before.
         urgent: rows the next batch uses, too; their gradients go home at once.
         parked: the others; their gradients go home under the next batch. None where there is none.
-        slots: those of the request, where the model computes.
+        inverse: those of the request, where the model computes.
     """
 
     request: Request
     early: Part
-    slots: Tensor
+    inverse: Tensor
     late: Part | None = None
     urgent: Part | None = None
     parked: Part | None = None
 
-    def used_here(self) -> None:
+    def record_stream(self) -> None:
         """This stream uses what another thread has copied to the device so far."""
-        used_here(self.slots)
+        record_stream(self.inverse)
         for part in (self.early, self.late, self.urgent, self.parked):
             for tensor in () if part is None else part.tensors():
-                used_here(tensor)
+                record_stream(tensor)
 
 
 @dataclass
-class Flight(Generic[B]):
+class InFlightBatch(Generic[B]):
     """One batch.
 
     Args:
@@ -103,11 +103,11 @@ class Flight(Generic[B]):
     traffic: Traffic = field(default_factory=Traffic)
     updated: bool = False
 
-    def copied_by(self, later: Flight[B]) -> None:
+    def copied_by(self, later: InFlightBatch[B]) -> None:
         """Let this stream wait for the copies that went with `later`, and use those of this batch."""
         wait_for(later.copied)
         for table in self.tables.values():
-            table.used_here()
+            table.record_stream()
 
 
 @dataclass(frozen=True)
@@ -144,5 +144,5 @@ def count_plain(traffic: Traffic, lookups: Iterable[Lookup], embedding: ShardedE
             continue
         stored = embedding.plans[lookup.table].spec.dtype.itemsize
         width = lookup.rows.shape[1] * (stored + lookup.rows.itemsize) + _ID_BYTES
-        traffic.distinct_rows += len(lookup.distinct)
+        traffic.distinct_rows += len(lookup.unique)
         traffic.exposed_bytes += off_rank_bytes(lookup.send, lookup.receive, embedding.rank, width)

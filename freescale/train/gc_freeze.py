@@ -15,7 +15,7 @@ _LOADED = 8
 """Steps after which kernels, and what they import when they are first called, are there as well."""
 
 
-class LoadedAside:
+class GcFreeze:
     """Inside the block, what was there when it began is not looked at; nor what the first steps loaded."""
 
     def __init__(self) -> None:

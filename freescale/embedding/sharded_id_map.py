@@ -1,4 +1,4 @@
-"""OwnedIds: a zero-collision map cut into buckets over the ranks; only the owner of a bucket knows the ids in it.
+"""ShardedIdMap: a zero-collision map cut into buckets over the ranks; only the owner of a bucket knows the ids in it.
 
     ids asked for ──unique──> distinct ids ──by bucket──> their owners: find or give rows ──row numbers──> back
 
@@ -23,13 +23,13 @@ from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import PlanError
-from freescale.kernels.rows import distinct
+from freescale.kernels.rows import unique
 
 # Counts of steps nobody has asked for.
 _STEPS_KEPT = 64
 
 
-class OwnedIds:
+class ShardedIdMap:
     """Ids to rows of one table of a ShardedEmbedding; rows that change owner start afresh. Implements IdMap.
 
     Every rank must make the same calls. `rows` with a step changes the map and the table at once: rows of the last
@@ -38,13 +38,13 @@ class OwnedIds:
     Args:
         embedding: holds the table; its TableSpec has num_rows and row_group of the map's layout.
         table: name of the table.
-        lane: a connection for tensors on the CPU that nothing else uses; needed where ids are resolved in a thread of
-            their own. Ids travel as the embedding's rows do unless given.
+        channel: a connection for tensors on the CPU that nothing else uses; needed where ids are resolved in a
+            thread of their own. Ids travel as the embedding's rows do unless given.
         options: of ZeroCollisionMap (max_probe, eviction, num_buckets, admit_after, admission, guard).
     """
 
     def __init__(
-        self, embedding: ShardedEmbedding, table: str, *, lane: Transport | None = None, **options: Any
+        self, embedding: ShardedEmbedding, table: str, *, channel: Transport | None = None, **options: Any
     ) -> None:
         plan = embedding.plan_of(table)
         group = plan.spec.row_group
@@ -63,7 +63,10 @@ class OwnedIds:
         self.num_rows = plan.spec.num_rows
         self.num_slots = self.map.layout.num_buckets * self.map.layout.bucket_slots
         self._embedding = embedding
-        self._lane, self._travels_on = lane or embedding.transport, "cpu" if lane else embedding.device
+        self._channel, self._travels_on = (
+            channel or embedding.transport,
+            "cpu" if channel else embedding.device,
+        )
         self._name = table
         self._first_row = first
         self._buckets_per_rank = max(1, plan.block_rows // group)
@@ -72,19 +75,19 @@ class OwnedIds:
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; with a step, ids met for the first time get rows. Others share overflow rows."""
-        asked, slots = distinct(ids.reshape(-1).to(self._travels_on).long())
-        lane = self._lane
-        if lane.num_ranks == 1:
-            return self._answer(asked, step)[slots].view(ids.shape)
+        asked, inverse = unique(ids.reshape(-1).to(self._travels_on).long())
+        channel = self._channel
+        if channel.num_ranks == 1:
+            return self._answer(asked, step)[inverse].view(ids.shape)
         owner = self.map.layout.bucket(asked) // self._buckets_per_rank
         order = owner.argsort(stable=True)
-        send, receive = agree_on_counts(lane, torch.bincount(owner, minlength=lane.num_ranks))
-        wanted = lane.start(asked[order], send=send, receive=receive).wait()
-        merged, back = distinct(wanted)
+        send, receive = agree_on_counts(channel, torch.bincount(owner, minlength=channel.num_ranks))
+        wanted = channel.start(asked[order], send=send, receive=receive).wait()
+        merged, back = unique(wanted)
         answer = self._answer(merged, step).to(self._travels_on)[back]
         found = torch.empty_like(asked)
-        found[order] = lane.start(answer, send=receive, receive=send).wait()
-        return found[slots].view(ids.shape)
+        found[order] = channel.start(answer, send=receive, receive=send).wait()
+        return found[inverse].view(ids.shape)
 
     def take_counts(self, step: int) -> Tensor:
         """Counts of a step on this rank (COUNTS), and the slots taken after it. Later steps may be resolved already."""
@@ -92,7 +95,7 @@ class OwnedIds:
 
     def take_evicted(self) -> Tensor:
         """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending."""
-        gone, _ = distinct(
+        gone, _ = unique(
             torch.cat([*self._evicted, torch.zeros(0, dtype=torch.int64, device=self.map.device)])
         )
         self._evicted = []
@@ -140,4 +143,4 @@ def gather_ids(ids: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return torch.cat(parts).sort().values
 
 
-__all__ = ["COUNTS", "OwnedIds", "gather_ids"]
+__all__ = ["COUNTS", "ShardedIdMap", "gather_ids"]

@@ -6,26 +6,26 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import AloneTransport, Transport, backend_of, own_group
-from freescale.comm.traffic.priority import Lanes
+from freescale.comm.traffic.priority import Channels
 from freescale.comm.transports import make_transport
 
 
-def open_lanes(
+def open_channels(
     group: dist.ProcessGroup | None,
     *,
     device: torch.device | str = "cpu",
     kind: str = "auto",
     timeout_s: float = 600.0,
-) -> Lanes:
+) -> Channels:
     """Connections between the ranks of a group that nothing else uses."""
     if group is None:
         alone = AloneTransport()
-        return Lanes(express=alone, bulk=alone, ids=alone)
+        return Channels(express=alone, bulk=alone, ids=alone)
     on_cpu = torch.device(device).type == "cpu"
-    express, bulk = (open_lane(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
+    express, bulk = (open_channel(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
-    ids = bulk if on_cpu else open_lane(group, kind=kind_for_ids(kind), timeout_s=timeout_s)
-    return Lanes(express=express, bulk=bulk, ids=ids)
+    ids = bulk if on_cpu else open_channel(group, kind=kind_for_ids(kind), timeout_s=timeout_s)
+    return Channels(express=express, bulk=bulk, ids=ids)
 
 
 def kind_for_ids(kind: str) -> str:
@@ -33,7 +33,7 @@ def kind_for_ids(kind: str) -> str:
     return kind if kind == "collective" else "auto"
 
 
-def open_lane(
+def open_channel(
     group: dist.ProcessGroup,
     *,
     device: torch.device | str = "cpu",

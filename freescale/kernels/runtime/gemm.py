@@ -25,7 +25,7 @@ _expected: tuple[int, int] | None = None
 
 
 @contextmanager
-def expecting_tokens(fewest: int, most: int) -> Iterator[None]:
+def gemm_warmup(fewest: int, most: int) -> Iterator[None]:
     """Inside, batches will have so many tokens. Others may come: their kernels are loaded when they are met."""
     global _expected
     before, _expected = _expected, (fewest, most)

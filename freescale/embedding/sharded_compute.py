@@ -1,4 +1,4 @@
-"""SharedWork: vectors that must be computed, each by one rank, once for all ranks that need it.
+"""ShardedCompute: vectors that must be computed, each by one rank, once for all ranks that need it.
 
     this rank's items ──distinct──numbers──> who computes them ──distinct──> compute ──┐
            │                                                                          │
@@ -27,7 +27,7 @@ from freescale.trace import compute, stage
 _ALONE = AloneTransport()
 
 
-class SharedWork:
+class ShardedCompute:
     """Who computes which items, and how their vectors and gradients travel.
 
     Every rank must make the same calls.
@@ -53,7 +53,7 @@ class SharedWork:
     def request(self, items: Tensor) -> Request:
         """Tell who computes them which items this rank needs. `slots` say where each stands in what is delivered."""
         with stage("exchange item numbers"):
-            return exchange_ids(self.plan, self._place[items], lane=self._numbers)
+            return exchange_ids(self.plan, self._place[items], channel=self._numbers)
 
     def wanted(self, request: Request) -> Tensor:
         """[O] the distinct items that any rank asked from this one: those to compute."""
@@ -62,7 +62,7 @@ class SharedWork:
     def deliver(self, computed: Tensor, request: Request) -> Tensor:
         """[U, dim] the vectors this rank asked for; `computed` are those of `wanted`, [O, dim]."""
         with compute("gather item vectors"):
-            leaving = computed.index_select(0, _on(computed, request.owned_slot))
+            leaving = computed.index_select(0, _on(computed, request.owned_inverse))
         with stage("exchange item vectors"):
             return self._vectors.start(leaving, send=request.receive, receive=request.send).wait()
 
@@ -71,7 +71,7 @@ class SharedWork:
         with stage("send item gradients home"):
             home = self._vectors.start(grad, send=request.send, receive=request.receive).wait()
         with compute("sum item gradients"):
-            return sum_by_row(_on(home, request.owned_slot), home, len(request.owned))
+            return sum_by_row(_on(home, request.owned_inverse), home, len(request.owned))
 
 
 def _on(like: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,155 @@
+"""Kinds: what a recipe can name. Each registers where it is defined, in this package or outside it.
+
+    @register("encoder", "gru4rec", options=GruOptions)       # a frozen dataclass: its fields are keys of the recipe
+    class GRU4Rec(nn.Module): ...
+
+A kind that ships is one file in the folder of its family, called as the kind is: it is imported when somebody names
+it, so knowing the names costs nothing. A kind from outside is registered by importing its module, which only the
+person who types can ask for (`--plugin MODULE`): recipes, checkpoints, exports and data hold names, never code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from freescale.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+# The folder of each family: a file in it is a kind of its name. Files that begin with "_" are no kinds.
+FAMILIES = {
+    "encoder": "freescale.model.encoders",
+    "head": "freescale.model.heads",
+    "mask": "freescale.kernels.attention.masks",
+    "optimizer": "freescale.embedding.optimizers",
+    "id_map": "freescale.embedding.id_maps",
+    "transport": "freescale.comm.transports.kinds",
+    "source": "freescale.data.sources",
+    "format": "freescale.data.formats",
+    "balancer": "freescale.balance.balancers",
+}
+ENTRY_POINTS = "freescale.kinds"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing a recipe can name.
+
+    Args:
+        family: what it is a kind of, e.g. "encoder".
+        name: what a recipe calls it.
+        make: builds it; what it is called with is said by the protocol of its family.
+        options: a frozen dataclass whose fields are further keys of the recipe; None where it has none.
+        ships: whether it is part of this package.
+    """
+
+    family: str
+    name: str
+    make: Any
+    options: type | None
+    ships: bool
+
+
+_kinds: dict[tuple[str, str], Kind] = {}
+
+
+def register(family: str, name: str, *, options: type | None = None) -> Callable[[T], T]:
+    """Let recipes name a class or function; the same name twice is refused unless it is the same module again."""
+    _check_family(family)
+    if options is not None and not dataclasses.is_dataclass(options):
+        raise ConfigError(
+            f"options of {family} {name!r} must be a dataclass",
+            got=f"{options!r}",
+            next_step="@dataclass(frozen=True, kw_only=True) class Options: ...",
+        )
+
+    def keep(make: T) -> T:
+        module = getattr(make, "__module__", "")
+        ships = module.startswith("freescale.")
+        before = _kinds.get((family, name))
+        if before is not None and getattr(before.make, "__module__", "") != module:
+            raise ConfigError(
+                f"there is a {family} called {name!r} already",
+                got=f"one from {before.make.__module__}, one from {module}",
+                next_step="register yours under another name",
+            )
+        if not ships and name in _shipped(family):
+            raise ConfigError(
+                f"{family} {name!r} ships with freescale", next_step="register yours under another name"
+            )
+        _kinds[family, name] = Kind(family, name, make, options, ships)
+        return make
+
+    return keep
+
+
+def find(family: str, name: str, *, key: str | None = None) -> Kind:
+    """The kind of this name, imported if it has not been yet.
+
+    Raises:
+        ConfigError: there is none; `key` is the recipe key that named it.
+    """
+    _check_family(family)
+    if (family, name) not in _kinds and name in _shipped(family):
+        importlib.import_module(f"{FAMILIES[family]}.{name}")
+    kind = _kinds.get((family, name))
+    if kind is None:
+        raise ConfigError(
+            f"{key + ': ' if key else ''}there is no {family} {name!r}",
+            allowed=", ".join(names(family)),
+            next_step=meant(family, name),
+        )
+    return kind
+
+
+def names(family: str) -> list[str]:
+    """What can be named, those that ship first."""
+    _check_family(family)
+    shipped = _shipped(family)
+    return [*shipped, *sorted(name for each, name in _kinds if each == family and name not in shipped)]
+
+
+def meant(family: str, name: str) -> str:
+    """What to do about a name that is not there."""
+    close = nearest(name, names(family))
+    return f"did you mean {close!r}?" if close else "a kind of your own is registered by --plugin MODULE"
+
+
+def load_plugin(module: str) -> None:
+    """Import what registers kinds: a module, or an installed package's entry point of the group `freescale.kinds`."""
+    installed = importlib.metadata.entry_points(group=ENTRY_POINTS, name=module)
+    try:
+        if installed:
+            next(iter(installed)).load()
+        else:
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise
+        raise ConfigError(
+            f"--plugin {module}: there is no such module",
+            next_step="name a module that Python can import here (PYTHONPATH), or an entry point of freescale.kinds",
+        ) from None
+
+
+def _shipped(family: str) -> list[str]:
+    """Names of the files in the family's folder; nothing in it is imported."""
+    spec = importlib.util.find_spec(FAMILIES[family])
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return sorted(found.name for found in pkgutil.iter_modules(places) if not found.name.startswith("_"))
+
+
+def _check_family(family: str) -> None:
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"there is no family of kinds called {family!r}",
+            allowed=", ".join(FAMILIES),
+            next_step=f"did you mean {nearest(family, FAMILIES)!r}?" if nearest(family, FAMILIES) else None,
+        )
