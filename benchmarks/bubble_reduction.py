@@ -34,7 +34,7 @@ import torch
 from one_training import LONG_TAILED, check_one_curve, losses_of, warm_account
 
 from freescale.errors import FreeScaleError
-from freescale.recipe.load import load_config
+from freescale.recipe import load_config
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import Event, read_metrics
 

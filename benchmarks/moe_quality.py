@@ -37,7 +37,7 @@ from freescale.data.parquet_source import is_dataset
 from freescale.data.preparation import prepare
 from freescale.kernels.moe import reference
 from freescale.kernels.moe.api import expert_mlp
-from freescale.recipe.load import load_config
+from freescale.recipe import load_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "ml1m_hstu_moe.yaml"
 QUICK = ("model.dim=32", "data.max_length=50", "head.num_negatives=64", "run.epochs=3", "run.patience=null")

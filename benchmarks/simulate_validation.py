@@ -51,8 +51,7 @@ from validation_runs import (
 from freescale.balance.cost_model import COEFFICIENTS
 from freescale.balance.global_batches import GlobalBatches
 from freescale.comm.world.ranks import Ranks
-from freescale.recipe.assembly import build_examples, build_sampler, build_source
-from freescale.recipe.load import Config, load_config
+from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config
 from freescale.sim.cluster import load_cluster
 from freescale.sim.durations import Setting
 from freescale.sim.plans import loads_of

@@ -24,8 +24,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.world.ranks import Ranks, join_ranks
-from freescale.recipe.assembly import build_run, build_source, open_span_file
-from freescale.recipe.load import load_config
+from freescale.recipe import build_run, build_source, load_config, open_span_file
 from freescale.trace import spans
 from freescale.train.accounting import Accounts
 from freescale.train.events import Progress

@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from freescale import commands
+from freescale.app import commands
 from freescale.comm.transports import registry as choose
 from freescale.comm.world.launcher import RENDEZVOUS, as_rank
-from freescale.recipe.assembly import build_source
-from freescale.recipe.load import Config, load_config
+from freescale.recipe import Config, build_source, load_config
 from freescale.train import loop
 from freescale.train.evaluate import Evaluator
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from one_training import LONG_TAILED, Recipe, losses_of, ranks_on, train_in_turn, warm_account
 
-from freescale.recipe.load import Config
+from freescale.recipe import Config
 from freescale.sim.durations import Features
 from freescale.sim.profile import Profile, cost_model_of, load_profile
 from freescale.trace.bubbles import CAUSES

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from freescale.recipe.load import Config, describe_keys
+from freescale.recipe import Config, describe_keys
 
 OUT = Path(__file__).parent / "keys.md"
 HEAD = """# Every recipe key

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from freescale.embedding import ShardedEmbedding, TableSpec, ZeroCollisionMap
     from freescale.model import TokenCache
     from freescale.pipeline import PrioritizedPipeline
+    from freescale.registry import register
     from freescale.train import load_export
 else:
     __getattr__, __dir__ = open_door(__name__)

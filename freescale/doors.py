@@ -24,6 +24,8 @@ def open_door(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     homes = _listed(inspect.getsource(module))
 
     def load(name: str) -> Any:
+        if name == "__all__":
+            return sorted(homes)
         if name not in homes:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         home, inner = homes[name]

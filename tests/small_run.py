@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.world.ranks import Ranks
-from freescale.recipe.assembly import build_run, build_source
-from freescale.recipe.load import load_config
+from freescale.recipe import build_run, build_source, load_config
 from freescale.train.events import Progress
 from freescale.train.loop import Run, run_tensors, train
 

@@ -13,7 +13,7 @@ import torch
 from freescale.app.commands import evaluate_run, export_run, known_items
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded_id_map import ShardedIdMap
-from freescale.recipe.load import load_config
+from freescale.recipe import load_config
 from freescale.train.export import load_export
 from freescale.train.loop import train
 from tests.small_run import SMALL, make_run, train_small

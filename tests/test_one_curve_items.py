@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.recipe.assembly import build_source
-from freescale.recipe.load import load_config
+from freescale.recipe import build_source, load_config
 from tests.item_files import write_made_up_content, write_made_up_texts
 from tests.small_run import SMALL
 from tests.test_one_curve import assert_same_curve, on_ranks

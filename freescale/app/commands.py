@@ -192,9 +192,9 @@ def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
 
 def _check_same_recipe(path: Path, config: Config) -> None:
     """A run goes on with the recipe it was started with, or it would leave its curve."""
-    saved, now = read_meta(path)["recipe"], dataclasses.asdict(config)
+    saved, now = read_meta(path)["recipe"], config.as_dict()
     # A key that came later did then what its default does now.
-    defaults = dataclasses.asdict(Config())
+    defaults = Config().as_dict()
     # The length of the run is part of the curve when the learning rate depends on it.
     free = free_keys() - ({"run.steps", "run.epochs"} if config.optim.schedule == "cosine" else set())
     different = [

@@ -1,18 +1,18 @@
-"""From a recipe to objects: sections, checks, and what builds a run."""
+"""From a recipe to objects: one file a subject with its section, checks and build; `assembly` orders them."""
 
 from typing import TYPE_CHECKING
 
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.recipe.assembly import (
-        build_examples,
-        build_run,
-        build_source,
-        build_tables,
-        open_span_file,
-    )
-    from freescale.recipe.load import Config, describe_keys, free_keys, load_config
-    from freescale.recipe.model_assembly import build_model, build_optimizer, encoder_shape, segment_rule
+    from freescale.recipe.assembly import build_run
+    from freescale.recipe.config import Config
+    from freescale.recipe.data import build_examples, build_source
+    from freescale.recipe.embedding import build_tables
+    from freescale.recipe.load import describe_keys, free_keys, load_config
+    from freescale.recipe.model import build_model, encoder_shape
+    from freescale.recipe.optim import build_optimizer
+    from freescale.recipe.segments import segment_rule
+    from freescale.recipe.trace import open_span_file
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from freescale import doctor
+from freescale.app import doctor
 from freescale.app.doctor import Finding, examine, without_driver_jargon
 
 RAW = "libcuda.so.1: cannot open shared object file: No such file or directory"

@@ -10,8 +10,7 @@ import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.pipeline.schedule import PlainSchedule
-from freescale.recipe.assembly import build_run, build_source
-from freescale.recipe.load import load_config
+from freescale.recipe import build_run, build_source, load_config
 from freescale.trace.spans import record_into
 from freescale.train.events import Progress
 from freescale.train.loop import named, reports_of

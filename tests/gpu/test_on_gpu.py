@@ -27,8 +27,7 @@ from freescale.kernels import (
     softmax_attention,
 )
 from freescale.kernels.rows.api import sum_by_row
-from freescale.recipe.assembly import build_run, build_source
-from freescale.recipe.load import load_config
+from freescale.recipe import build_run, build_source, load_config
 from freescale.train.events import Progress
 from freescale.train.loop import train
 from freescale.train.step import seed_random_numbers

@@ -280,8 +280,7 @@ def test_prioritized_training_has_the_bits_of_the_plain_path(kind: str) -> None:
 def steps_without_waiting(rank: int, folder: str) -> int:
     """Whole training steps, prioritized; a call that makes the host wait for the GPU is an error."""
     from freescale.comm.world.ranks import Ranks
-    from freescale.recipe.assembly import build_run, build_source
-    from freescale.recipe.load import load_config
+    from freescale.recipe import build_run, build_source, load_config
     from freescale.train.events import Progress
     from freescale.train.loop import named, reports_of
     from tests.small_run import SMALL

@@ -29,7 +29,7 @@ from freescale.kernels.rows.api import take
 from freescale.pipeline.ahead import AHEAD, Ahead
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.schedule import TABLE, PlainSchedule
-from freescale.recipe.sections import EmbeddingSection
+from freescale.recipe.embedding import EmbeddingSection
 from freescale.train.evaluate import Evaluator
 from freescale.train.loop import train
 from tests.pipeline.test_learnt_ids import RECIPE as LEARNT

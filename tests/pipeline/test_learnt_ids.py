@@ -10,8 +10,8 @@ import pytest
 
 from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.pipeline.prioritized import LOOK_AHEAD
-from freescale.recipe.load import _BATCHES_UNDER_WAY
-from freescale.recipe.sections import EmbeddingSection
+from freescale.recipe.embedding import BATCHES_IN_FLIGHT as _BATCHES_UNDER_WAY
+from freescale.recipe.embedding import EmbeddingSection
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run

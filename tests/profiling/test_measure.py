@@ -19,7 +19,7 @@ from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
-from freescale.recipe.load import Config, load_config
+from freescale.recipe import Config, load_config
 from freescale.sim.profile import TIMES, Timing, parse_profile
 
 SMALL = (

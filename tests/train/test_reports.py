@@ -11,7 +11,7 @@ import torch
 from freescale.app.commands import train_run
 from freescale.errors import TrainingError
 from freescale.kernels.runtime.readback import Readback
-from freescale.recipe.load import load_config
+from freescale.recipe import load_config
 from tests.small_run import SMALL, Recorder
 
 TIMES = {"time", "step_ms", "tokens_per_s", "bubble", "straggler", "comm", "host", "seconds", "samples_per_s"}

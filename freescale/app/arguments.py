@@ -1,0 +1,48 @@
+"""What several commands take and print in the same way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+RunDir = Annotated[Path, typer.Argument(help="Folder of a run (run.out of its recipe).")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="Import a module that registers kinds of your own; may be given several times.",
+    ),
+]
+
+
+def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """A leading argument without '=' is the recipe; the others are overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return None, arguments
+
+
+def number(value: Any) -> str:
+    """A metric, or nothing where there is none."""
+    return "" if value is None else f"{value:.4f}"
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    Console().print(escape(text), highlight=False, soft_wrap=True)
+
+
+def load_plugins(modules: list[str] | None) -> None:
+    """Import what the person who types has named, from the current folder, too."""
+    from freescale.registry import load_plugin
+
+    if modules and "" not in sys.path:
+        sys.path.append("")
+    for module in modules or []:
+        load_plugin(module)

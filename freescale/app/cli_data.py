@@ -1,0 +1,107 @@
+"""Commands about data and tables: prepare, plan ids, keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from freescale.app.arguments import Plugins, load_plugins, say
+
+
+def prepare(
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="Raw file, or a folder of CSV/Parquet files.")
+    ],
+    out_dir: Annotated[Path, typer.Argument(help="New folder for the data set.")],
+    format: Annotated[
+        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv or parquet.")
+    ] = "auto",
+    user: Annotated[str | None, typer.Option(help="Name of the user column (csv, parquet).")] = None,
+    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
+    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
+    action: Annotated[str | None, typer.Option(help="Name of the action or rating column.")] = None,
+    separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
+    ] = None,
+    min_events: Annotated[int, typer.Option(help="Leave out users with fewer events.")] = 3,
+    memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
+    overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Turn raw interactions into Parquet shards plus a length index."""
+    load_plugins(plugin)
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from freescale.data import ColumnNames
+    from freescale.data import prepare as prepare_data
+
+    given = {"user": user, "item": item, "time": time, "action": action}
+    names = {role: name for role, name in given.items() if name is not None}
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=1.0)
+        summary = prepare_data(
+            source,
+            out_dir,
+            format=format,
+            columns=ColumnNames(**names),
+            separator=separator,
+            min_events=min_events,
+            memory_mb=memory_mb,
+            texts=texts,
+            overwrite=overwrite,
+            progress=lambda done, message: bar.update(task, completed=done, description=message),
+        )
+    say(f"{out_dir}: {summary.num_users:,} users, {summary.num_items:,} items, {summary.num_events:,} events")
+    say(
+        f"read as {summary.source_format}: {summary.decided}; left out {summary.dropped_users:,} users with fewer "
+        f"than {min_events} events"
+    )
+    if summary.num_texts is not None:
+        say(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
+
+
+def plan_ids(
+    num_ids: Annotated[int, typer.Argument(help="Different ids alive at a time.", min=1)],
+    target: Annotated[float, typer.Option(help="Share of the ids that may share a row.")] = 0.0001,
+    row_bytes: Annotated[
+        int, typer.Option(help="Bytes of a row with its optimizer state (float32, dim 64, Adam: 768).", min=1)
+    ] = 768,
+) -> None:
+    """How many rows and probes a zero-collision table needs, from measured tables."""
+    from freescale.embedding import size_table
+
+    table = Table("max_probe", "rows", "rows an id", "share a row", "by plain hashing", "GiB")
+    for size in size_table(num_ids, target=target):
+        table.add_row(
+            str(size.max_probe),
+            f"{size.num_rows:,}",
+            f"{size.rows_per_id:g}",
+            f"{size.collisions:.4%}",
+            f"{size.plain_hash:.2%}",
+            f"{size.num_rows * (row_bytes + 20) / 2**30:,.2f}",
+        )
+    Console().print(table)
+
+
+def keys(plugin: Plugins = None) -> None:
+    """List every recipe key with its type, default and meaning."""
+    load_plugins(plugin)
+    from freescale.recipe import describe_keys
+
+    table = Table("key", "type", "default", "meaning")
+    for name, kind, default, help_text in describe_keys():
+        table.add_row(name, escape(kind), escape(default), escape(help_text))
+    Console().print(table)

@@ -1,0 +1,110 @@
+"""Commands about runs: train, evaluate, export."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from freescale.app.arguments import Plugins, RunDir, load_plugins, number, say, split_arguments
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE ...]", help="A YAML recipe and changes to it."),
+    ] = None,
+    nproc: Annotated[int, typer.Option(help="Ranks to start on this machine.", min=1)] = 1,
+    virtual_gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Ranks that share one GPU, each with its part of it (CUDA MPS).", min=1
+        ),
+    ] = None,
+    resume: Annotated[
+        str, typer.Option(help="auto: go on from the last checkpoint; never: start over; or a folder.")
+    ] = "auto",
+    plugin: Plugins = None,
+) -> None:
+    """Train a model; without a recipe, HSTU on embedded synthetic data.
+
+    A restarted command goes on where it stopped. `freescale keys` lists every KEY.
+    """
+    load_plugins(plugin)
+    from freescale.recipe import load_config
+
+    recipe, overrides = split_arguments(arguments or [])
+    config = load_config(recipe, overrides)
+    command = ["train", *(arguments or []), "--resume", resume]
+    command += [word for module in plugin or [] for word in ("--plugin", module)]
+    if virtual_gpus is not None:
+        _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, device=config.run.device)
+        return
+    if nproc > 1 and "RANK" not in os.environ:
+        from freescale.comm.world import launch
+
+        launch(command, num_ranks=nproc)
+        return
+    from freescale.app.commands import train_run
+    from freescale.train import TerminalSink
+
+    train_run(
+        config,
+        resume=resume,
+        open_terminal=lambda total: TerminalSink(total_steps=total, log_every=config.run.log_every),
+    )
+
+
+def _train_on_virtual_gpus(command: list[str], num_ranks: int, *, nproc: int, device: str) -> None:
+    from freescale.comm.world import check_request, launch, virtual_gpus
+
+    check_request(num_ranks, nproc=nproc, device=device)
+    with virtual_gpus(num_ranks) as shared:
+        Console(stderr=True).print(escape(shared.message), highlight=False, soft_wrap=True)
+        launch(command, num_ranks=num_ranks, environment=shared.environment)
+
+
+def evaluate(
+    run_dir: RunDir,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cached: Annotated[
+        bool, typer.Option("--cached", help="As serving does: compress histories, answer from token caches.")
+    ] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Evaluate the best checkpoint of a run on its test targets."""
+    load_plugins(plugin)
+    import json
+
+    from freescale.app.commands import evaluate_run
+
+    result = evaluate_run(run_dir, cached=cached)
+    if json_output:
+        say(json.dumps(result))
+        return
+    table = Table(
+        "metric", "model", "popularity", title=escape(f"{result['checkpoint']}: {result['protocol']}")
+    )
+    for name, value in result["metrics"].items():
+        baseline = result["popularity"].get(name)
+        table.add_row(name, number(value), number(baseline))
+    Console().print(table)
+
+
+def export(
+    run_dir: RunDir,
+    out_dir: Annotated[Path, typer.Argument(help="New folder.")],
+    plugin: Plugins = None,
+) -> None:
+    """Export the best checkpoint: safetensors, a manifest, item vectors as Parquet."""
+    load_plugins(plugin)
+    from freescale.app.commands import export_run
+
+    path = export_run(run_dir, out_dir)
+    for file in sorted(path.iterdir()):
+        say(f"{file}  {file.stat().st_size:,} bytes")

@@ -1,0 +1,85 @@
+"""Which rank computes which sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from freescale.recipe.keys import key
+
+if TYPE_CHECKING:
+    from freescale.balance import BalancedSampler, Decisions
+    from freescale.comm.world import Ranks
+    from freescale.data import Examples
+    from freescale.recipe.config import Config
+    from freescale.train import Rebalancer
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceSection:
+    """Which rank computes which sample."""
+
+    enabled: bool = key(True, "balance predicted cost over the ranks", free=True)
+    max_tokens_ratio: float = key(1.10, "cap on a rank's tokens, times the mean", at_least=1, free=True)
+    window: int = key(1, "steps planned together", at_least=1)
+    cost_model: str | None = key(
+        None, "JSON file of a measured cost model, e.g. RUN_DIR/cost_model.json of an earlier run", free=True
+    )
+    refit_every: int | None = key(
+        50,
+        "steps between agreements on measured costs and rank speeds; null: keep the defaults",
+        at_least=1,
+        free=True,
+    )
+
+
+def problems(config: Config) -> list[str]:
+    """Every mistake in these keys shows in one key alone."""
+    return []
+
+
+def first_decisions(config: Config, ranks: Ranks) -> Decisions:
+    """What is known of costs and speeds before the first step."""
+    from freescale.balance import CostModel, Decisions
+
+    known = config.balance.cost_model
+    return Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
+
+
+def build_sampler(
+    config: Config, train: Examples, ranks: Ranks, decisions: Decisions | None = None
+) -> BalancedSampler:
+    """Which samples make a step, and who computes them."""
+    from freescale.balance import BalancedSampler, SampleWork
+    from freescale.recipe.segments import segment_rule
+
+    tokens = config.data.global_tokens
+    return BalancedSampler(
+        train.lengths(),
+        global_batch=None if tokens else config.data.global_batch,
+        global_tokens=tokens,
+        num_ranks=ranks.num_ranks,
+        rank=ranks.rank,
+        seed=config.run.seed,
+        balanced=config.balance.enabled,
+        max_tokens_ratio=config.balance.max_tokens_ratio,
+        window=config.balance.window,
+        groups=train.source.groups,
+        shuffle_rows=config.data.shuffle_rows,
+        decisions=decisions,
+        work=SampleWork(segment_rule(config)),
+    )
+
+
+def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Rebalancer:
+    """What agrees on costs and speeds measured in the run."""
+    from freescale.pipeline import LOOK_AHEAD
+    from freescale.train import Rebalancer
+
+    return Rebalancer(
+        decisions=decisions,
+        ranks=ranks,
+        every=config.balance.refit_every if config.balance.enabled else None,
+        # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
+        lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
+    )

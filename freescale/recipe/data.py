@@ -1,0 +1,97 @@
+"""The histories, and how a global batch is drawn from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from freescale.recipe.keys import key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from freescale.data import Examples, SequenceSource, Split
+    from freescale.recipe.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection:
+    """The histories and how a global batch is drawn from them."""
+
+    path: str = key(
+        "synthetic", "'synthetic', a prepared folder, or a raw file to prepare on the way", free=True
+    )
+    global_batch: int = key(128, "samples a step, over all ranks", at_least=1)
+    global_tokens: int | None = key(None, "tokens a step over all ranks, instead of global_batch", at_least=1)
+    max_length: int = key(200, "keep this many latest events of a history", at_least=1)
+    shuffle_rows: int = key(
+        100_000, "histories shuffled together; bounds the memory of the reader", at_least=1
+    )
+    cache_mb: int = key(256, "memory a process keeps recently read row groups in", at_least=1, free=True)
+    workers: int = key(0, "loader processes a rank; 0 loads in the training process", at_least=0, free=True)
+    use_time: bool = key(True, "use time stamps where the data has them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSection:
+    """The embedded data set: long-tailed lengths, Zipf ids, a planted preference."""
+
+    users: int = key(3000, "number of histories", at_least=1)
+    items: int = key(1500, "number of items", at_least=10)
+    mean_length: float = key(30.0, "mean events a history", at_least=3)
+    sigma: float = key(1.0, "spread of the log-normal lengths", at_least=0, at_most=3)
+    max_length: int = key(400, "longest history", at_least=4)
+    zipf: float = key(1.0, "exponent of the item popularity", at_least=0)
+    preference: float = key(
+        0.8, "share of events that follow the user's planted taste", at_least=0, at_most=1
+    )
+
+
+def problems(config: Config) -> list[str]:
+    """Every mistake in these keys shows in one key alone."""
+    return []
+
+
+def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource:
+    """The data set of a recipe; a raw file is prepared into `cache` first."""
+    import dataclasses
+    from pathlib import Path
+
+    from freescale.data import ParquetSource, SyntheticSource, check_source, is_dataset, prepare
+    from freescale.errors import DataError
+
+    if config.data.path == "synthetic":
+        options = dataclasses.asdict(config.synthetic)
+        return SyntheticSource(
+            num_users=options.pop("users"), num_items=options.pop("items"), seed=config.run.seed, **options
+        )
+    path = Path(config.data.path)
+    if not path.exists():
+        raise DataError(
+            "data.path does not exist",
+            got=path,
+            next_step="`freescale prepare INPUT OUT_DIR` makes a data set",
+        )
+    if not is_dataset(path):
+        assert cache is not None
+        if not is_dataset(cache):
+            prepare(path, cache)
+        path = cache
+    source = ParquetSource(path, cache_mb=config.data.cache_mb)
+    check_source(source)
+    return source
+
+
+def build_examples(config: Config, source: SequenceSource, split: Split) -> Examples:
+    """One split of the data; only training draws negatives."""
+    from freescale.data import Examples
+
+    draws = split == "train" and config.head.kind == "retrieval"
+    return Examples(
+        source=source,
+        split=split,
+        max_length=config.data.max_length,
+        use_time=config.data.use_time,
+        num_negatives=config.head.num_negatives if draws else 0,
+        seed=config.run.seed,
+    )

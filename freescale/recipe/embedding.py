@@ -1,0 +1,149 @@
+"""The item table: how ids become rows, and what updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from freescale.recipe.keys import changed, extra_keys, key
+
+if TYPE_CHECKING:
+    from freescale.comm.world import Ranks
+    from freescale.data import SequenceSource
+    from freescale.embedding import IdMap, ShardedEmbedding
+    from freescale.recipe.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSection:
+    """The item table and its own optimizer."""
+
+    id_map: str = key(
+        "direct",
+        "how raw ids become rows: a row for each number, by hash, or learnt in training",
+        family="id_map",
+    )
+    rows: int | None = key(
+        None,
+        "table rows; null: largest id + 1, zero_collision: 1.5 times the items (required for id_map=hash)",
+        at_least=1,
+    )
+    max_probe: int = key(128, "zero_collision: rows an id may live in", at_least=1)
+    buckets: int | None = key(
+        None, "zero_collision: parts that ranks hold as a whole; null: by the number of rows", at_least=1
+    )
+    eviction: Literal["none", "ttl", "lru", "lfu"] = key(
+        "none", "zero_collision: which id gives way when all rows it may live in are taken"
+    )
+    ttl: int | None = key(None, "eviction=ttl: steps an id stays after it was last seen", at_least=1)
+    admit_after: int = key(1, "zero_collision: steps an id must be seen in to get a row", at_least=1)
+    admission: Literal["count_min", "exact"] = key(
+        "count_min", "admit_after: how ids without a row are counted"
+    )
+    guard: int = key(
+        3,
+        "zero_collision: rows of this many last steps are not taken over; bounds batches under way",
+        at_least=0,
+    )
+    optimizer: str = key("adam", "sparse optimizer of the table", family="optimizer")
+    lr: float = key(1e-3, "learning rate of the table, follows optim.schedule", at_least=0)
+    dtype: Literal["float32", "bfloat16"] = key(
+        "float32", "storage type of the table (float64 with model.dtype)"
+    )
+    beta2: float = key(0.98, "adam: decay of the second moment", at_least=0, at_most=0.999999)
+    eps: float = key(1e-8, "adam, adagrad: added to the denominator", at_least=1e-30)
+    replicate_below_mb: float = key(
+        0.0, "replicate tables smaller than this on every rank", at_least=0, free=True
+    )
+
+
+extra: Mapping[str, Any] = extra_keys()
+
+
+# Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.
+BATCHES_IN_FLIGHT = 3
+_OF_ZERO_COLLISION = ("max_probe", "buckets", "eviction", "ttl", "admit_after", "admission", "guard")
+
+
+def problems(config: Config) -> list[str]:
+    """Keys of id maps that do nothing, or miss each other."""
+    options, found = config.embedding, []
+    if options.id_map == "hash" and options.rows is None:
+        found.append("embedding.rows: required when embedding.id_map=hash")
+    if options.id_map != "zero_collision":
+        unused = changed(options, *_OF_ZERO_COLLISION)
+        found += [f"embedding.{name}: only for embedding.id_map=zero_collision" for name in unused]
+    elif (options.eviction == "ttl") != (options.ttl is not None):
+        found.append("embedding.ttl: goes with embedding.eviction=ttl, both or none")
+    if config.pipeline.prioritized and options.guard < BATCHES_IN_FLIGHT:
+        found.append(
+            f"embedding.guard: pipeline.prioritized has {BATCHES_IN_FLIGHT} batches under way, got {options.guard}; "
+            "raise it, or set pipeline.prioritized=false"
+        )
+    return found
+
+
+def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
+    """The item table, and how raw ids become its rows; no table where nothing looks at ids."""
+    from freescale.embedding import DirectMap, HashMap, ShardedEmbedding, ShardedIdMap, make_eviction
+    from freescale.kernels.id_table import make_layout
+    from freescale.pipeline import TABLE
+    from freescale.recipe.comm import id_channel
+    from freescale.recipe.pipeline import hides_traffic
+
+    options = config.embedding
+    if config.items.kind != "ids" and not config.items.add_ids:
+        return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
+    if options.id_map == "hash":
+        assert options.rows is not None
+        hashed = HashMap(options.rows)
+        return build_embedding(config, hashed.num_rows, ranks), hashed
+    if options.id_map == "direct":
+        direct = DirectMap(options.rows or int(source.items.ids[-1]) + 1)
+        return build_embedding(config, direct.num_rows, ranks), direct
+    rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
+    layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
+    embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
+    return embedding, ShardedIdMap(
+        embedding,
+        TABLE,
+        channel=id_channel(config, ranks) if hides_traffic(config, embedding, ranks) else None,
+        max_probe=options.max_probe,
+        eviction=make_eviction(options.eviction, ttl=options.ttl),
+        admit_after=options.admit_after,
+        admission=options.admission,
+        guard=options.guard,
+    )
+
+
+def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
+    """The item table."""
+    import torch
+
+    from freescale.comm.transports import TracedTransport, make_transport
+    from freescale.embedding import ShardedEmbedding, TableSpec, make_optimizer
+    from freescale.pipeline import TABLE
+
+    options = config.embedding
+    spec = TableSpec(
+        name=TABLE,
+        num_rows=num_rows,
+        row_group=row_group,
+        dim=config.model.dim,
+        optimizer=make_optimizer(
+            options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
+        ),
+        dtype=torch.float64 if config.model.dtype == "float64" else getattr(torch, options.dtype),
+        seed=config.run.seed,
+    )
+    transport = make_transport(
+        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+    )
+    return ShardedEmbedding(
+        [spec],
+        group=ranks.group,
+        device=ranks.device,
+        replicate_below_mb=options.replicate_below_mb,
+        transport=transport if ranks.num_ranks == 1 else TracedTransport(transport),
+    )

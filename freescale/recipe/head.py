@@ -1,0 +1,55 @@
+"""What the model is trained to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from freescale.recipe.keys import extra_keys, key
+
+if TYPE_CHECKING:
+    import torch
+
+    from freescale.data import SequenceSource
+    from freescale.recipe.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSection:
+    """What the model is trained to predict."""
+
+    kind: str = key("retrieval", "next item by sampled softmax, or actions as labels", family="head")
+    num_negatives: int = key(128, "negatives drawn for each sample", at_least=1)
+    temperature: float = key(0.05, "divides the logits of the sampled softmax", at_least=1e-4)
+    normalize: bool = key(True, "l2-normalise user and item vectors")
+    label_thresholds: tuple[float, ...] = key(
+        (3.5,), "ranking: one binary task a threshold, label = action > threshold"
+    )
+
+
+extra: Mapping[str, Any] = extra_keys()
+
+
+def problems(config: Config) -> list[str]:
+    """A ranking head without tasks."""
+    if config.head.kind == "ranking" and not config.head.label_thresholds:
+        return ["head.label_thresholds: a ranking head needs at least one"]
+    return []
+
+
+def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
+    """What the model is trained to predict."""
+    from freescale.errors import ConfigError
+    from freescale.model import RankingHead, RetrievalHead
+
+    options = config.head
+    if options.kind == "retrieval":
+        return RetrievalHead(temperature=options.temperature, normalize=options.normalize)
+    if "action" not in source.features:
+        raise ConfigError(
+            "head.kind=ranking needs actions (ratings, clicks, ...) in the data",
+            got=f"{source.name} has {', '.join(source.features)}",
+            next_step="prepare the data with an action column, or use head.kind=retrieval",
+        )
+    return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)

@@ -1,0 +1,77 @@
+"""What a recipe key is: its default, one line of help, its range, and what it may name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Any
+
+from freescale import registry
+
+
+def key(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    free: bool = False,
+    family: str | None = None,
+    besides: tuple[str, ...] = (),
+) -> Any:
+    """A recipe key: its default, one line of help, its range, and whether it may change within one run.
+
+    Free keys move work or files, never the curve; a resumed run may come with others. A key with a `family` names a
+    kind of it (see `registry`), or one of the words `besides`; the options of that kind are keys of the same section.
+    """
+    limits = {"at_least": at_least, "at_most": at_most}
+    return field(
+        default=default, metadata={"help": help, "free": free, "family": family, "besides": besides, **limits}
+    )
+
+
+def extra_keys() -> Any:
+    """The place in a section for options of kinds; in a recipe they stand among the other keys of the section."""
+    return field(default_factory=dict, metadata={"extra": True})
+
+
+def own_fields(section: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The keys of a section or its class, without options of kinds."""
+    return {item.name: item for item in dataclasses.fields(section) if "extra" not in item.metadata}
+
+
+def kind_keys(section: Any) -> Iterator[tuple[str, str]]:
+    """(key, family) of the keys that name kinds."""
+    for name, item in own_fields(section).items():
+        if item.metadata["family"] is not None:
+            yield name, item.metadata["family"]
+
+
+def allowed_names(item: dataclasses.Field[Any]) -> list[str]:
+    """What a key with a family may be set to."""
+    return [*item.metadata["besides"], *registry.names(item.metadata["family"])]
+
+
+def changed(section: Any, *names: str) -> list[str]:
+    """Those of the keys (all, if none are named) that differ from their defaults."""
+    defaults = type(section)()
+    return [
+        name for name in names or own_fields(section) if getattr(section, name) != getattr(defaults, name)
+    ]
+
+
+def options_of(section: Any, family: str) -> Any:
+    """The options of the kind that a section names, as its dataclass; None where the kind has none."""
+    (name,) = [name for name, each in kind_keys(section) if each == family]
+    kind = registry.find(family, getattr(section, name))
+    if kind.options is None:
+        return None
+    known = {item.name for item in dataclasses.fields(kind.options)}
+    given: Mapping[str, Any] = section.extra
+    return kind.options(**{name: value for name, value in given.items() if name in known})
+
+
+def as_yaml(value: Any) -> Any:
+    """As YAML knows it."""
+    return list(value) if isinstance(value, tuple) else value

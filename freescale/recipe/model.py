@@ -1,0 +1,103 @@
+"""The sequence encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from freescale.recipe.ffn import ffn_shape
+from freescale.recipe.keys import changed, extra_keys, key
+
+if TYPE_CHECKING:
+    from freescale.comm.traffic import ExpertExchange
+    from freescale.data import SequenceSource
+    from freescale.model import Recommender
+    from freescale.recipe.config import Config
+    from freescale.train import ContentInput, TextInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    """The sequence encoder."""
+
+    kind: str = key("hstu", "encoder", family="encoder")
+    dim: int = key(64, "width of item vectors and layers", at_least=2)
+    layers: int = key(2, "number of layers", at_least=1)
+    heads: int = key(1, "attention heads; dim must be a multiple", at_least=1)
+    dropout: float = key(0.2, "dropout inside layers and on the input", at_least=0, at_most=0.95)
+    dtype: Literal["float32", "bfloat16", "float64"] = key(
+        "float32",
+        "float32; bfloat16 = autocast on a GPU, float32 on a CPU; float64 = everything, tables included",
+    )
+    position_bias: bool = key(True, "HSTU: relative position bias")
+    time_bias: bool = key(True, "HSTU: relative time bias, where the data has time stamps")
+    kv_heads: int | None = key(
+        None, "llama: heads of keys and values, a divisor of heads; null: as many", at_least=1
+    )
+    ffn_dim: int | None = key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
+    rope_base: float = key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
+
+
+extra: Mapping[str, Any] = extra_keys()
+
+
+def problems(config: Config) -> list[str]:
+    """Heads that do not divide the width, and keys of the decoder that do nothing or do not fit its heads."""
+    options = config.model
+    found = []
+    if options.dim % options.heads:
+        found.append(f"model.heads: must divide model.dim = {options.dim}, got {options.heads}")
+    if options.kind != "llama":
+        unused = changed(options, "kv_heads", "ffn_dim", "rope_base")
+        return found + [f"model.{name}: only for model.kind=llama" for name in unused]
+    if options.heads % (options.kv_heads or options.heads):
+        found.append(f"model.kv_heads: must divide model.heads = {options.heads}, got {options.kv_heads}")
+    if options.dim // options.heads % 2:
+        found.append(
+            f"model.heads: rotary positions need heads of even width, got {options.dim} / {options.heads}"
+        )
+    return found
+
+
+def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
+    """What `make_encoder` needs; also what an exported model keeps."""
+    options = config.model
+    has_time = "time" in source.features and config.data.use_time
+    return {
+        "kind": options.kind,
+        "dim": options.dim,
+        "layers": options.layers,
+        "heads": options.heads,
+        "max_length": config.data.max_length,
+        "position_bias": options.position_bias,
+        "time_bias": options.kind == "hstu" and options.time_bias and has_time,
+        "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
+        "kv_heads": options.kv_heads,
+        "ffn_dim": options.ffn_dim,
+        "rope_base": options.rope_base,
+        "ffn": ffn_shape(config),
+    }
+
+
+def build_model(
+    config: Config,
+    source: SequenceSource,
+    *,
+    experts: ExpertExchange | None = None,
+    content: ContentInput | TextInput | None = None,
+) -> Recommender:
+    """The dense part, with initial weights that depend on the seed alone; `experts` spreads experts over the ranks."""
+    import torch
+
+    from freescale.model import Recommender, make_encoder
+    from freescale.recipe.head import build_head
+    from freescale.recipe.items import build_item_module
+
+    torch.manual_seed(config.run.seed)
+    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout, dispatch=experts)
+    model = Recommender(
+        encoder=encoder, head=build_head(config, source), items=build_item_module(config, content)
+    )
+    return model.double() if config.model.dtype == "float64" else model

@@ -1,0 +1,118 @@
+"""How the stages of a batch overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from freescale.recipe.keys import key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from freescale.balance import BalancedSampler
+    from freescale.comm.traffic import Gate
+    from freescale.comm.world import Ranks
+    from freescale.data import Examples
+    from freescale.embedding import IdMap, ShardedEmbedding
+    from freescale.pipeline import Schedule, Switch
+    from freescale.recipe.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSection:
+    """How the stages of a batch overlap."""
+
+    prioritized: bool = key(
+        True, "hide embedding traffic under compute on more than one rank; false: the plain path", free=True
+    )
+    ahead: bool | None = key(
+        None,
+        "on one rank a thread loads batches and finds their rows while others compute; null: on a GPU",
+        free=True,
+    )
+    decide_every: int | None = key(
+        100,
+        "steps before the first trial of the other way; trials follow at 2, 4, 8, ... times it; null: no trials",
+        at_least=1,
+        free=True,
+    )
+    chunk_mb: float = key(
+        1.0,
+        "hidden traffic travels in pieces of this size, so that urgent traffic passes",
+        at_least=0.001,
+        free=True,
+    )
+    check: bool = key(
+        False,
+        "prove in every step that no row is read before its last update (slow, for debugging)",
+        free=True,
+    )
+
+
+def problems(config: Config) -> list[str]:
+    """Every mistake in these keys shows in one key alone."""
+    return []
+
+
+def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> bool:
+    """Whether there is embedding traffic to hide: several ranks, and a table that is spread over them."""
+    sharded = any(not plan.replicated for plan in embedding.plans.values())
+    return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
+
+
+def prepares_ahead(config: Config, ranks: Ranks) -> bool:
+    """Whether a thread makes batches ready: on one GPU, where the host is the bottleneck and has cores to spare."""
+    from freescale.pipeline import AHEAD
+
+    wanted = ranks.device.type == "cuda" if config.pipeline.ahead is None else config.pipeline.ahead
+    guarded = config.embedding.id_map != "zero_collision" or config.embedding.guard >= AHEAD
+    return wanted and guarded and ranks.num_ranks == 1
+
+
+def schedule_opener(
+    config: Config,
+    *,
+    sampler: BalancedSampler,
+    examples: Examples,
+    embedding: ShardedEmbedding,
+    id_map: IdMap,
+    ranks: Ranks,
+    gate: Gate,
+    switch: Switch,
+    total_steps: int,
+    may_look_past: Callable[[int], bool],
+) -> Callable[[int], Schedule]:
+    """(first step) -> batches with their rows, from there to the end."""
+    from freescale.pipeline import PlainSchedule, PrioritizedSchedule, load_batches
+    from freescale.recipe.comm import row_channels
+
+    def open_schedule(first_step: int) -> Schedule:
+        batches = load_batches(
+            sampler,
+            examples,
+            first_step=first_step,
+            num_steps=total_steps - first_step,
+            workers=config.data.workers,
+            pin=ranks.device.type == "cuda",
+        )
+        shared: dict[str, Any] = {
+            "embedding": embedding,
+            "id_map": id_map,
+            "device": ranks.device,
+            "first_step": first_step,
+            "look_past": may_look_past,
+        }
+        if not hides_traffic(config, embedding, ranks):
+            return PlainSchedule(batches, **shared, ahead=prepares_ahead(config, ranks))
+        return PrioritizedSchedule(
+            batches,
+            **shared,
+            prioritized=switch.prioritized,
+            check=config.pipeline.check,
+            chunk_mb=config.pipeline.chunk_mb,
+            gate=gate,
+            channels=row_channels(config, ranks),
+        )
+
+    return open_schedule

@@ -1,0 +1,48 @@
+"""Where a run lives and how long it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from freescale.recipe.keys import key
+
+if TYPE_CHECKING:
+    from freescale.recipe.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """Where the run lives and how long it goes on."""
+
+    out: str = key("runs/latest", "folder for config, metrics, checkpoints and the report", free=True)
+    steps: int | None = key(
+        None, "length of the run in steps; null: run.epochs decides", at_least=1, free=True
+    )
+    epochs: float = key(8.0, "passes over the data when run.steps is null", at_least=0.001, free=True)
+    seed: int = key(
+        1, "seed of batches, negatives, initial weights and dropout", at_least=0, at_most=2**63 - 1
+    )
+    log_every: int = key(20, "steps between two log lines", at_least=1, free=True)
+    eval_every: int | None = key(
+        None, "steps between evaluations; null: once an epoch", at_least=1, free=True
+    )
+    checkpoint_every: int | None = key(
+        None, "steps between checkpoints; null: at every evaluation", at_least=1, free=True
+    )
+    keep: int = key(2, "number of latest checkpoints to keep, besides the best", at_least=1, free=True)
+    patience: int | None = key(
+        None, "stop after this many evaluations without a better one", at_least=1, free=True
+    )
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "where to compute", free=True)
+    tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR/tensorboard", free=True)
+
+
+def problems(config: Config) -> list[str]:
+    """A run needs a folder."""
+    return [] if config.run.out.strip() else ["run.out: must name a folder, got nothing"]
+
+
+def total_steps(config: Config, *, steps_per_epoch: int) -> int:
+    """Length of the run."""
+    return config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
