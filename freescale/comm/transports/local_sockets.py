@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world import background_poll
+from freescale.comm.world import poll_in_background
 
 _BUFFER_BYTES = 4 << 20
 # Transfers that nobody waits for are looked after this often; most are small enough to leave at once.
@@ -180,7 +180,7 @@ class SocketTransport:
                 rank: _Peer(rank, connection)
                 for rank, connection in _connect(self._group, self._timeout_s).items()
             }
-            background_poll(self, SocketTransport._look_after, every_s=_NUDGE_S)
+            poll_in_background(self, SocketTransport._look_after, every_s=_NUDGE_S)
         return self._peers
 
 
