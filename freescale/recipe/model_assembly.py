@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from freescale import registry
 from freescale.comm import Transport
 from freescale.comm.traffic import ExpertExchange, Gate, open_channel
 from freescale.comm.transports import TracedTransport
@@ -27,11 +28,12 @@ from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
 from freescale.errors import ConfigError
 from freescale.model import (
     ContentProjection,
-    RankingHead,
+    Head,
     Recommender,
-    RetrievalHead,
     TextEncoder,
+    check_columns,
     make_encoder,
+    make_head,
 )
 from freescale.recipe.load import Config
 from freescale.train import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
@@ -118,18 +120,14 @@ def build_expert_exchange(config: Config, ranks: Ranks, gate: Gate) -> ExpertExc
     return ExpertExchange(TracedTransport(channel), gate=gate)
 
 
-def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
+def build_head(config: Config, source: SequenceSource) -> Head:
     """What the model is trained to predict."""
-    options = config.head
-    if options.kind == "retrieval":
-        return RetrievalHead(temperature=options.temperature, normalize=options.normalize)
-    if "action" not in source.features:
-        raise ConfigError(
-            "head.kind=ranking needs actions (ratings, clicks, ...) in the data",
-            got=f"{source.name} has {', '.join(source.features)}",
-            next_step="prepare the data with an action column, or use head.kind=retrieval",
-        )
-    return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
+    kind, options = config.head.kind, registry.find("head", config.head.kind, key="head.kind").options
+    keys = () if options is None else dataclasses.fields(options)
+    values = {key.name: getattr(config.head, key.name) for key in keys}
+    head = make_head(kind, dim=config.model.dim, options=values)
+    check_columns(head, source.features, kind=kind, data=source.name)
+    return head
 
 
 def item_content(config: Config, source: SequenceSource) -> ContentInput | TextInput | None:

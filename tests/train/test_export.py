@@ -80,7 +80,9 @@ def scores_in_training(parts, history):
         batch = batch.with_tokens(item_slot=id_map.rows(batch.tokens["item"]))
         state = model.states(rows, batch, SequenceLayout(batch.offsets))[-1]
         items = rows[id_map.rows(torch.from_numpy(CATALOG))]
-        return dict(zip(CATALOG.tolist(), (model.head.vectors(items) @ model.head.vectors(state)).tolist()))
+        return dict(
+            zip(CATALOG.tolist(), (model.head.candidates(items) @ model.head.queries(state)).tolist())
+        )
 
 
 def times_of(history):
@@ -223,7 +225,7 @@ BAD = {
     "garbled manifest": lambda f: (f / "manifest.json").write_text("{"),
     "manifest is a list": lambda f: (f / "manifest.json").write_text("[]"),
     "another format": lambda f: rewrite_manifest(f, format="other"),
-    "another version": lambda f: rewrite_manifest(f, version=2),
+    "another version": lambda f: rewrite_manifest(f, version=3),
     "no encoder": lambda f: rewrite_manifest(f, encoder=None),
     "another encoder": lambda f: rewrite_manifest(f, encoder={"kind": "hstu", "dim": 3}),
     "unknown encoder": lambda f: rewrite_manifest(
