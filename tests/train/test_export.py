@@ -231,6 +231,10 @@ BAD = {
     "unknown encoder": lambda f: rewrite_manifest(
         f, encoder=json.loads((f / "manifest.json").read_text())["encoder"] | {"kind": "gpt"}
     ),
+    "no head": lambda f: rewrite_manifest(f, head=None),
+    "unknown head": lambda f: rewrite_manifest(f, head={"name": "oracle", "options": {}}),
+    "a head that cannot retrieve": lambda f: rewrite_manifest(f, head={"name": "ranking", "options": {}}),
+    "unknown options": lambda f: rewrite_manifest(f, head={"name": "retrieval", "options": {"warmth": 1}}),
     "truncated weights": lambda f: (f / "model.safetensors").write_bytes(
         (f / "model.safetensors").read_bytes()[:-9]
     ),
@@ -247,6 +251,40 @@ def test_a_bad_folder_is_refused_in_one_message(tmp_path, kind):
         load_export(folder)
     assert str(folder) in str(caught.value)
     assert "freescale export" in str(caught.value)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_an_export_of_the_first_version_still_opens(tmp_path, normalize):
+    folder = export(tmp_path / "out", make_parts(normalize=normalize))
+    wanted = load_export(folder).recommend(HISTORY, k=3, **times_of(HISTORY))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    first = {
+        "format": "freescale-export",
+        "version": 1,
+        "freescale": "0.1.0",
+        "encoder": {
+            "kind": "hstu",
+            "dim": DIM,
+            "layers": 2,
+            "heads": 2,
+            "max_length": MAX_LENGTH,
+            "position_bias": True,
+            "time_bias": True,
+            "segments": None,
+            "kv_heads": None,
+            "ffn_dim": None,
+            "rope_base": 10000.0,
+            "ffn": None,
+        },
+        "normalize": normalize,
+        "num_items": len(CATALOG),
+        "fingerprint": manifest["fingerprint"],
+        "trained_steps": 12,
+    }
+    (folder / "manifest.json").write_text(json.dumps(first))
+    assert load_export(folder).recommend(HISTORY, k=3, **times_of(HISTORY)) == wanted
+    rewrite_manifest(folder, normalize=not normalize)
+    assert load_export(folder).recommend(HISTORY, k=3, **times_of(HISTORY)) != wanted
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
