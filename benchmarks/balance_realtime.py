@@ -33,8 +33,8 @@ from freescale.balance.rank_speed import at_equal_speed, measured_speeds
 from freescale.balance.sampler import BalancedSampler
 from freescale.data.examples import Examples
 from freescale.data.synthetic import SyntheticSource
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
-from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.train.timer import StepTimer
 

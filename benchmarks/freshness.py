@@ -40,8 +40,8 @@ from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.embedding.table import as_compute
 from freescale.kernels import SequenceLayout
 from freescale.kernels.id_table.layout import make_layout
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
-from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import TABLE, with_slots
 
@@ -177,7 +177,7 @@ def answer(
     table, head = embedding.tables[TABLE], model.head
     assert isinstance(head, RetrievalHead)
     model.eval()
-    candidates = head.vectors(as_compute(table.gather(id_map.rows(torch.from_numpy(day.alive)))))
+    candidates = head.candidates(as_compute(table.gather(id_map.rows(torch.from_numpy(day.alive)))))
     place = {int(item): n for n, item in enumerate(day.alive)}
     hits = []
     for start in range(0, len(day.questions), 256):
@@ -186,7 +186,7 @@ def answer(
         batch = SequenceBatch.from_sequences([{"item": one, "target": one} for one in some])
         lookup, slotted = with_slots(batch, embedding, id_map, CPU)
         states = model.states(lookup.rows, slotted, SequenceLayout(slotted.offsets))[batch.offsets[1:] - 1]
-        scores: Tensor = head.vectors(states) @ candidates.T
+        scores: Tensor = head.queries(states) @ candidates.T
         for row, (history, target) in zip(scores, part):
             goal = float(row[place[target]])
             seen = [place[int(item)] for item in set(history.tolist()) - {target} if int(item) in place]

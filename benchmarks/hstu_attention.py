@@ -30,8 +30,8 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding.optimizer import RowwiseAdagrad
 from freescale.kernels import SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
+from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead
-from freescale.model.hstu import HSTU, HSTULayer
 from freescale.model.recommender import Recommender
 from freescale.model.views import BatchView
 

@@ -146,13 +146,13 @@ def ranks_of(
     evaluator, examples, head = run.evaluator, run.test, run.model.head
     catalog = examples.source.items.ids
     vectors = evaluator.items.catalogue(catalog, chunk=evaluator.item_chunk)
-    blocks = [ItemBlock(numbers=n, vectors=head.vectors(v)) for n, v in vectors.parts()]
+    blocks = [ItemBlock(numbers=n, vectors=head.candidates(v)) for n, v in vectors.parts()]
     found = []
     for start in range(0, len(users), evaluator.batch):
         rows = users[start : start + evaluator.batch]
         batch = examples.batch(rows)
         lookup, slotted = vectors.look_up(batch)
-        states = head.vectors(last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted))
+        states = head.queries(last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted))
         asked = Asked.of(examples, rows, batch, catalog, states, run.ranks.device)
         found.append(rank_of_targets(asked, blocks).cpu().numpy())
     return np.concatenate(found)

@@ -199,7 +199,7 @@ def predict(run: Run, held_out: ParquetSource, *, max_length: int) -> tuple[np.n
     assert isinstance(head, RetrievalHead)
     catalog = run.test.source.items
     items = run.evaluator.items.catalogue(catalog.ids, chunk=65_536)
-    vectors = torch.cat([head.vectors(part) for _, part in items.parts()])
+    vectors = torch.cat([head.candidates(part) for _, part in items.parts()])
     examples = Examples(source=held_out, split="test", max_length=max_length, use_time=False)
     users = np.flatnonzero(examples.lengths() > 0)
     counts, places = [], []
@@ -207,7 +207,7 @@ def predict(run: Run, held_out: ParquetSource, *, max_length: int) -> tuple[np.n
         batch = examples.batch([user])
         rows, placed = items.look_up(batch)
         states = run.model.states(rows, placed, SequenceLayout(batch.offsets, device=rows.device))
-        scores = (head.vectors(states) @ vectors.T).cpu()
+        scores = (head.queries(states) @ vectors.T).cpu()
         target = torch.from_numpy(np.searchsorted(catalog.ids, batch.tokens["target"].numpy()))
         seen = np.searchsorted(catalog.ids, examples.seen([user])[1])
         places.append(rank_unseen(scores, target, seen))

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import unit
+from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead
-from freescale.model.hstu import HSTU, HSTULayer
 from freescale.model.recommender import Recommender
 
 NUM_ITEMS, DIM, NUM_NEGATIVES = 3416, 50, 128

@@ -84,7 +84,7 @@ def compute_jobs(device: torch.device, size: int) -> dict[str, Callable[[], Any]
     """A GEMM, and forward and backward of an HSTU layer on long-tailed sequences."""
     from freescale.data.sequence_batch import SequenceBatch
     from freescale.kernels import SequenceLayout
-    from freescale.model.hstu import HSTU
+    from freescale.model.encoders.hstu import HSTU
 
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     torch.manual_seed(0)

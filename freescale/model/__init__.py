@@ -6,12 +6,26 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.model.compressor import Compressor
+    from freescale.model.encoder import Encoder, EncoderShape, compresses
+    from freescale.model.encoders import HSTU, Decoder, SASRec
+    from freescale.model.head import (
+        Head,
+        HeadMetrics,
+        LastEvents,
+        Needs,
+        RetrievingHead,
+        check_columns,
+        export_facts,
+        make_head,
+        own_metrics,
+        retrieves,
+    )
     from freescale.model.heads import RankingHead, RetrievalHead
     from freescale.model.item_encoders import ContentProjection, TextEncoder
+    from freescale.model.metrics import FULL_RANKING, BinaryQuality, RankingQuality
     from freescale.model.moe import moe_layers
     from freescale.model.recommender import Recommender, make_encoder
     from freescale.model.router import EXTRAS, nan_error
-    from freescale.model.segmented import SegmentedEncoder
     from freescale.model.token_cache import TokenCache
 else:
     __getattr__, __dir__ = open_door(__name__)

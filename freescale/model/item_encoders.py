@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
-from freescale.model.decoder import Decoder, RMSNorm
+from freescale.model.encoders.llama import Decoder, RMSNorm
 
 _ROW_STD = 0.02
 """Item vectors start as large as rows of a table do, so that both can be added."""

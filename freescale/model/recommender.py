@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from freescale import registry
 from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
-from freescale.model.decoder import Decoder
-from freescale.model.hstu import HSTU
-from freescale.model.moe import Dispatch
-from freescale.model.sasrec import SASRec
+from freescale.model.encoder import Encoder, EncoderShape
+from freescale.model.head import Head
+from freescale.model.kind_options import options_of
 from freescale.model.segmented import SegmentedEncoder
 
 
@@ -29,14 +30,14 @@ class Recommender(nn.Module):
             dense part, but called by the training step: once for all occurrences of an item.
     """
 
-    def __init__(self, *, encoder: nn.Module, head: nn.Module, items: nn.Module | None = None) -> None:
+    def __init__(self, *, encoder: Encoder, head: Head, items: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
         self.items = items
 
     def without_items(self) -> Recommender:
-        """The same encoder and head, without what computes item vectors."""
+        """The same encoder and head, without what computes item vectors: what is exported and served."""
         return self if self.items is None else Recommender(encoder=self.encoder, head=self.head)
 
     def forward(self, rows_UD: Tensor, batch: SequenceBatch) -> Tensor:
@@ -48,57 +49,50 @@ class Recommender(nn.Module):
         """
         layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         states, rows_UD = self.encode(rows_UD, batch, layout)
-        return self.head(states, rows_UD, batch, layout)
+        return self.head.loss(states, rows_UD, batch, layout)
 
     def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""
         return self.encode(rows_UD, batch, layout)[0].to(rows_UD.dtype)
 
     def encode(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors."""
-        slots = batch.tokens["item_slot"]
-        if isinstance(self.encoder, HSTU):
-            return self.encoder.from_rows(rows_UD, slots, batch, layout)
-        return self.encoder(take(rows_UD, slots), batch, layout), rows_UD
+        """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors.
+
+        An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
+        both reach the rows in one sum.
+        """
+        item_index = batch.tokens["item_slot"]
+        from_rows = getattr(self.encoder, "from_rows", None)
+        if from_rows is not None:
+            states, rows_UD = from_rows(rows_UD, item_index, batch, layout)
+            return states, rows_UD
+        return self.encoder(take(rows_UD, item_index), batch, layout), rows_UD
 
 
-def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shape: Any) -> nn.Module:
+def make_encoder(
+    kind: str, *, segments: Mapping[str, int] | None = None, options: object = None, **shape: Any
+) -> nn.Module:
     """The encoder a recipe or an exported manifest names.
 
     Args:
-        kind: "hstu", "sasrec" or "llama".
+        kind: "hstu", "sasrec", "llama", or one from outside that is registered.
         segments: of `SegmentRule`, for histories compressed into summaries.
-        shape: dim, layers, heads, max_length (in events), dropout, ffn and dispatch (see `make_ffn`), and options of
-            the kind.
+        options: of the kind, or a mapping with the same keys.
+        shape: of `EncoderShape`; max_length in events.
     """
+    found = registry.find("encoder", kind)
+    wanted, own = EncoderShape(**shape), options_of(found, options)
     if segments is None:
-        return _make_plain(kind, **shape)
+        encoder: nn.Module = found.make(wanted, own)
+        return encoder
     rule = SegmentRule(**segments)
     # Summaries take places of their own, so the encoder inside has room for more tokens than there are events.
-    places = int(rule.tokens(np.array([shape["max_length"]]))[0])
-    inner = _make_plain(kind, **{**shape, "max_length": places})
-    return SegmentedEncoder(inner, rule=rule, dim=shape["dim"], max_places=places)
-
-
-def _make_plain(
-    kind: str,
-    *,
-    position_bias: bool,
-    time_bias: bool,
-    ffn: Mapping[str, Any] | None = None,
-    dispatch: Dispatch | None = None,
-    kv_heads: int | None = None,
-    ffn_dim: int | None = None,
-    rope_base: float = 10_000.0,
-    **shape: Any,
-) -> nn.Module:
-    """An encoder over whole sequences; each takes the options it knows."""
-    if kind == "hstu":
-        return HSTU(**shape, position_bias=position_bias, time_bias=time_bias, ffn=ffn, dispatch=dispatch)
-    if kind == "sasrec":
-        return SASRec(**shape)
-    if kind == "llama":
-        return Decoder(
-            **shape, kv_heads=kv_heads, ffn_dim=ffn_dim, rope_base=rope_base, ffn=ffn, dispatch=dispatch
+    places = int(rule.tokens(np.array([wanted.max_length]))[0])
+    inner = found.make(dataclasses.replace(wanted, max_length=places), own)
+    if not hasattr(inner, "encode"):
+        raise ConfigError(
+            f"encoder {kind!r} cannot compress histories",
+            got="no method encode(vectors, view)",
+            next_step="leave segments.recent out, or give it one (freescale/model/views.py says how)",
         )
-    raise ConfigError("unknown encoder", got=kind, allowed="hstu, sasrec, llama")
+    return SegmentedEncoder(inner, rule=rule, dim=wanted.dim, max_places=places)

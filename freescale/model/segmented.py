@@ -33,6 +33,8 @@ class SegmentedEncoder(nn.Module):
         max_places: most events and summaries of one sequence.
     """
 
+    compresses = True
+
     def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_places: int) -> None:
         super().__init__()
         self.encoder = encoder

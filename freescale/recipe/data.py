@@ -82,11 +82,11 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
     return source
 
 
-def build_examples(config: Config, source: SequenceSource, split: Split) -> Examples:
-    """One split of the data; only training draws negatives."""
+def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:
+    """One split of the data; only training draws negatives, where the head needs them."""
     from freescale.data import Examples
 
-    draws = split == "train" and config.head.kind == "retrieval"
+    draws = split == "train" and negatives
     return Examples(
         source=source,
         split=split,

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import extra_keys, key
+from freescale.recipe.keys import extra_keys, key, options_of
 
 if TYPE_CHECKING:
-    import torch
-
     from freescale.data import SequenceSource
+    from freescale.model import Head
     from freescale.recipe.config import Config
 
 
@@ -38,18 +37,11 @@ def problems(config: Config) -> list[str]:
     return []
 
 
-def build_head(config: Config, source: SequenceSource) -> torch.nn.Module:
+def build_head(config: Config, source: SequenceSource) -> Head:
     """What the model is trained to predict."""
-    from freescale.errors import ConfigError
-    from freescale.model import RankingHead, RetrievalHead
+    from freescale.model import check_columns, make_head
 
-    options = config.head
-    if options.kind == "retrieval":
-        return RetrievalHead(temperature=options.temperature, normalize=options.normalize)
-    if "action" not in source.features:
-        raise ConfigError(
-            "head.kind=ranking needs actions (ratings, clicks, ...) in the data",
-            got=f"{source.name} has {', '.join(source.features)}",
-            next_step="prepare the data with an action column, or use head.kind=retrieval",
-        )
-    return RankingHead(dim=config.model.dim, thresholds=options.label_thresholds)
+    kind = config.head.kind
+    head = make_head(kind, dim=config.model.dim, options=options_of(config.head, "head"))
+    check_columns(head, source.features, kind=kind, data=source.name)
+    return head

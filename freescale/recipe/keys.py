@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Any
 
@@ -62,14 +62,22 @@ def changed(section: Any, *names: str) -> list[str]:
 
 
 def options_of(section: Any, family: str) -> Any:
-    """The options of the kind that a section names, as its dataclass; None where the kind has none."""
+    """The options of the kind that a section names, as its dataclass; None where the kind has none.
+
+    A field called as a key of the section is that key; the others are further keys, which come with the kind.
+    """
     (name,) = [name for name, each in kind_keys(section) if each == family]
     kind = registry.find(family, getattr(section, name))
     if kind.options is None:
         return None
-    known = {item.name for item in dataclasses.fields(kind.options)}
-    given: Mapping[str, Any] = section.extra
-    return kind.options(**{name: value for name, value in given.items() if name in known})
+    own, extra = own_fields(section), section.extra
+    given = {}
+    for item in dataclasses.fields(kind.options):
+        if item.name in own:
+            given[item.name] = getattr(section, item.name)
+        elif item.name in extra:
+            given[item.name] = extra[item.name]
+    return kind.options(**given)
 
 
 def as_yaml(value: Any) -> Any:

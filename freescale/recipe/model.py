@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from freescale.recipe.ffn import ffn_shape
-from freescale.recipe.keys import changed, extra_keys, key
+from freescale.recipe.keys import changed, extra_keys, key, options_of
 
 if TYPE_CHECKING:
     from freescale.comm.traffic import ExpertExchange
@@ -63,7 +63,7 @@ def problems(config: Config) -> list[str]:
 
 def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
     """What `make_encoder` needs; also what an exported model keeps."""
-    options = config.model
+    options, own = config.model, options_of(config.model, "encoder")
     has_time = "time" in source.features and config.data.use_time
     return {
         "kind": options.kind,
@@ -78,6 +78,7 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "ffn_dim": options.ffn_dim,
         "rope_base": options.rope_base,
         "ffn": ffn_shape(config),
+        "options": None if own is None else dataclasses.asdict(own),
     }
 
 
@@ -96,7 +97,11 @@ def build_model(
     from freescale.recipe.items import build_item_module
 
     torch.manual_seed(config.run.seed)
-    encoder = make_encoder(**encoder_shape(config, source), dropout=config.model.dropout, dispatch=experts)
+    encoder = make_encoder(
+        **encoder_shape(config, source),
+        dropout=config.model.dropout,
+        dispatch=experts,
+    )
     model = Recommender(
         encoder=encoder, head=build_head(config, source), items=build_item_module(config, content)
     )

@@ -1,4 +1,6 @@
-"""Evaluation by full ranking: each user's target against every item of the catalogue, seen items left out.
+"""Evaluation: what a head measures itself, and full ranking where it can score a catalogue.
+
+Full ranking holds each user's target against every item of the catalogue, seen items left out.
 
 The rank of a target is a count (items with a higher score), and counts add up. So items are scored in chunks, on a
 million-item catalogue as well; and with a sharded table each rank scores the items it owns for everybody's users,
@@ -7,7 +9,7 @@ and the counts are summed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +19,21 @@ from torch.nn import functional as F
 
 from freescale.comm.world import Ranks
 from freescale.data import Examples, IntArray, SequenceBatch
+from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model import Compressor, RankingHead, Recommender, RetrievalHead, SegmentedEncoder
+from freescale.model import (
+    Compressor,
+    HeadMetrics,
+    LastEvents,
+    RankingQuality,
+    Recommender,
+    RetrievingHead,
+    compresses,
+    own_metrics,
+    retrieves,
+)
 from freescale.train.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
 from freescale.train.item_vectors import Catalogue, ItemEncoder
-from freescale.train.metrics import BinaryQuality, RankingQuality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,50 +62,40 @@ class Evaluator:
         training = self.model.training
         self.model.eval()
         try:
-            if isinstance(self.model.head, RankingHead):
-                return self._run_ranking(self.model.head, examples, max_users)
-            assert isinstance(self.model.head, RetrievalHead)
-            return self._run_retrieval(self.model.head, examples, max_users)
+            return self._run(examples, max_users)
         finally:
             self.model.train(training)
 
-    def _run_retrieval(
-        self, head: RetrievalHead, examples: Examples, max_users: int | None
-    ) -> dict[str, float | None]:
-        catalog = examples.source.items.ids
+    def _run(self, examples: Examples, max_users: int | None) -> dict[str, float | None]:
+        """Full ranking, where the head can rank a catalogue, and what the head measures itself."""
+        head = self.model.head
         vectors = self._catalogue(examples)
-        blocks = [ItemBlock(numbers=n, vectors=head.vectors(v)) for n, v in vectors.parts()]
-        sharded = vectors.spread and self.ranks.num_ranks > 1
-        quality = RankingQuality()
+        ranking = _FullRanking(head, vectors, examples, self.ranks) if retrieves(head) else None
+        own = own_metrics(head)
+        if ranking is None and own is None:
+            raise ConfigError(
+                "this head cannot be judged",
+                got=type(head).__name__,
+                allowed="queries(states) and candidates(rows), or metrics()",
+            )
         for rows, batch in self._batches(examples, max_users):
-            states = head.vectors(self._last_states(batch, vectors))
-            asked = Asked.of(examples, rows, batch, catalog, states, self.ranks.device)
-            everybody = asked.gather(self.ranks) if sharded else asked
-            counts = rank_of_targets(everybody, blocks, self.ranks if sharded else None)
-            mine = everybody.own_part(self.ranks.rank) if sharded else slice(None)
-            quality.update(counts[mine])
-        self.ranks.sum_on_cpu(quality.sums)
-        return dict(quality.values())
-
-    def _run_ranking(
-        self, head: RankingHead, examples: Examples, max_users: int | None
-    ) -> dict[str, float | None]:
-        tasks = [BinaryQuality() for _ in head.thresholds]
-        vectors = self._catalogue(examples)
-        for _, batch in self._batches(examples, max_users):
-            last = last_tokens(batch).to(self.ranks.device)
             lookup, slotted = vectors.look_up(batch)
-            layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
-            states = self.model.states(lookup, slotted, layout).index_select(0, last)
-            items = lookup.index_select(0, slotted.tokens["target_slot"].index_select(0, last))
-            logits, labels = head.logits(states, items), head.labels(slotted).index_select(0, last)
-            for n, task in enumerate(tasks):
-                task.update(logits[:, n], labels[:, n])
+            states = self._last_states(lookup, slotted)
+            places = None if ranking is None else ranking.add(rows, batch, states)
+            if own is not None:
+                own.update(_last_events(lookup, slotted, states, places))
         values: dict[str, float | None] = {}
-        for n, task in enumerate(tasks):
-            self.ranks.sum_on_cpu(task.sums)
-            values |= {name if n == 0 else f"{name}/{n}": value for name, value in task.values().items()}
+        if ranking is not None:
+            values |= self._summed(ranking.quality)
+        if own is not None:
+            values = _joined(values, self._summed(own))
         return values
+
+    def _summed(self, metrics: HeadMetrics | RankingQuality) -> Mapping[str, float | None]:
+        # Row by row: in which order ranks are added depends on where in a tensor a number stands.
+        for row in metrics.sums if metrics.sums.ndim > 1 else [metrics.sums]:
+            self.ranks.sum_on_cpu(row)
+        return metrics.values()
 
     def _batches(self, examples: Examples, max_users: int | None) -> Iterator[tuple[IntArray, SequenceBatch]]:
         """This rank's users; every rank gets the same number of batches, so that collectives match."""
@@ -107,14 +109,69 @@ class Evaluator:
         """The vectors of all items, made once for the whole evaluation."""
         return self.items.catalogue(examples.source.items.ids, chunk=self.item_chunk)
 
-    def _last_states(self, batch: SequenceBatch, vectors: Catalogue) -> Tensor:
-        rows, slotted = vectors.look_up(batch)
+    def _last_states(self, lookup: Tensor, slotted: SequenceBatch) -> Tensor:
         encoder = self.model.encoder
-        if self.cached and isinstance(encoder, SegmentedEncoder) and len(batch):
-            compressor = Compressor(encoder, model="", dtype=rows.dtype)
-            return compressor.last_states(F.embedding(slotted.tokens["item_slot"], rows), slotted)
+        if self.cached and compresses(encoder) and len(slotted):
+            compressor = Compressor(encoder, model="", dtype=lookup.dtype)
+            return compressor.last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted)
         layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
-        return self.model.states(rows, slotted, layout).index_select(0, last_tokens(batch).to(rows.device))
+        last = last_tokens(slotted).to(lookup.device)
+        return self.model.states(lookup, slotted, layout).index_select(0, last)
+
+
+class _FullRanking:
+    """The place of every user's target among all items.
+
+    Args:
+        head: makes states and items comparable.
+        vectors: of all items, or of those held here.
+        examples: the split.
+        ranks: who shares the work.
+    """
+
+    def __init__(self, head: RetrievingHead, vectors: Catalogue, examples: Examples, ranks: Ranks) -> None:
+        self._head, self._examples, self._ranks = head, examples, ranks
+        self._blocks = [ItemBlock(numbers=n, vectors=head.candidates(v)) for n, v in vectors.parts()]
+        self._sharded = vectors.spread and ranks.num_ranks > 1
+        self.quality = RankingQuality()
+
+    def add(self, rows: IntArray, batch: SequenceBatch, states: Tensor) -> Tensor:
+        """[B] how many items stand before the targets of this rank's users; every rank must call it."""
+        ranks = self._ranks
+        catalog = self._examples.source.items.ids
+        asked = Asked.of(self._examples, rows, batch, catalog, self._head.queries(states), ranks.device)
+        everybody = asked.gather(ranks) if self._sharded else asked
+        counts = rank_of_targets(everybody, self._blocks, ranks if self._sharded else None)
+        mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]
+        self.quality.update(mine)
+        return mine
+
+
+def _last_events(
+    lookup: Tensor, slotted: SequenceBatch, states: Tensor, target_rank: Tensor | None
+) -> LastEvents:
+    """What the head's own metrics see of a batch."""
+    last = last_tokens(slotted).to(lookup.device)
+    tokens = {name: values.index_select(0, last) for name, values in slotted.tokens.items()}
+    return LastEvents(
+        states=states,
+        items=lookup.index_select(0, tokens["target_slot"]),
+        tokens=tokens,
+        samples=slotted.samples,
+        target_rank=target_rank,
+    )
+
+
+def _joined(ranking: Mapping[str, float | None], own: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Both, each name once."""
+    twice = sorted({*ranking} & {*own})
+    if twice:
+        raise ConfigError(
+            "a head's own metric is called like one of full ranking",
+            got=", ".join(twice),
+            next_step="give it another name",
+        )
+    return {**ranking, **own}
 
 
 def popularity_quality(

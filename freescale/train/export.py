@@ -15,15 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale import __version__
+from freescale import __version__, registry
 from freescale.data import IntArray, SequenceBatch
 from freescale.embedding import as_compute
-from freescale.errors import CheckpointError, DataError
+from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels import SequenceLayout
-from freescale.model import Compressor, Recommender, RetrievalHead, SegmentedEncoder, TokenCache, make_encoder
+from freescale.model import (
+    Compressor,
+    Recommender,
+    TokenCache,
+    compresses,
+    export_facts,
+    make_encoder,
+    make_head,
+    retrieves,
+)
 from freescale.train.item_vectors import ItemEncoder
 
 _FORMAT = "freescale-export"
+_VERSION = 2  # 1 knew one head and kept its "normalize" alone
 _CHUNK_ITEMS = 65_536
 
 
@@ -43,6 +53,7 @@ def write_export(
         raise DataError(
             "the export folder is not empty or no folder", got=out, next_step="choose another folder"
         )
+    head = export_facts(model.head)
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
     try:
@@ -50,14 +61,13 @@ def write_export(
         dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
         _write_items(staged / "items.parquet", items, catalog)
-        head = model.head
         fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
         manifest = {
             "format": _FORMAT,
-            "version": 1,
+            "version": _VERSION,
             "freescale": __version__,
             "encoder": dict(encoder),
-            "normalize": head.normalize if isinstance(head, RetrievalHead) else False,
+            "head": head,
             "num_items": len(catalog),
             "fingerprint": fingerprint,
             **facts,
@@ -139,7 +149,7 @@ class ExportedModel:
             exclude: more items not to recommend; a cache does not know which items it was made of.
         """
         head = self.model.head
-        assert isinstance(head, RetrievalHead)
+        assert retrieves(head)  # load_export has refused others
         if k < 1:
             raise DataError("k must be at least 1", got=k, next_step="k=10 gives the ten best items")
         known, slots = self._slots(history)
@@ -152,7 +162,7 @@ class ExportedModel:
         else:
             vectors = self.vectors[batch.tokens["item_slot"]]
             state = self._compressor().states(vectors, batch, [cache])[-1:]
-        scores = (head.vectors(state) @ head.vectors(self.vectors).T)[0]
+        scores = (head.queries(state) @ head.candidates(self.vectors).T)[0]
         hidden = torch.cat([slots[:0] if include_seen else slots, self._slots(exclude)[1]]).unique()
         scores[hidden] = float("-inf")
         best = scores.topk(min(k, len(scores) - len(hidden)))
@@ -195,7 +205,7 @@ class ExportedModel:
 
     def _compressor(self) -> Compressor:
         encoder = self.model.encoder
-        if not isinstance(encoder, SegmentedEncoder):
+        if not compresses(encoder):
             raise DataError(
                 "this model was trained on whole histories and has no token caches",
                 next_step="train with segments.recent=50 and export again",
@@ -239,16 +249,28 @@ class ExportedModel:
         return SequenceBatch(offsets=torch.tensor([0, len(tokens["item_slot"])]), tokens=tokens)
 
 
-def load_export(path: str | Path) -> ExportedModel:
-    """Read an exported folder; runs no code from it."""
+def load_export(path: str | Path, *, plugins: Sequence[str] = ()) -> ExportedModel:
+    """Read an exported folder; runs no code from it.
+
+    Args:
+        path: the folder.
+        plugins: modules that register the encoder or the head, where the model has one from outside; they are imported.
+    """
+    for module in plugins:
+        registry.load_plugin(module)
     try:
         return _read_export(Path(path))
     except Exception as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
+        again = "`freescale export RUN_DIR OUT_DIR`"
+        named = isinstance(error, ConfigError)
         raise CheckpointError(
             "this is not a readable FreeScale export",
             got=f"{path}: {why}",
-            next_step="`freescale export RUN_DIR OUT_DIR`",
+            allowed=error.allowed if isinstance(error, ConfigError) else None,
+            next_step=f"load_export(path, plugins=[MODULE]) with what registers it, or {again}"
+            if named
+            else again,
         ) from error
 
 
@@ -257,16 +279,29 @@ def _read_export(folder: Path) -> ExportedModel:
     from safetensors.torch import load_file
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != _FORMAT or manifest["version"] != 1:
+    if manifest["format"] != _FORMAT or manifest["version"] not in (1, _VERSION):
         raise ValueError("not an export of this version")
     dense = load_file(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
-    encoder = make_encoder(**manifest["encoder"], dropout=0.0)
-    model = Recommender(encoder=encoder, head=RetrievalHead(normalize=manifest["normalize"]))
-    dtype = next(iter(dense.values())).dtype
+    model = _make_model(manifest)
+    dtype = next((value.dtype for value in dense.values() if value.is_floating_point()), torch.float32)
     model = model.to(dtype).eval()
     model.load_state_dict(dense)
     flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
     items = table.column("item").to_numpy()
     vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
     return ExportedModel(model=model, items=items, vectors=as_compute(vectors), manifest=manifest)
+
+
+def _make_model(manifest: Mapping[str, Any]) -> Recommender:
+    """The model a manifest describes, its weights not filled in yet."""
+    facts = manifest["head"] if manifest["version"] > 1 else _first_head(manifest)
+    head = make_head(facts["name"], dim=manifest["encoder"]["dim"], options=facts["options"])
+    if not retrieves(head):
+        raise ValueError(f"head {facts['name']!r} has no queries and candidates")
+    return Recommender(encoder=make_encoder(**manifest["encoder"], dropout=0.0), head=head)
+
+
+def _first_head(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The head of an export of version 1."""
+    return {"name": "retrieval", "options": {"normalize": manifest["normalize"]}}

@@ -284,7 +284,7 @@ def finish(run: Run, step: int, **speed: float) -> dict[str, Any]:
         metrics = run.evaluator.run(run.test)
     popularity = run.popularity.get("test")
     run.progress.evaluation(step, metrics, popularity=popularity, protocol=run.protocol, split="test")
-    shown = "hr@10" if "hr@10" in metrics else "auc"
+    shown = "hr@10" if "hr@10" in metrics else run.metric
     return {
         "steps": step,
         **speed,

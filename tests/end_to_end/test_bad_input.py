@@ -46,7 +46,7 @@ def test_the_process_prints_one_message_and_fails(tmp_path: Path) -> None:
         (("report", "nowhere"), "no such run folder"),
         (("train", "run.device=cuda"), "no usable CUDA device"),
         (("train", "--resume", "nowhere"), "no checkpoint to resume from"),
-        (("train", "head.kind=ranking", "eval.metric=auc"), "needs actions"),
+        (("train", "head.kind=ranking", "eval.metric=auc"), "needs the column 'action'"),
         (("train", "balance.cost_model=nowhere.json"), "cannot be read"),
     ],
 )

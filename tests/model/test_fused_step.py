@@ -9,8 +9,8 @@ import torch
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels.runtime.launch import start_kernel
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
-from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 
 pytest.importorskip("triton")

@@ -36,7 +36,7 @@ def make_batch(lengths, seed=0, num_negatives=NUM_NEGATIVES):
 
 
 def run(head, states, items, batch):
-    return head(states, items, batch, SequenceLayout(batch.offsets))
+    return head.loss(states, items, batch, SequenceLayout(batch.offsets))
 
 
 def token_losses(states, items, batch, *, temperature, normalize):
@@ -148,9 +148,7 @@ def test_ranking_loss_is_the_mean_over_tasks_of_cross_entropies(lengths, thresho
 
 
 def test_labels_compare_whole_numbers_with_broken_thresholds():
-    _, _, batch = make_batch([3])
-    batch = batch.with_tokens(target_action=torch.tensor([3, 4, 5]))
-    labels = RankingHead(dim=DIM, thresholds=(3.5, 4.0)).labels(batch)
+    labels = RankingHead(dim=DIM, thresholds=(3.5, 4.0)).labels(torch.tensor([3, 4, 5]))
     assert labels.tolist() == [[0, 0], [1, 0], [1, 1]]
 
 

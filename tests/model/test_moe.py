@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels import SequenceLayout
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.ffn import DenseFFN
-from freescale.model.hstu import HSTU
 from freescale.model.moe import AllHere, MoE, make_ffn, moe_layers
 from freescale.model.views import BatchView
 

@@ -17,8 +17,8 @@ from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.kernels import SequenceLayout
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
-from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.train.evaluate import Evaluator, popularity_quality
 from freescale.train.item_vectors import IdItems
@@ -74,13 +74,13 @@ def ranks_one_by_one(evaluator, examples, known):
     """Place of every user's target by a sort over the whole catalogue."""
     catalog = examples.source.items.ids
     table = evaluator.items.embedding.tables["item"].weight
-    vectors = evaluator.model.head.vectors(table[evaluator.items.id_map.rows(torch.from_numpy(catalog))])
+    vectors = evaluator.model.head.candidates(table[evaluator.items.id_map.rows(torch.from_numpy(catalog))])
     places = []
     for row, history in enumerate(examples.source.histories):
         if len(history) <= known:
             continue
         state, target = last_state(evaluator, examples, row)
-        scores = dict(zip(catalog.tolist(), (vectors @ evaluator.model.head.vectors(state)).tolist()))
+        scores = dict(zip(catalog.tolist(), (vectors @ evaluator.model.head.queries(state)).tolist()))
         seen = set(history[: len(history) - known]) - {target}
         order = sorted(scores.keys() - seen, key=lambda item: (-scores[item], item))
         places.append(order.index(target))

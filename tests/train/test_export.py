@@ -80,7 +80,9 @@ def scores_in_training(parts, history):
         batch = batch.with_tokens(item_slot=id_map.rows(batch.tokens["item"]))
         state = model.states(rows, batch, SequenceLayout(batch.offsets))[-1]
         items = rows[id_map.rows(torch.from_numpy(CATALOG))]
-        return dict(zip(CATALOG.tolist(), (model.head.vectors(items) @ model.head.vectors(state)).tolist()))
+        return dict(
+            zip(CATALOG.tolist(), (model.head.candidates(items) @ model.head.queries(state)).tolist())
+        )
 
 
 def times_of(history):
@@ -223,12 +225,16 @@ BAD = {
     "garbled manifest": lambda f: (f / "manifest.json").write_text("{"),
     "manifest is a list": lambda f: (f / "manifest.json").write_text("[]"),
     "another format": lambda f: rewrite_manifest(f, format="other"),
-    "another version": lambda f: rewrite_manifest(f, version=2),
+    "another version": lambda f: rewrite_manifest(f, version=3),
     "no encoder": lambda f: rewrite_manifest(f, encoder=None),
     "another encoder": lambda f: rewrite_manifest(f, encoder={"kind": "hstu", "dim": 3}),
     "unknown encoder": lambda f: rewrite_manifest(
         f, encoder=json.loads((f / "manifest.json").read_text())["encoder"] | {"kind": "gpt"}
     ),
+    "no head": lambda f: rewrite_manifest(f, head=None),
+    "unknown head": lambda f: rewrite_manifest(f, head={"name": "oracle", "options": {}}),
+    "a head that cannot retrieve": lambda f: rewrite_manifest(f, head={"name": "ranking", "options": {}}),
+    "unknown options": lambda f: rewrite_manifest(f, head={"name": "retrieval", "options": {"warmth": 1}}),
     "truncated weights": lambda f: (f / "model.safetensors").write_bytes(
         (f / "model.safetensors").read_bytes()[:-9]
     ),
@@ -245,6 +251,40 @@ def test_a_bad_folder_is_refused_in_one_message(tmp_path, kind):
         load_export(folder)
     assert str(folder) in str(caught.value)
     assert "freescale export" in str(caught.value)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_an_export_of_the_first_version_still_opens(tmp_path, normalize):
+    folder = export(tmp_path / "out", make_parts(normalize=normalize))
+    wanted = load_export(folder).recommend(HISTORY, k=3, **times_of(HISTORY))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    first = {
+        "format": "freescale-export",
+        "version": 1,
+        "freescale": "0.1.0",
+        "encoder": {
+            "kind": "hstu",
+            "dim": DIM,
+            "layers": 2,
+            "heads": 2,
+            "max_length": MAX_LENGTH,
+            "position_bias": True,
+            "time_bias": True,
+            "segments": None,
+            "kv_heads": None,
+            "ffn_dim": None,
+            "rope_base": 10000.0,
+            "ffn": None,
+        },
+        "normalize": normalize,
+        "num_items": len(CATALOG),
+        "fingerprint": manifest["fingerprint"],
+        "trained_steps": 12,
+    }
+    (folder / "manifest.json").write_text(json.dumps(first))
+    assert load_export(folder).recommend(HISTORY, k=3, **times_of(HISTORY)) == wanted
+    rewrite_manifest(folder, normalize=not normalize)
+    assert load_export(folder).recommend(HISTORY, k=3, **times_of(HISTORY)) != wanted
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

@@ -19,8 +19,8 @@ from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.sharded_compute import ShardedCompute
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
-from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.pipeline.schedule import ReadyBatch, ids_of, with_slots
 from freescale.train.evaluate import Evaluator

@@ -16,8 +16,8 @@ from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import TrainingError
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
-from freescale.model.hstu import HSTU
 from freescale.model.recommender import Recommender
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.schedule import PlainSchedule

@@ -9,7 +9,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout
 from freescale.kernels.attention.triton import bias_gradients
 from freescale.kernels.hstu import layer as hstu_layer
-from freescale.model.hstu import HSTULayer
+from freescale.model.encoders.hstu import HSTULayer
 from freescale.model.views import BatchView
 
 pytest.importorskip("triton")

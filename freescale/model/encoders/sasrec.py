@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.blocks import InputLayer
+from freescale.model.encoder import EncoderShape
 from freescale.model.views import BatchView, View
+from freescale.registry import register
 
 
 class SASRecLayer(nn.Module):
@@ -75,3 +77,15 @@ class SASRec(nn.Module):
         for number, layer in enumerate(self.layers):
             x = layer(x, view, number)
         return self.final_norm(x)
+
+
+@register("encoder", "sasrec")
+def make_sasrec(shape: EncoderShape, options: None) -> SASRec:
+    """A SASRec as a recipe describes it."""
+    return SASRec(
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=shape.heads,
+        max_length=shape.max_length,
+        dropout=shape.dropout,
+    )

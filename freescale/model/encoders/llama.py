@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
+from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import DenseFFN
 from freescale.model.moe import Dispatch, make_ffn, moe_layers
 from freescale.model.views import BatchView, View
+from freescale.registry import register
 
 _INIT_STD = 0.02
 
@@ -173,3 +175,20 @@ class Decoder(nn.Module):
             if param.ndim > 1 and id(param) not in experts:
                 adds = name.endswith(("merge.weight", "w_out"))
                 nn.init.normal_(param, std=added_std if adds else _INIT_STD)
+
+
+@register("encoder", "llama")
+def make_llama(shape: EncoderShape, options: None) -> Decoder:
+    """A decoder as a recipe describes it."""
+    return Decoder(
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        ffn_dim=shape.ffn_dim,
+        rope_base=shape.rope_base,
+        max_length=shape.max_length,
+        dropout=shape.dropout,
+        ffn=shape.ffn,
+        dispatch=shape.dispatch,
+    )

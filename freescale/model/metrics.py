@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 CUTOFFS = (10, 50, 200)
+FULL_RANKING = (*(f"{name}@{k}" for name in ("ndcg", "hr") for k in CUTOFFS), "mrr")
+"""What full ranking gives; the first decides unless another is named."""
 _NUM_BINS = 1 << 17
 
 
@@ -36,10 +38,15 @@ class BinaryQuality:
     """AUC, normalised entropy, calibration and log loss of one binary task, from a histogram of predictions.
 
     The histogram has 2^17 bins over the probability, so AUC is exact up to pairs that fall into one bin.
+
+    Args:
+        sums: where to add, zeros [NUM_SUMS] of float64; its own unless given.
     """
 
-    def __init__(self) -> None:
-        self.sums = torch.zeros(2 * _NUM_BINS + 4, dtype=torch.float64)
+    NUM_SUMS = 2 * _NUM_BINS + 4
+
+    def __init__(self, sums: Tensor | None = None) -> None:
+        self.sums = torch.zeros(self.NUM_SUMS, dtype=torch.float64) if sums is None else sums
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add predictions; a NaN counts as the wrong answer."""

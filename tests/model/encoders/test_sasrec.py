@@ -13,7 +13,7 @@ from torch import nn
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model.sasrec import SASRec
+from freescale.model.encoders.sasrec import SASRec
 
 DIM, MAX_LENGTH = 6, 70
 

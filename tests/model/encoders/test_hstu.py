@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model.hstu import HSTU
+from freescale.model.encoders.hstu import HSTU
 from freescale.model.recommender import make_encoder
 
 DIM, MAX_LENGTH = 6, 40

@@ -22,9 +22,11 @@ from freescale.kernels import (
     project_uvqk,
 )
 from freescale.model.blocks import InputLayer, RelativeBias
+from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
 from freescale.model.views import BatchView, View
+from freescale.registry import register
 
 
 class HSTULayer(nn.Module):
@@ -132,13 +134,13 @@ class HSTU(nn.Module):
         return self.encode(vectors_TD, BatchView(batch, layout))
 
     def from_rows(
-        self, rows_UD: Tensor, slots_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
+        self, rows_UD: Tensor, item_index_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
         """States from distinct item vectors and the place of each token's among them; and the vectors, for the head.
 
         Here states stay as narrow as the layers leave them.
         """
-        x, rows_UD = self.input.gather(rows_UD, slots_T, layout)
+        x, rows_UD = self.input.gather(rows_UD, item_index_T, layout)
         return self._through(x, BatchView(batch, layout)), rows_UD
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
@@ -157,3 +159,19 @@ class HSTU(nn.Module):
         for number, layer in enumerate(self.layers):
             x_TD = layer(x_TD, view, number)
         return x_TD
+
+
+@register("encoder", "hstu")
+def make_hstu(shape: EncoderShape, options: None) -> HSTU:
+    """An HSTU as a recipe describes it."""
+    return HSTU(
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=shape.heads,
+        max_length=shape.max_length,
+        dropout=shape.dropout,
+        position_bias=shape.position_bias,
+        time_bias=shape.time_bias,
+        ffn=shape.ffn,
+        dispatch=shape.dispatch,
+    )

@@ -12,7 +12,7 @@ from torch import nn
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model.decoder import Decoder, Rotation
+from freescale.model.encoders.llama import Decoder, Rotation
 from freescale.model.moe import moe_layers
 
 DIM, MAX_LENGTH, BASE = 24, 50, 100.0

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.train.metrics import BinaryQuality, RankingQuality
+from freescale.model.metrics import BinaryQuality, RankingQuality
 
 # Steps of 1/2 in the logit lie many bins apart, so that the histogram counts pairs exactly.
 PREDICTIONS = st.lists(st.tuples(st.integers(-10, 10).map(lambda x: x / 2), st.booleans()), max_size=40)
