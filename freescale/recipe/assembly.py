@@ -64,14 +64,20 @@ from freescale.train import (
     Checkpoints,
     ContentInput,
     CudaClock,
+    Evaluation,
     Evaluator,
+    ExpertLoad,
     IdReport,
+    OwnedParameters,
     Progress,
     Rebalancer,
     Run,
+    RunState,
     TextInput,
+    Timetable,
     TrainStep,
     due_at,
+    lengths_of_split_experts,
     lr_factor,
     popularity_quality,
     write_step,
@@ -309,10 +315,14 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             ),
         )
 
+    owned = OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model))
+    extensions = (IdReport(id_map, ranks), ExpertLoad(model))
     train_step = TrainStep(
         model,
         optimizer,
         ranks=ranks,
+        owned=owned,
+        extensions=extensions,
         encode_items=items.encode,
         lr=optim.lr,
         table_lr=config.embedding.lr,
@@ -331,13 +341,22 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     retrieval = config.head.kind == "retrieval"
     return Run(
         ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        embedding=embedding,
-        id_map=id_map,
-        id_report=IdReport(id_map, ranks),
-        expert_load=train_step.load,
-        owned=train_step.owned,
+        state=RunState(
+            model=model,
+            optimizer=optimizer,
+            owned=owned,
+            embedding=embedding,
+            id_map=id_map,
+            extensions=extensions,
+            recipe=dataclasses.asdict(config),
+        ),
+        timetable=Timetable(
+            total_steps=total_steps,
+            eval_every=eval_every,
+            checkpoint_every=config.run.checkpoint_every,
+        ),
+        open_schedule=open_schedule,
+        usual_tokens=sampler.usual_tokens(parts=optim.accumulate),
         train_step=train_step,
         rebalancer=Rebalancer(
             decisions=decisions,
@@ -347,36 +366,32 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
         ),
         switch=switch,
-        open_schedule=open_schedule,
-        evaluator=Evaluator(
-            model=model,
-            items=items,
-            ranks=ranks,
-            batch=config.eval.batch,
-            item_chunk=config.eval.item_chunk,
+        evaluation=Evaluation(
+            evaluator=Evaluator(
+                model=model,
+                items=items,
+                ranks=ranks,
+                batch=config.eval.batch,
+                item_chunk=config.eval.item_chunk,
+            ),
+            valid=valid,
+            test=test,
+            metric=config.eval.metric,
+            protocol=f"full ranking, seen filtered, {len(source.items.ids):,} items"
+            if retrieval
+            else "next event's label",
+            popularity={
+                "valid": popularity_quality(valid, max_users=config.eval.max_users),
+                "test": popularity_quality(test),
+            }
+            if retrieval and ranks.is_first
+            else {},
+            max_users=config.eval.max_users,
+            patience=config.run.patience,
         ),
-        valid=valid,
-        test=test,
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
         progress=progress,
         accounts=build_accounts(config, ranks, progress),
-        total_steps=total_steps,
-        usual_tokens=sampler.usual_tokens(parts=optim.accumulate),
-        eval_every=eval_every,
-        checkpoint_every=config.run.checkpoint_every,
-        metric=config.eval.metric,
-        patience=config.run.patience,
-        max_eval_users=config.eval.max_users,
-        protocol=f"full ranking, seen filtered, {len(source.items.ids):,} items"
-        if retrieval
-        else "next event's label",
-        popularity={
-            "valid": popularity_quality(valid, max_users=config.eval.max_users),
-            "test": popularity_quality(test),
-        }
-        if retrieval and ranks.is_first
-        else {},
-        recipe=dataclasses.asdict(config),
     )
 
 
