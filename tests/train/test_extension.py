@@ -35,11 +35,10 @@ class Parity:
         self.was_restored = False
         self._field = field
         self._here = torch.zeros(2, dtype=torch.int64)
-        self._checked: list[Tensor] = []
 
     def begin(self, ready: Any) -> None:
-        ids = (ready.loaded or ready.batch).features["item"]
-        self._here = torch.bincount(ids.flatten() % 2, minlength=2)
+        batch = ready.batch if ready.loaded is None else ready.loaded
+        self._here = torch.bincount(batch.tokens["item"] % 2, minlength=2)
 
     def counts(self, step: int) -> Tensor:
         return self._here

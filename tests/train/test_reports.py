@@ -62,7 +62,6 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint_of_it(
     # A checkpoint is due after each step; the loss is told, not the weights that a late report lets it spoil.
     with pytest.raises(TrainingError, match="the loss is nan at step 2"):
         train(tmp_path, "run.checkpoint_every=1")
-    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000001"]
     assert not list((tmp_path / "checkpoints").glob("step-00000002*"))
 
 
