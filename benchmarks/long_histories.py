@@ -85,7 +85,7 @@ def measure(folder: Path, *, max_users: int | None) -> dict[str, Any]:
     from freescale.app.commands import open_run
 
     _, run, _ = open_run(folder, device="auto")
-    model, examples = run.model.eval(), run.test
+    model, examples = run.state.model.eval(), run.evaluation.test
     lengths = np.asarray(examples.source.lengths)
     users = np.flatnonzero(examples.lengths() > 0)
     users = users[np.argsort(-lengths[users], kind="stable")][:max_users] if max_users else users
@@ -143,7 +143,7 @@ def ranks_of(
     run: Any, users: np.ndarray[Any, Any], last_states: Callable[[Tensor, SequenceBatch], Tensor]
 ) -> np.ndarray[Any, Any]:
     """[users] place of the test item among all items."""
-    evaluator, examples, head = run.evaluator, run.test, run.model.head
+    evaluator, examples, head = run.evaluation.evaluator, run.evaluation.test, run.state.model.head
     catalog = examples.source.items.ids
     vectors = evaluator.items.catalogue(catalog, chunk=evaluator.item_chunk)
     blocks = [ItemBlock(numbers=n, vectors=head.candidates(v)) for n, v in vectors.parts()]

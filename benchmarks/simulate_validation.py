@@ -85,7 +85,7 @@ class Data:
         """Made once: millions of events take their time."""
         source = build_source(config)
         one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
-        sampler = build_sampler(config, build_examples(config, source, "train"), one)
+        sampler = build_sampler(config, build_examples(config, source, "train", negatives=True), one)
         return cls(config, sampler.batches, len(source.items.ids))
 
 

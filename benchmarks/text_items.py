@@ -32,7 +32,7 @@ from freescale.data.parquet_source import ParquetSource
 from freescale.data.preparation import prepare
 from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
-from freescale.train.loop import Run
+from freescale.train.run import Run
 
 KINDS = {
     "ids": (),
@@ -164,7 +164,7 @@ def measure(
     seconds = train(folder, out, (*recipe, *KINDS[kind]), ranks)
     config, run, path = open_run(out, device=config_device(recipe))
     counts, places = predict(run, held_out, max_length=config.data.max_length)
-    leave_one_out = run.evaluator.run(run.test)
+    leave_one_out = run.evaluation.evaluator.run(run.evaluation.test)
     result = {
         "kind": kind,
         "seconds": round(seconds, 1),
@@ -194,11 +194,11 @@ def config_device(recipe: tuple[str, ...]) -> str:
 @torch.no_grad()
 def predict(run: Run, held_out: ParquetSource, *, max_length: int) -> tuple[np.ndarray, np.ndarray]:
     """For every predicted event: training events of its item, and how many unseen items stand before it."""
-    run.model.eval()
-    head = run.model.head
+    run.state.model.eval()
+    head = run.state.model.head
     assert isinstance(head, RetrievalHead)
-    catalog = run.test.source.items
-    items = run.evaluator.items.catalogue(catalog.ids, chunk=65_536)
+    catalog = run.evaluation.test.source.items
+    items = run.evaluation.evaluator.items.catalogue(catalog.ids, chunk=65_536)
     vectors = torch.cat([head.candidates(part) for _, part in items.parts()])
     examples = Examples(source=held_out, split="test", max_length=max_length, use_time=False)
     users = np.flatnonzero(examples.lengths() > 0)
@@ -206,7 +206,7 @@ def predict(run: Run, held_out: ParquetSource, *, max_length: int) -> tuple[np.n
     for user in users.tolist():
         batch = examples.batch([user])
         rows, placed = items.look_up(batch)
-        states = run.model.states(rows, placed, SequenceLayout(batch.offsets, device=rows.device))
+        states = run.state.model.states(rows, placed, SequenceLayout(batch.offsets, device=rows.device))
         scores = (head.queries(states) @ vectors.T).cpu()
         target = torch.from_numpy(np.searchsorted(catalog.ids, batch.tokens["target"].numpy()))
         seen = np.searchsorted(catalog.ids, examples.seen([user])[1])

@@ -28,7 +28,8 @@ from freescale.recipe import build_run, build_source, load_config, open_span_fil
 from freescale.trace import spans
 from freescale.train.accounting import Accounts
 from freescale.train.events import Progress
-from freescale.train.loop import Run, named, reports_of, take_steps
+from freescale.train.loop import reports_of, take_steps, timed_batches
+from freescale.train.run import Run
 
 BLOCK = 20
 RECIPE = ("model.dropout=0", "run.log_every=20", "run.eval_every=1000000", "balance.refit_every=null")
@@ -58,7 +59,7 @@ def open_run(config: Any, lines: Lines, ranks: Any) -> Run:
 def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float, float]:
     """Wall and CPU seconds of a block, the account at its end included."""
     schedule = run.open_schedule(block * BLOCK)
-    batches = named(schedule, block * BLOCK)
+    batches = timed_batches(schedule, block * BLOCK)
     spans.record_into(recorder if on else None)
     run.accounts.recorder = recorder if on else None
     run.ranks.barrier()
@@ -71,7 +72,7 @@ def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float
         with spans.stage("train", step=ready.plan.step + 1):
             result = run.train_step.run(ready, schedule)
         reports.add(ready, result, seconds=run.accounts.end_step())
-    reports.settle()
+    reports.flush()
     run.accounts.pause()
     return time.perf_counter() - wall, time.process_time() - cpu
 

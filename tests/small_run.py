@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from freescale.comm.world.ranks import Ranks
+from freescale.model import Recommender
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.events import Progress
-from freescale.train.loop import Run, run_tensors, train
+from freescale.train.loop import train
+from freescale.train.run import Run
+from freescale.train.run_state import run_tensors
 
 SMALL = (
     "synthetic.users=300",
@@ -67,6 +72,17 @@ def make_run(overrides: Sequence[str], folder: str | Path | None = None) -> tupl
     config = load_config(None, [*SMALL, *overrides, f"run.out={folder}"])
     recorder = Recorder()
     return build_run(config, build_source(config), these_ranks(), Progress([recorder])), recorder
+
+
+def spoil_loss(monkeypatch: pytest.MonkeyPatch, *, at_step: int) -> None:
+    """Planted, not provoked: whether a huge learning rate overflows depends on the CPU. A step is one call."""
+    forward, calls = Recommender.forward, itertools.count(1)
+
+    def spoilt(self: Recommender, *args: Any, **options: Any) -> torch.Tensor:
+        loss = forward(self, *args, **options)
+        return loss * float("nan") if next(calls) == at_step else loss
+
+    monkeypatch.setattr(Recommender, "forward", spoilt)
 
 
 def full_tensors(run: Run) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_the_numbers_in_the_log_are_true() -> None:
     run, recorder = make_run(recipe)
     asked: list[int] = []
     evicted: list[int] = []
-    ids = run.id_map
+    ids = run.state.id_map
     assert isinstance(ids, ShardedIdMap)
     resolve, assign = ids.rows, ids.map.assign
 
@@ -122,7 +122,7 @@ def test_export_holds_the_ids_that_have_rows(tmp_path: Path) -> None:
 
 def test_known_items_of_a_formula_are_the_catalogue() -> None:
     run, _ = make_run(())
-    np.testing.assert_array_equal(known_items(run), run.test.source.items.ids)
+    np.testing.assert_array_equal(known_items(run), run.evaluation.test.source.items.ids)
 
 
 def test_events_can_be_read_as_json(tmp_path: Path) -> None:

@@ -62,10 +62,10 @@ def test_a_run_on_two_ranks_goes_on_with_one(tmp_path: Path, alone: dict[str, An
 def _evaluate_both_ways(rank: int, folder: str) -> Any:
     run, _ = make_run(RECIPE, folder)
     torch.manual_seed(7)
-    for param in run.model.parameters():
+    for param in run.state.model.parameters():
         param.data.normal_(std=0.4)
-    masked = run.evaluator.run(run.test)
-    run.evaluator.__dict__["cached"] = True
+    masked = run.evaluation.evaluator.run(run.evaluation.test)
+    run.evaluation.evaluator.__dict__["cached"] = True
     used: list[int] = []
     compress = Compressor.compress
 
@@ -75,7 +75,7 @@ def _evaluate_both_ways(rank: int, folder: str) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compressor, "compress", watched)
-        cached = run.evaluator.run(run.test)
+        cached = run.evaluation.evaluator.run(run.evaluation.test)
     return masked, cached, used
 
 

@@ -65,8 +65,8 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
             if resume_from is not None:
                 _check_same_recipe(resume_from, config)
             if ranks.is_first:
-                _open_sinks(progress, config, resume_from, open_terminal(run.total_steps))
-            progress.start(describe(run, config, source), total_steps=run.total_steps)
+                _open_sinks(progress, config, resume_from, open_terminal(run.timetable.total_steps))
+            progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
             open_span_file(run, config)
         try:
             summary = train(run, resume_from=resume_from)
@@ -91,12 +91,12 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
             got=f"segments.recent={config.segments.recent}, head.kind={config.head.kind}",
             next_step="leave --cached out, or train with segments.recent=50",
         )
-    metrics = dataclasses.replace(run.evaluator, cached=cached).run(run.test)
+    metrics = dataclasses.replace(run.evaluation.evaluator, cached=cached).run(run.evaluation.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.protocol + (", from token caches" if cached else ""),
+        "protocol": run.evaluation.protocol + (", from token caches" if cached else ""),
         "metrics": metrics,
-        "popularity": dict(run.popularity.get("test", {})),
+        "popularity": dict(run.evaluation.popularity.get("test", {})),
         "metric": config.eval.metric,
     }
 
@@ -106,14 +106,14 @@ def export_run(run_dir: Path, out: Path) -> Path:
     config, run, path = open_run(run_dir, device="cpu")
     if config.head.kind != "retrieval":
         raise ConfigError("only retrieval models can be exported so far", got=f"head.kind={config.head.kind}")
-    source = run.test.source
+    source = run.evaluation.test.source
     meta = read_meta(path)
     # How experts were computed in training says nothing about the machine that serves them.
     served = dataclasses.replace(config.moe, backend="auto", save="preact")
     return write_export(
         out,
-        model=run.model,
-        items=run.evaluator.items,
+        model=run.state.model,
+        items=run.evaluation.evaluator.items,
         catalog=known_items(run),
         encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
         facts={
@@ -127,10 +127,10 @@ def export_run(run_dir: Path, out: Path) -> Path:
 
 def known_items(run: Run) -> IntArray:
     """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
-    if isinstance(run.id_map, ShardedIdMap) and run.model.items is None:
-        ids: IntArray = run.id_map.residents()[0].cpu().numpy()
+    if isinstance(run.state.id_map, ShardedIdMap) and run.state.model.items is None:
+        ids: IntArray = run.state.id_map.residents()[0].cpu().numpy()
         return ids
-    return run.test.source.items.ids
+    return run.evaluation.test.source.items.ids
 
 
 def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:

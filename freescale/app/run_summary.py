@@ -17,8 +17,8 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     """Facts to show before the first step: data, model, plan."""
     lengths = np.asarray(source.lengths)
     p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
-    dense = sum(run.owned.num_values(name, param) for name, param in run.model.named_parameters())
-    plans = list(run.embedding.plans.values())
+    dense = sum(run.state.owned.num_values(name, param) for name, param in run.state.model.named_parameters())
+    plans = list(run.state.embedding.plans.values())
     distinct = (
         config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
     )
@@ -39,11 +39,11 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         "run": {
             "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
             + (", sharing one GPU" if virtual_gpus_here() else ""),
-            "steps": f"{run.total_steps:,}, evaluated every {run.eval_every:,}",
+            "steps": f"{run.timetable.total_steps:,}, evaluated every {run.timetable.eval_every:,}",
             "folder": config.run.out,
         },
     }
-    for name, layer in moe_layers(run.model):
+    for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
         held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
         facts["model"][name] = f"{layer.num_experts} experts, {layer.router.top_k} a token{held}"
@@ -51,7 +51,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
         facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
     if run.ranks.num_ranks > 1 and plans:
-        facts["run"]["rows travel by"] = describe_transport(run.embedding.transport)
+        facts["run"]["rows travel by"] = describe_transport(run.state.embedding.transport)
         for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
@@ -61,7 +61,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
 
 def items_in_words(config: Config, run: Run) -> str:
     """What item vectors are made of, for people."""
-    assert run.model.items is not None
-    size = sum(param.numel() for param in run.model.items.parameters())
+    assert run.state.model.items is not None
+    size = sum(param.numel() for param in run.state.model.items.parameters())
     added = "rows of the table added" if config.items.add_ids else "no table"
     return f"{config.items.kind}, {size:,} parameters, {added}"

@@ -43,9 +43,9 @@ class StepTimes:
 def measure_steps(config: Config, device: torch.device, *, seconds: float, most_samples: int) -> StepTimes:
     """Train on batches of many shapes until the time is over; at least FEWEST_SHAPES of them."""
     source = build_source(config)
-    examples = build_examples(config, source, "train")
     ranks = Ranks(rank=0, num_ranks=1, device=device)
     model = build_model(config, source).to(device)
+    examples = build_examples(config, source, "train", negatives=model.head.needs.negatives)
     embedding, id_map = build_tables(config, source, ranks)
     optimizer = build_optimizer(config, model, device)
     watch = Stopwatch(device)

@@ -6,6 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.recipe.assembly import build_run
+    from freescale.recipe.balance import build_sampler
     from freescale.recipe.config import Config
     from freescale.recipe.data import build_examples, build_source
     from freescale.recipe.embedding import build_tables

@@ -12,63 +12,60 @@ from freescale.balance import SampleWork
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.data import SequenceSource
-from freescale.embedding import ShardedEmbedding, ShardedIdMap
+from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions
 from freescale.recipe.config import Config
 from freescale.recipe.data import build_examples
 from freescale.recipe.embedding import build_tables
-from freescale.recipe.eval import build_evaluator
+from freescale.recipe.eval import build_evaluation
 from freescale.recipe.ffn import build_expert_exchange
 from freescale.recipe.items import build_item_encoder, item_content
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import schedule_opener
-from freescale.recipe.run import total_steps
+from freescale.recipe.run import timetable_of
 from freescale.recipe.segments import segment_rule
 from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,
     ContentInput,
+    ExpertLoad,
     IdReport,
+    OwnedParameters,
     Progress,
     Run,
+    RunState,
     TextInput,
     TrainStep,
-    due_at,
-    popularity_quality,
+    lengths_of_split_experts,
 )
 
 
 def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
     """A whole run, ready for `train`."""
-    train, valid, test = (build_examples(config, source, split) for split in ("train", "valid", "test"))
-
+    # What learns: the dense part and the tables.
     gate = Gate()
     experts = build_expert_exchange(config, ranks, gate)
     content = item_content(config, source)
     model = build_model(config, source, experts=experts, content=content).to(ranks.device)
     embedding, id_map = build_tables(config, source, ranks)
+    optimizer = build_optimizer(config, model, ranks.device)
+    owned = OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model))
+    extensions = (IdReport(id_map, ranks), ExpertLoad(model))
 
+    # What it learns from: which samples make a step, who computes them, and for how long.
+    train = build_examples(config, source, "train", negatives=model.head.needs.negatives)
     decisions = first_decisions(config, ranks)
     sampler = build_sampler(config, train, ranks, decisions)
-    steps_per_epoch = sampler.batches.steps_in_epoch(0)
-    num_steps = total_steps(config, steps_per_epoch=steps_per_epoch)
-    eval_every = config.run.eval_every or steps_per_epoch
+    timetable = timetable_of(config, steps_per_epoch=sampler.batches.steps_in_epoch(0))
 
     ranks.agree(agreement(config, embedding, source, content), subject="the run")
 
+    # How: where item vectors come from, in which order batches and rows travel, and one step.
     items = build_item_encoder(
         config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
     )
-    learns_ids = isinstance(id_map, ShardedIdMap)
-
-    def may_look_past(step: int) -> bool:
-        """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
-        return not learns_ids or not any(
-            due_at(step + 1, every=eval_every, save_every=config.run.checkpoint_every)
-        )
-
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
     open_schedule = schedule_opener(
         config,
@@ -79,18 +76,18 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         ranks=ranks,
         gate=gate,
         switch=switch,
-        total_steps=num_steps,
-        may_look_past=may_look_past,
+        timetable=timetable,
     )
-    optimizer = build_optimizer(config, model, ranks.device)
     train_step = TrainStep(
         model,
         optimizer,
         ranks=ranks,
+        owned=owned,
+        extensions=extensions,
         encode_items=items.encode,
         lr=config.optim.lr,
         table_lr=config.embedding.lr,
-        lr_factor=learning_rate(config, total_steps=num_steps),
+        lr_factor=learning_rate(config, total_steps=timetable.total_steps),
         clip_norm=config.optim.clip_norm,
         accumulate=config.optim.accumulate,
         # A CPU multiplies in bfloat16 many times slower than in float32.
@@ -102,43 +99,28 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still
-    retrieval = config.head.kind == "retrieval"
+
     return Run(
         ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        embedding=embedding,
-        id_map=id_map,
-        id_report=IdReport(id_map, ranks),
-        expert_load=train_step.load,
-        owned=train_step.owned,
+        state=RunState(
+            model=model,
+            optimizer=optimizer,
+            owned=owned,
+            embedding=embedding,
+            id_map=id_map,
+            extensions=extensions,
+            recipe=config.as_dict(),
+        ),
+        timetable=timetable,
+        open_schedule=open_schedule,
+        usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate),
         train_step=train_step,
         rebalancer=build_rebalancer(config, ranks, decisions),
         switch=switch,
-        open_schedule=open_schedule,
-        evaluator=build_evaluator(config, model=model, items=items, ranks=ranks),
-        valid=valid,
-        test=test,
+        evaluation=build_evaluation(config, source, model=model, items=items, ranks=ranks),
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
         progress=progress,
         accounts=build_accounts(config, ranks, progress),
-        total_steps=num_steps,
-        usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate),
-        eval_every=eval_every,
-        checkpoint_every=config.run.checkpoint_every,
-        metric=config.eval.metric,
-        patience=config.run.patience,
-        max_eval_users=config.eval.max_users,
-        protocol=f"full ranking, seen filtered, {len(source.items.ids):,} items"
-        if retrieval
-        else "next event's label",
-        popularity={
-            "valid": popularity_quality(valid, max_users=config.eval.max_users),
-            "test": popularity_quality(test),
-        }
-        if retrieval and ranks.is_first
-        else {},
-        recipe=config.as_dict(),
     )
 
 

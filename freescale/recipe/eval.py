@@ -10,9 +10,10 @@ from freescale.recipe.keys import changed, key
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
+    from freescale.data import SequenceSource
     from freescale.model import Head, Recommender
     from freescale.recipe.config import Config
-    from freescale.train import Evaluator, ItemEncoder
+    from freescale.train import Evaluation, ItemEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class EvalSection:
 
     metric: str = key(
         "ndcg@10",
-        "what decides the best checkpoint and early stopping: hr@, ndcg@ 10, 50, 200, mrr; ranking: auc; or the head's own",
+        "what decides the best checkpoint: hr@ or ndcg@ 10, 50, 200, mrr; ranking: auc; or one of the head's own",
     )
     batch: int = key(256, "histories evaluated at once on a rank", at_least=1, free=True)
     max_users: int | None = key(
@@ -70,10 +71,32 @@ def metric_of(config: Config, head: Head) -> str:
     )
 
 
-def build_evaluator(config: Config, *, model: Recommender, items: ItemEncoder, ranks: Ranks) -> Evaluator:
-    """What ranks items for users."""
-    from freescale.train import Evaluator
+def build_evaluation(
+    config: Config, source: SequenceSource, *, model: Recommender, items: ItemEncoder, ranks: Ranks
+) -> Evaluation:
+    """How the run is judged, and what the most popular items would reach."""
+    from freescale.model import retrieves
+    from freescale.recipe.data import build_examples
+    from freescale.train import Evaluation, Evaluator, popularity_quality
 
-    return Evaluator(
-        model=model, items=items, ranks=ranks, batch=config.eval.batch, item_chunk=config.eval.item_chunk
+    options, ranked = config.eval, retrieves(model.head)
+    valid, test = (build_examples(config, source, split, negatives=False) for split in ("valid", "test"))
+    popularity = {}
+    if ranked and ranks.is_first:
+        popularity = {
+            "valid": popularity_quality(valid, max_users=options.max_users),
+            "test": popularity_quality(test),
+        }
+    ranking = f"full ranking, seen filtered, {len(source.items.ids):,} items"
+    return Evaluation(
+        evaluator=Evaluator(
+            model=model, items=items, ranks=ranks, batch=options.batch, item_chunk=options.item_chunk
+        ),
+        valid=valid,
+        test=test,
+        metric=metric_of(config, model.head),
+        protocol=ranking if ranked else "next event's label",
+        popularity=popularity,
+        max_users=options.max_users,
+        patience=config.run.patience,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from freescale.embedding import IdMap, ShardedEmbedding
     from freescale.pipeline import Schedule, Switch
     from freescale.recipe.config import Config
+    from freescale.train import Timetable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +81,28 @@ def schedule_opener(
     ranks: Ranks,
     gate: Gate,
     switch: Switch,
-    total_steps: int,
-    may_look_past: Callable[[int], bool],
+    timetable: Timetable,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end."""
+    from freescale.embedding import ShardedIdMap
     from freescale.pipeline import PlainSchedule, PrioritizedSchedule, load_batches
     from freescale.recipe.comm import row_channels
+    from freescale.train import due_at
+
+    learns_ids = isinstance(id_map, ShardedIdMap)
+
+    def may_look_past(step: int) -> bool:
+        """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
+        return not learns_ids or not any(
+            due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every)
+        )
 
     def open_schedule(first_step: int) -> Schedule:
         batches = load_batches(
             sampler,
             examples,
             first_step=first_step,
-            num_steps=total_steps - first_step,
+            num_steps=timetable.total_steps - first_step,
             workers=config.data.workers,
             pin=ranks.device.type == "cuda",
         )

@@ -9,6 +9,7 @@ from freescale.recipe.keys import key
 
 if TYPE_CHECKING:
     from freescale.recipe.config import Config
+    from freescale.train import Timetable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,12 @@ def problems(config: Config) -> list[str]:
     return [] if config.run.out.strip() else ["run.out: must name a folder, got nothing"]
 
 
-def total_steps(config: Config, *, steps_per_epoch: int) -> int:
-    """Length of the run."""
-    return config.run.steps or max(1, round(config.run.epochs * steps_per_epoch))
+def timetable_of(config: Config, *, steps_per_epoch: int) -> Timetable:
+    """How long the run is, and what is due when."""
+    from freescale.train import Timetable
+
+    return Timetable(
+        total_steps=config.run.steps or max(1, round(config.run.epochs * steps_per_epoch)),
+        eval_every=config.run.eval_every or steps_per_epoch,
+        checkpoint_every=config.run.checkpoint_every,
+    )

@@ -1,9 +1,9 @@
 """A run's events and the files that keep them: metrics.jsonl always, TensorBoard on request.
 
-An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `pipeline`, `ids`, `experts`, `ranks`,
-`checkpoint` or `end`. `Progress` makes the events and hands each to every sink; ranks that should stay silent are
-given no sinks. Steps are handed in when their time is accounted for, some steps later; a `tick` tells those who watch
-that the run moves.
+An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `pipeline`, `ranks`, `checkpoint`, `end`, or
+the name of an extension of the run (`ids`, `experts`). `Progress` makes the events and hands each to every sink; ranks
+that should stay silent are given no sinks. Steps are handed in when their time is accounted for, some steps later; a
+`tick` tells those who watch that the run moves.
 """
 
 from __future__ import annotations
@@ -116,15 +116,10 @@ class Progress:
         """Which way rows travel from a step on, and the step times both ways that decided it."""
         self._write({"event": "pipeline", "step": step, **decided})
 
-    def ids(self, step: int, picture: Mapping[str, object] | None) -> None:
-        """The state of an id map that learns ids: counts since the last such event, histograms, evicted ids."""
+    def picture(self, step: int, name: str, picture: Mapping[str, object] | None) -> None:
+        """What an extension of the run has to tell at an evaluation or a checkpoint, as an event of its name."""
         if picture is not None:
-            self._write({"event": "ids", "step": step, **picture})
-
-    def experts(self, step: int, picture: Mapping[str, object] | None) -> None:
-        """How evenly the experts were used since the last such event, with the tokens of each, by layer."""
-        if picture is not None:
-            self._write({"event": "experts", "step": step, **picture})
+            self._write({"event": name, "step": step, **picture})
 
     def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint that is complete on disk."""

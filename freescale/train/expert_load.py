@@ -13,15 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freescale.balance import StepPlan
 from freescale.model import EXTRAS, moe_layers, nan_error
+from freescale.pipeline import ReadyBatch
 
 
 class ExpertLoad:
-    """Counts tokens of every expert and hands the counts back to the routers; does nothing without MoE layers.
+    """Counts tokens of every expert and hands the counts back to the routers. Implements StepExtension.
+
+    Does nothing without MoE layers.
 
     Args:
         model: the dense part.
     """
+
+    name = "experts"
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = dict(moe_layers(model))
@@ -29,28 +35,28 @@ class ExpertLoad:
         self._since = [torch.zeros(layer.num_experts, dtype=torch.float64) for layer in self._layers.values()]
 
     @property
-    def balances(self) -> bool:
-        """Whether there are experts, so that a step depends on the counts of the one before."""
+    def needs_last_step(self) -> bool:
+        """Where there are experts: routers choose by the counts of the step before."""
         return bool(self._layers)
 
-    def begin(self, global_tokens: int) -> None:
+    def begin(self, ready: ReadyBatch) -> None:
         """A step begins; losses of routers are divided by the same count as every other loss."""
         for layer in self._layers.values():
-            layer.global_tokens = global_tokens
+            layer.global_tokens = max(1, ready.plan.global_tokens)
 
-    def take(self) -> Tensor:
+    def counts(self, step: int) -> Tensor:
         """What this rank's tokens did since the last call, to be summed over the ranks; may be empty."""
         if not self._layers:
             return torch.zeros(0, dtype=torch.float64)
         return torch.cat([layer.router.take_tally() for layer in self._layers.values()])
 
-    def check(self, taken: Tensor) -> None:
+    def check(self, counts: Tensor) -> None:
         """Raise where a router got tokens it cannot route; for a step whose loss is not finite."""
-        for name, tally in zip(self._layers, taken.split(self._sizes)):
+        for name, tally in zip(self._layers, counts.split(self._sizes)):
             if tally[-1] > 0:
                 raise nan_error(int(tally[-1]), where=f" of {name}")
 
-    def rebalance(self, summed: Tensor, *, global_tokens: int) -> dict[str, float]:
+    def fields(self, summed: Tensor, plan: StepPlan) -> dict[str, float]:
         """Give the routers the counts of the whole step; returns the fields of its log line."""
         if not self._layers:
             return {}
@@ -58,7 +64,7 @@ class ExpertLoad:
         for layer, since, tally in zip(self._layers.values(), self._since, tallies):
             layer.router.rebalance(tally)
             since += tally[: layer.num_experts]
-        extras = sum(tally[-len(EXTRAS) :] for tally in tallies) / (max(1, global_tokens) * len(tallies))
+        extras = sum(tally[-len(EXTRAS) :] for tally in tallies) / (max(1, plan.global_tokens) * len(tallies))
         aux, z, *_ = extras.tolist()
         loads = [tally[: -len(EXTRAS)] for tally in tallies]
         return {**load_fields(loads), "expert_aux": aux, "expert_z": z}
@@ -72,6 +78,23 @@ class ExpertLoad:
         for since in self._since:
             since.zero_()
         return {**fields, "tokens_per_expert": tokens}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Nothing: biases of routers are buffers of the model."""
+        return {}
+
+    def restored(self) -> None:
+        """Nothing to bring in line."""
+
+
+def lengths_of_split_experts(model: nn.Module) -> dict[str, int]:
+    """Parameters of experts that are spread over the ranks: by name, how many experts there are over all ranks."""
+    return {
+        f"{name}.{part}": layer.num_experts
+        for name, layer in moe_layers(model)
+        if layer.dispatch.is_split
+        for part in ("w_in", "w_out")
+    }
 
 
 def load_fields(counts: list[Tensor]) -> dict[str, float]:

@@ -8,31 +8,43 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.balance import StepPlan
 from freescale.comm.world import Ranks
 from freescale.embedding import COUNTS, IdMap, ShardedIdMap, advice, gather_ids, merged
+from freescale.pipeline import ReadyBatch
 
 
 class IdReport:
-    """Adds up what happened to ids over the ranks; says nothing where ids become rows by a formula.
+    """Adds up what happened to ids over the ranks. Implements StepExtension; ids that are a formula say nothing.
 
     Args:
         id_map: raw ids to rows.
         ranks: who holds parts of it.
     """
 
+    name = "ids"
+    needs_last_step = False
+
     def __init__(self, id_map: IdMap, ranks: Ranks) -> None:
+        self._map = id_map
         self._ids = id_map if isinstance(id_map, ShardedIdMap) else None
         self._ranks = ranks
         self._totals = dict.fromkeys(COUNTS, 0)
         self._warned = False
 
+    def begin(self, ready: ReadyBatch) -> None:
+        """Nothing: the ids of a batch have become rows before its step begins."""
+
     def counts(self, step: int) -> Tensor:
         """This rank's numbers of a step, to be summed over the ranks with its loss; may be empty."""
         if self._ids is None:
             return torch.zeros(0, dtype=torch.float64)
-        return self._ids.take_counts(step).double()
+        return self._ids.take_counts(step)
 
-    def step_fields(self, summed: Tensor) -> dict[str, float]:
+    def check(self, counts: Tensor) -> None:
+        """Nothing: ids do not spoil a loss."""
+
+    def fields(self, summed: Tensor, plan: StepPlan) -> dict[str, float]:
         """Fields of the step event from the sum over all ranks; counts are distinct ids of the global batch."""
         if self._ids is None:
             return {}
@@ -62,6 +74,14 @@ class IdReport:
             "evicted_ids": evicted.tolist(),
             "warning": self._warning(occupancy, counts),
         }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The map itself."""
+        return self._map.state_dict()
+
+    def restored(self) -> None:
+        """The map was filled from a checkpoint."""
+        self._map.restored()
 
     def _warning(self, occupancy: float, counts: dict[str, int]) -> str | None:
         """Said once a run."""

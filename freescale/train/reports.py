@@ -1,14 +1,14 @@
 """The line of every step: its numbers read back, summed over the ranks, handed to the accounts.
 
 On a GPU a step is reported when the next one has been queued: its loss has then long arrived, and the device never
-stands idle for a host that waits for it. Routers with experts are balanced by the counts of a step before the next one
-begins; such a model is reported at once.
+stands idle for a host that waits for it. Where an extension needs the counts of a step before the next one begins, as
+routers do that are balanced by them, steps are reported at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,8 +24,7 @@ from freescale.pipeline import ReadyBatch, Traffic
 from freescale.trace import exchange
 from freescale.train.accounting import AccountedStep, Accounts
 from freescale.train.events import Progress, time_fields
-from freescale.train.expert_load import ExpertLoad
-from freescale.train.id_report import IdReport
+from freescale.train.extension import StepExtension, check_fields
 from freescale.train.step import StepResult
 
 _SUM = "sum the loss"
@@ -48,8 +47,7 @@ class StepReports:
     Args:
         ranks: whose numbers are added up.
         check: raises where the numbers of a step cannot be gone on with.
-        id_report: what happened to ids.
-        expert_load: balances experts by their counts.
+        extensions: whose counts are added up with the loss, in their order.
         progress: hears of the newest loss.
         accounts: hold the lines until their time is accounted for.
         lane: adds the numbers up; the control group does where there is none.
@@ -58,8 +56,7 @@ class StepReports:
 
     ranks: Ranks
     check: Callable[[StepPlan, Tensor, StepResult], None]
-    id_report: IdReport
-    expert_load: ExpertLoad
+    extensions: Sequence[StepExtension]
     progress: Progress
     accounts: Accounts
     lane: Transport | None = None
@@ -84,9 +81,9 @@ class StepReports:
         plan, result = taken.plan, taken.result
         self.check(plan, taken.histories, result)
         own = torch.tensor([result.loss, *taken.traffic.values()], dtype=torch.float64)
-        parts = [own, self.id_report.counts(plan.step), result.routed]
+        parts = [own, *(counts.double() for counts in result.counted)]
         sums = self._sum(torch.cat(parts))
-        numbers, ids, routed = sums.split([len(part) for part in parts])
+        numbers, *counted = sums.split([len(part) for part in parts])
         loss, *moved = numbers.tolist()
         line: dict[str, object] = {
             "loss": loss,
@@ -97,9 +94,11 @@ class StepReports:
             "epoch": plan.epoch,
             "plan": plan.plan_hash,
             **traffic_fields(Traffic(*moved), self.ranks),
-            **self.id_report.step_fields(ids),
-            **self.expert_load.rebalance(routed, global_tokens=plan.global_tokens),
         }
+        for extension, summed in zip(self.extensions, counted, strict=True):
+            fields = extension.fields(summed, plan)
+            check_fields(extension, fields, line=line)
+            line |= fields
         if result.grad_norm is not None:
             line["grad_norm"] = result.grad_norm
         self.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
@@ -122,9 +121,10 @@ def open_report_transport(ranks: Ranks) -> Transport | None:
     return SocketTransport(ranks.control, timeout_s=ranks.timeout_s)
 
 
-def lag_of(ranks: Ranks, expert_load: ExpertLoad) -> int:
+def lag_of(ranks: Ranks, extensions: Sequence[StepExtension]) -> int:
     """How many steps may be queued before one is reported."""
-    return 1 if ranks.device.type == "cuda" and not expert_load.balances else 0
+    at_once = any(extension.needs_last_step for extension in extensions)
+    return 1 if ranks.device.type == "cuda" and not at_once else 0
 
 
 def write_step(progress: Progress, accounted: AccountedStep) -> None:

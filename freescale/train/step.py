@@ -1,7 +1,7 @@
 """One training step: forward and backward in micro-batches, dense update, rows sent home."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ from freescale.model import Recommender
 from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.dense_gradients import Sums, reduced_in_backward, sum_gradients
-from freescale.train.expert_load import ExpertLoad
+from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
-from freescale.train.owned_experts import OwnedExperts
+from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.timer import StepTimer
 
 
@@ -31,12 +31,12 @@ class StepResult:
     Args:
         losses: this rank's share of the mean loss.
         norms: norm of the dense gradient over the whole model, if it was clipped.
-        counts: tokens of every expert, as `ExpertLoad` counts them.
+        counts: numbers of every extension, in their order.
     """
 
     losses: Readback
     norms: Readback | None
-    counts: Readback
+    counts: tuple[Readback, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -49,9 +49,9 @@ class StepResult:
         return None if self.norms is None else float(self.norms.read())
 
     @property
-    def routed(self) -> Tensor:
-        """Tokens of every expert."""
-        return self.counts.read()
+    def counted(self) -> list[Tensor]:
+        """Numbers of every extension on the CPU, in their order."""
+        return [counts.read() for counts in self.counts]
 
 
 class TrainStep:
@@ -65,6 +65,8 @@ class TrainStep:
         optimizer: of the dense part.
         encode_items: batch -> its item vectors; rows of the table unless given.
         ranks: who takes part.
+        owned: parameters that this rank holds a part of.
+        extensions: what takes part in every step.
         lr: base learning rate of the dense part.
         table_lr: base learning rate of the tables.
         lr_factor: step -> what both are multiplied with.
@@ -83,6 +85,8 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         *,
         ranks: Ranks,
+        owned: OwnedParameters,
+        extensions: Sequence[StepExtension] = (),
         encode_items: Callable[[ReadyBatch], BatchItems] = looked_up,
         lr: float,
         table_lr: float,
@@ -96,8 +100,8 @@ class TrainStep:
         work: SampleWork = WHOLE,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
-        self.load = ExpertLoad(model)
-        self.owned = OwnedExperts(model, ranks)
+        self.extensions = tuple(extensions)
+        self._owned = owned
         self._encode_items = encode_items
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
@@ -111,7 +115,7 @@ class TrainStep:
                 kind=transport,
                 gate=gate,
                 handed_over=self.timer.handed_over,
-                owned=self.owned.names,
+                owned=owned.names,
             )
         self._optimizer = optimizer
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
@@ -128,7 +132,8 @@ class TrainStep:
         seed_random_numbers(_mix(self._seed, step, self._ranks.rank), self._ranks.device)
         for param in self._parameters:
             param.grad = None  # as `zero_grad` does, without its hooks
-        self.load.begin(max(1, ready.plan.global_tokens))
+        for extension in self.extensions:
+            extension.begin(ready)
         with self._precision():
             items = self._encode_items(ready)
         self.timer.start(items.rows)
@@ -136,7 +141,7 @@ class TrainStep:
         self.timer.finish(ready.batch)
         if not self._sums.outlast_backward:
             self.timer.summed()
-        counts = Readback(self.load.take())
+        counts = tuple(Readback(extension.counts(step)) for extension in self.extensions)
         if loss.here:  # on a CPU; on a GPU a loss that is not finite is found when the step is reported
             self.check(ready.plan, ready.batch.samples["row"], StepResult(loss, None, counts))
         with _in_this_thread():
@@ -160,7 +165,8 @@ class TrainStep:
         """Raise where the loss of a step over these histories is no number."""
         if math.isfinite(result.loss):
             return
-        self.load.check(result.routed)
+        for extension, counts in zip(self.extensions, result.counted, strict=True):
+            extension.check(counts)
         raise TrainingError(
             f"the loss is {result.loss} at step {plan.step + 1}",
             got=f"epoch {plan.epoch}, batch {plan.plan_hash}: histories {_some(histories)} "
@@ -192,7 +198,7 @@ class TrainStep:
     def _clip(self) -> Tensor | None:
         if self._clip_norm is None:
             return None
-        return self.owned.clip(self._clip_norm)
+        return self._owned.clip(self._clip_norm)
 
 
 def _in_this_thread() -> AbstractContextManager[None]:

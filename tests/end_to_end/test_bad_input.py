@@ -11,7 +11,7 @@ import pytest
 
 from freescale.app.cli import app
 from freescale.errors import FreeScaleError
-from tests.small_run import SMALL
+from tests.small_run import SMALL, spoil_loss
 
 
 def freescale(*arguments: str) -> None:
@@ -93,11 +93,29 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_nan_loss_names_step_and_batch(tmp_path: Path) -> None:
-    message = refusal("train", *SMALL, "run.steps=9", "optim.lr=1e30", f"run.out={tmp_path}")
+def test_a_nan_loss_names_step_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_loss(monkeypatch, at_step=2)
+    message = refusal("train", *SMALL, "run.steps=9", f"run.out={tmp_path}")
     assert "the loss is nan at step 2" in message
     assert "batch" in message
     assert "histories [" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor"), [("optim.lr", "model."), ("embedding.lr", "table.item.weight")], ids=["dense", "table"]
+)
+def test_weights_that_blow_up_end_the_run_before_they_are_saved(
+    key: str, tensor: str, tmp_path: Path
+) -> None:
+    """After the first step: whether the loss of the second is still a number depends on the CPU."""
+    options = ["run.checkpoint_every=1", "run.steps=9", f"run.out={tmp_path}"]
+    command = [sys.executable, "-m", "freescale", "train", *SMALL, *options, f"{key}=1e30"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert f"weights have blown up after step 1: {tensor}" in result.stderr
+    assert f"lower {key}" in result.stderr
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Path) -> None:

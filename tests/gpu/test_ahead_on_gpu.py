@@ -13,7 +13,7 @@ from freescale.pipeline.schedule import PlainSchedule
 from freescale.recipe import build_run, build_source, load_config
 from freescale.trace.spans import record_into
 from freescale.train.events import Progress
-from freescale.train.loop import named, reports_of
+from freescale.train.loop import reports_of, timed_batches
 from tests.gpu.test_on_gpu import train_on
 from tests.pipeline.test_ahead import learn, make_batch, make_map, threads_ahead
 from tests.small_run import SMALL
@@ -81,7 +81,7 @@ def test_neither_thread_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
     with run.open_schedule(0) as schedule:
         run.accounts.begin(1)
         try:
-            for ready in named(schedule, 0):
+            for ready in timed_batches(schedule, 0):
                 assert threads_ahead(), "on a GPU it is on by itself"
                 torch.cuda.set_sync_debug_mode("error" if 5 <= ready.plan.step < 12 else "default")
                 result = run.train_step.run(ready, schedule)

@@ -168,7 +168,7 @@ def test_fused_adamw_follows_the_plain_one(tmp_path: Path) -> None:
         recorder = Recorder()
         ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
         run = build_run(config, build_source(config), ranks, Progress([recorder]))
-        for group in run.optimizer.param_groups:
+        for group in run.state.optimizer.param_groups:
             assert group["fused"] is True
             group["fused"] = fused
         train(run, resume_from=resume_from)

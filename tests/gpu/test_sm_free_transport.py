@@ -282,7 +282,7 @@ def steps_without_waiting(rank: int, folder: str) -> int:
     from freescale.comm.world.ranks import Ranks
     from freescale.recipe import build_run, build_source, load_config
     from freescale.train.events import Progress
-    from freescale.train.loop import named, reports_of
+    from freescale.train.loop import reports_of, timed_batches
     from tests.small_run import SMALL
 
     keys = (
@@ -301,7 +301,7 @@ def steps_without_waiting(rank: int, folder: str) -> int:
     reports = reports_of(run)
     with run.open_schedule(0) as schedule:
         run.accounts.begin(1)
-        for ready in named(schedule, 0):
+        for ready in timed_batches(schedule, 0):
             torch.cuda.set_sync_debug_mode("error" if 5 <= ready.plan.step < 12 else "default")
             result = run.train_step.run(ready, schedule)
             reports.add(ready, result, seconds=run.accounts.end_step())

@@ -317,7 +317,7 @@ def test_a_cpu_works_in_turn_unless_told_and_a_map_without_a_guard_always(tmp_pa
 
 def test_an_evaluation_has_the_data_set_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = make_run(("run.steps=9", "run.eval_every=3", "pipeline.ahead=true"), tmp_path)
-    source = run.valid.source
+    source = run.evaluation.valid.source
     read, evaluate = type(source).read, Evaluator.run
     evaluating, crowds = threading.Event(), []
 
@@ -344,7 +344,7 @@ def test_a_loader_that_breaks_ends_the_run_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, recorder = make_run(("run.steps=20", "run.eval_every=50", "pipeline.ahead=true"), tmp_path)
-    source, count = run.valid.source, iter(range(1000))
+    source, count = run.evaluation.valid.source, iter(range(1000))
     read = type(source).read
 
     def breaks(self: Any, rows: Any) -> Any:

@@ -49,8 +49,8 @@ def trained(recipe: tuple[str, ...], folder: str, *, resume_from: Path | None = 
     """Everything learnt, and everything told about ids."""
     run, recorder = make_run(recipe, folder)
     train(run, resume_from=resume_from)
-    assert isinstance(run.id_map, ShardedIdMap)
-    ids, rows = run.id_map.residents()
+    assert isinstance(run.state.id_map, ShardedIdMap)
+    ids, rows = run.state.id_map.residents()
     pictures = [{k: v for k, v in e.items() if k not in ("time", "warning")} for e in recorder.of("ids")]
     return {
         "losses": [event["loss"] for event in recorder.of("step")],

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule
-from freescale.train.loop import restore, train
+from freescale.train.loop import train
+from freescale.train.run_state import restore
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small
 

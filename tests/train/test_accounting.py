@@ -298,7 +298,9 @@ def with_a_slow_model(rank: int, folder: str):
     """A real run whose model takes 60 ms longer on rank 1; the first exchange after it is that of dense gradients."""
     run, recorder = make_run(["run.steps=8", "run.log_every=4"], folder)
     if rank == 1:
-        run.model.register_forward_pre_hook(lambda *_: time.sleep(0.06) if run.model.training else None)
+        run.state.model.register_forward_pre_hook(
+            lambda *_: time.sleep(0.06) if run.state.model.training else None
+        )
     seen = []
     add = run.accounts.recorder.add
     run.accounts.recorder.add = lambda span: (seen.append(span), add(span))

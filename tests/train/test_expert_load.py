@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +17,14 @@ from freescale.train.expert_load import ExpertLoad, load_fields
 def make_model(layers: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*(MoE(dim=4, hidden=3, num_experts=5, top_k=2) for _ in range(layers)))
+
+
+def plan_of(global_tokens: int) -> Any:
+    return SimpleNamespace(global_tokens=global_tokens)
+
+
+def ready_of(global_tokens: int) -> Any:
+    return SimpleNamespace(plan=plan_of(global_tokens))
 
 
 def test_fields_tell_the_worst_layer() -> None:
@@ -32,11 +43,12 @@ def test_fields_tell_the_worst_layer() -> None:
 def test_counts_of_a_step_go_to_the_routers_and_to_the_log() -> None:
     model = make_model()
     load = ExpertLoad(model)
-    load.begin(100)
+    assert load.needs_last_step
+    load.begin(ready_of(100))
     model(torch.randn(30, 4))
-    taken = load.take()
-    assert load.take().sum() == 0
-    fields = load.rebalance(2 * taken, global_tokens=100)  # as if another rank had seen the same
+    taken = load.counts(0)
+    assert load.counts(0).sum() == 0
+    fields = load.fields(2 * taken, plan_of(100))  # as if another rank had seen the same
     assert set(fields) == {"expert_max", "expert_entropy", "expert_dead", "expert_aux", "expert_z"}
     picture = load.picture()
     assert picture is not None
@@ -51,17 +63,18 @@ def test_counts_of_a_step_go_to_the_routers_and_to_the_log() -> None:
 
 def test_a_model_without_experts_says_nothing() -> None:
     load = ExpertLoad(nn.Linear(2, 2))
-    load.begin(3)
-    assert len(load.take()) == 0
-    assert load.rebalance(load.take(), global_tokens=3) == {}
+    assert not load.needs_last_step
+    load.begin(ready_of(3))
+    assert len(load.counts(0)) == 0
+    assert load.fields(load.counts(0), plan_of(3)) == {}
     assert load.picture() is None
-    load.check(load.take())
+    load.check(load.counts(0))
 
 
 def test_tokens_that_cannot_be_routed_are_named_with_their_layer() -> None:
     """As on a GPU, where a router does not look at its logits but counts."""
     load = ExpertLoad(make_model())
-    taken = load.take()
+    taken = load.counts(0)
     load.check(taken)
     taken[-1] = 3
     with pytest.raises(TrainingError, match=r"router logits of 1 are NaN or infinite[\s\S]*3 tokens"):

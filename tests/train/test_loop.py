@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freescale.train.loop import adam_state
+from freescale.train.run_state import adam_state
 
 
 @pytest.mark.parametrize(("fused", "place"), [(True, "meta"), (False, "cpu")])

@@ -198,8 +198,8 @@ def test_experts_are_in_the_step_line_and_have_one_of_their_own() -> None:
     stream = io.StringIO()
     with Progress([TerminalSink(total_steps=600, log_every=1, stream=stream)]) as progress:
         progress.step(1, loss=4.0, step_ms=1.0, tokens_per_s=10.0, expert_max=1.345)
-        progress.experts(1, {"expert_max": 1.2, "expert_entropy": 0.98765, "expert_dead": 3})
-        progress.experts(2, None)
+        progress.picture(1, "experts", {"expert_max": 1.2, "expert_entropy": 0.98765, "expert_dead": 3})
+        progress.picture(2, "experts", None)
     assert stream.getvalue().splitlines() == [
         "step     1/600  loss 4.0000  10 tok/s  experts 1.34",
         "experts step 1  fullest 1.20 times the mean  entropy 0.9877  3 without a token",
@@ -210,9 +210,11 @@ def test_the_line_of_an_id_map_says_how_full_it_is_and_warns() -> None:
     stream = io.StringIO()
     counts = {"asked": 1000, "hits": 900, "inserts": 90, "evictions": 4, "collisions": 7, "not_admitted": 3}
     with Progress([TerminalSink(total_steps=600, log_every=1, stream=stream)]) as progress:
-        progress.ids(200, {"slots": 12_000, "occupancy": 0.5, **counts, "warning": None})
-        progress.ids(400, {"slots": 12_000, "occupancy": 0.95, **counts, "warning": "it runs full"})
-        progress.ids(600, None)
+        progress.picture(200, "ids", {"slots": 12_000, "occupancy": 0.5, **counts, "warning": None})
+        progress.picture(
+            400, "ids", {"slots": 12_000, "occupancy": 0.95, **counts, "warning": "it runs full"}
+        )
+        progress.picture(600, "ids", None)
     first, second = stream.getvalue().splitlines()
     assert first == (
         "ids   step 200  50.0% of 12,000 slots taken  90.0% hits  90 new  4 evicted  10 shared a row"

@@ -18,13 +18,13 @@ RECIPE = ("model.dtype=float64", "run.steps=60", "run.eval_every=60", "data.glob
 def train_with_a_slow_rank(rank: int, folder: str) -> dict[str, Any]:
     run, recorder = make_run((*RECIPE, "balance.refit_every=15"), folder)
     if rank == 1:
-        inner = run.model.encode
+        inner = run.state.model.encode
 
         def slowed(rows: Any, batch: SequenceBatch, layout: Any) -> Any:
-            time.sleep(0.0004 * batch.num_tokens if run.model.training else 0)
+            time.sleep(0.0004 * batch.num_tokens if run.state.model.training else 0)
             return inner(rows, batch, layout)
 
-        run.model.encode = slowed  # type: ignore[method-assign]
+        run.state.model.encode = slowed  # type: ignore[method-assign]
     train(run, resume_from=None)
     return {
         "losses": [event["loss"] for event in recorder.of("step")],

@@ -21,6 +21,7 @@ from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.schedule import PlainSchedule
+from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.step import TrainStep, seed_random_numbers
 from tests.ranks import run_on_ranks
 
@@ -59,6 +60,7 @@ def train(ranks: Ranks, *, seed=0, dropout=0.0, steps=NUM_STEPS, poison=None, on
         model,
         optimizer,
         ranks=ranks,
+        owned=OwnedParameters(model, ranks, lengths={}),
         lr=0.01,
         table_lr=0.02,
         lr_factor=lambda s: 1 / (s + 1),

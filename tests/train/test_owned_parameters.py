@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from freescale.comm.traffic.channels import open_lane
+from freescale.comm.traffic.channels import open_channel
 from freescale.comm.traffic.expert_exchange import ExpertExchange
 from freescale.model.moe import MoE
-from freescale.train.owned_experts import OwnedExperts
+from freescale.train.expert_load import lengths_of_split_experts
+from freescale.train.owned_parameters import OwnedParameters
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
 
@@ -30,11 +31,11 @@ def fill(model: nn.Module, first: int, count: int) -> None:
 
 
 def clip(rank: int, num_ranks: int) -> tuple[float, dict[str, torch.Tensor], list[float]]:
-    exchange = ExpertExchange(open_lane(dist.group.WORLD))
+    exchange = ExpertExchange(open_channel(dist.group.WORLD))
     model = make_model(exchange)
     first, count = exchange.block(5)
     fill(model, first, count)
-    owned = OwnedExperts(model, these_ranks())
+    owned = OwnedParameters(model, these_ranks(), lengths=lengths_of_split_experts(model))
     assert owned.names == {"0.w_in", "0.w_out"}
     assert owned.num_values("0.w_in", model[0].w_in) == 5 * 6 * 4
     assert tuple(owned.whole("0.w_in", model[0].w_in).shape) == (5, 6, 4)
@@ -46,7 +47,7 @@ def clip(rank: int, num_ranks: int) -> tuple[float, dict[str, torch.Tensor], lis
 def test_clipping_over_ranks_is_clipping_on_one(num_ranks: int) -> None:
     alone = make_model()
     fill(alone, 0, 5)
-    owned = OwnedExperts(alone, these_ranks())
+    owned = OwnedParameters(alone, these_ranks(), lengths=lengths_of_split_experts(alone))
     assert owned.names == set()
     norm = float(owned.clip(0.5))
     results = run_on_ranks(clip, num_ranks, num_ranks)

@@ -1,4 +1,4 @@
-"""Parameters that one rank alone holds: experts spread over the ranks.
+"""Parameters that one rank alone holds, as experts spread over the ranks.
 
 Their gradients are complete where they live, so they take no part in the sum over ranks. What speaks of the model as a
 whole must still see all of them: the norm that gradients are clipped by, and checkpoints, which keep them as global
@@ -7,46 +7,45 @@ tensors, so that any number of ranks can load what any number saved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from freescale.comm.world import Ranks
-from freescale.model import moe_layers
 
 
-class OwnedExperts:
+class OwnedParameters:
     """The parameters of a model that this rank holds a part of.
 
     Args:
         model: the dense part.
         ranks: who holds the others.
+        lengths: by the name of a parameter that is cut over the ranks, its length over all of them.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks, *, lengths: Mapping[str, int]) -> None:
         self._ranks = ranks
-        self._num_experts: dict[str, int] = {}
-        for name, layer in moe_layers(model):
-            if layer.dispatch.is_split:
-                self._num_experts |= {f"{name}.{part}": layer.num_experts for part in ("w_in", "w_out")}
-        self._parameters = [param for name, param in model.named_parameters() if name in self._num_experts]
-        self._others = [param for name, param in model.named_parameters() if name not in self._num_experts]
+        self._lengths = dict(lengths)
+        self._parameters = [param for name, param in model.named_parameters() if name in self._lengths]
+        self._others = [param for name, param in model.named_parameters() if name not in self._lengths]
         self._mesh: DeviceMesh | None = None
 
     @property
     def names(self) -> set[str]:
         """Names of the parameters; empty where every rank holds everything."""
-        return set(self._num_experts)
+        return set(self._lengths)
 
     def whole(self, name: str, values: Tensor) -> Tensor:
         """This rank's part of a parameter, or of its optimizer state, as a part of one global tensor."""
-        if name not in self._num_experts or values.dim() == 0:
+        if name not in self._lengths or values.dim() == 0:
             return values
         if self._mesh is None:
             assert self._ranks.group is not None
             self._mesh = DeviceMesh.from_group(self._ranks.group, self._ranks.device.type)
-        shape = torch.Size((self._num_experts[name], *values.shape[1:]))
+        shape = torch.Size((self._lengths[name], *values.shape[1:]))
         strides = (shape[1:].numel(), *values.stride()[1:])
         return DTensor.from_local(
             values.detach(), self._mesh, [Shard(0)], run_check=False, shape=shape, stride=strides
@@ -54,7 +53,7 @@ class OwnedExperts:
 
     def num_values(self, name: str, values: Tensor) -> int:
         """How many numbers a parameter has over all ranks."""
-        whole = self._num_experts.get(name, len(values) if values.dim() else 1)
+        whole = self._lengths.get(name, len(values) if values.dim() else 1)
         return whole * values.shape[1:].numel()
 
     def clip(self, max_norm: float) -> Tensor:

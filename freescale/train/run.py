@@ -1,0 +1,107 @@
+"""Run: the parts of a run. `freescale.recipe` puts them together, `loop` makes them work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from freescale.comm.world import Ranks
+from freescale.embedding import IdMap, ShardedEmbedding
+from freescale.model import Recommender
+from freescale.pipeline import Schedule, Switch
+from freescale.train.accounting import Accounts
+from freescale.train.checkpoint import Checkpoints
+from freescale.train.events import Progress
+from freescale.train.extension import StepExtension, check_names
+from freescale.train.owned_parameters import OwnedParameters
+from freescale.train.rebalance import Rebalancer
+from freescale.train.run_evaluation import Evaluation
+from freescale.train.step import TrainStep
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """What learns, and what a checkpoint keeps of it.
+
+    Args:
+        model: the dense part.
+        optimizer: of the dense part.
+        owned: parameters of the dense part that this rank holds a part of.
+        embedding: the tables.
+        id_map: raw ids to rows.
+        extensions: what takes part in every step, the same objects as those of the step; their tensors are kept.
+        recipe: the configuration, kept beside the tensors.
+    """
+
+    model: Recommender
+    optimizer: torch.optim.Optimizer
+    owned: OwnedParameters
+    embedding: ShardedEmbedding
+    id_map: IdMap
+    extensions: Sequence[StepExtension]
+    recipe: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        check_names(self.extensions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timetable:
+    """How long a run is, and after which steps it stops to look and to save.
+
+    Args:
+        total_steps: length of the run.
+        eval_every: steps between evaluations.
+        checkpoint_every: steps between checkpoints; None: with every evaluation.
+    """
+
+    total_steps: int
+    eval_every: int
+    checkpoint_every: int | None
+
+    def due(self, step: int) -> tuple[bool, bool]:
+        """Whether an evaluation and a checkpoint are due after a step (from 1)."""
+        last = step == self.total_steps
+        return due_at(step, every=self.eval_every, save_every=self.checkpoint_every, last=last)
+
+
+def due_at(step: int, *, every: int, save_every: int | None, last: bool = False) -> tuple[bool, bool]:
+    """Whether an evaluation and a checkpoint are due after a step (from 1); without `save_every` they go together."""
+    evaluates = last or step % every == 0
+    return evaluates, last or (evaluates if save_every is None else step % save_every == 0)
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The parts of a run.
+
+    Args:
+        ranks: who takes part.
+        state: what learns and is saved.
+        timetable: how long, and what is due when.
+        open_schedule: (first step) -> batches with their rows, from there to the end.
+        usual_tokens: fewest and most of a batch of this rank, nearly always.
+        train_step: learns from one batch.
+        rebalancer: agrees on costs and speeds measured in the run.
+        switch: agrees on whether hiding traffic pays.
+        evaluation: how good the run is, and was.
+        checkpoints: where state is kept.
+        progress: where events go.
+        accounts: where step lines wait until their time is accounted for.
+    """
+
+    ranks: Ranks
+    state: RunState
+    timetable: Timetable
+    open_schedule: Callable[[int], Schedule]
+    usual_tokens: tuple[int, int]
+    train_step: TrainStep
+    rebalancer: Rebalancer
+    switch: Switch
+    evaluation: Evaluation
+    checkpoints: Checkpoints
+    progress: Progress
+    accounts: Accounts
