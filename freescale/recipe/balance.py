@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import key
+from freescale.recipe.keys import extra_keys, key
 
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler, Decisions
@@ -31,6 +32,7 @@ class BalanceSection:
         at_least=1,
         free=True,
     )
+    extra: Mapping[str, Any] = extra_keys()
 
 
 def problems(config: Config) -> list[str]:

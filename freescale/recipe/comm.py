@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import key
+from freescale.recipe.keys import extra_keys, key
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ class CommSection:
         besides=("auto",),
     )
     timeout_s: float = key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
+    extra: Mapping[str, Any] = extra_keys()
 
 
 def problems(config: Config) -> list[str]:

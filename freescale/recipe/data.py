@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import key
+from freescale.recipe.keys import extra_keys, key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,7 @@ class DataSection:
     cache_mb: int = key(256, "memory a process keeps recently read row groups in", at_least=1, free=True)
     workers: int = key(0, "loader processes a rank; 0 loads in the training process", at_least=0, free=True)
     use_time: bool = key(True, "use time stamps where the data has them")
+    extra: Mapping[str, Any] = extra_keys()
 
 
 @dataclass(frozen=True, kw_only=True)

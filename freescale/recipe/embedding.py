@@ -56,9 +56,7 @@ class EmbeddingSection:
     replicate_below_mb: float = key(
         0.0, "replicate tables smaller than this on every rank", at_least=0, free=True
     )
-
-
-extra: Mapping[str, Any] = extra_keys()
+    extra: Mapping[str, Any] = extra_keys()
 
 
 # Ids of two batches go ahead of the current one, and gradients of the one before it may still be on their way.

@@ -25,9 +25,7 @@ class HeadSection:
     label_thresholds: tuple[float, ...] = key(
         (3.5,), "ranking: one binary task a threshold, label = action > threshold"
     )
-
-
-extra: Mapping[str, Any] = extra_keys()
+    extra: Mapping[str, Any] = extra_keys()
 
 
 def problems(config: Config) -> list[str]:

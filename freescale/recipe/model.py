@@ -38,9 +38,7 @@ class ModelSection:
     )
     ffn_dim: int | None = key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
     rope_base: float = key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
-
-
-extra: Mapping[str, Any] = extra_keys()
+    extra: Mapping[str, Any] = extra_keys()
 
 
 def problems(config: Config) -> list[str]:
