@@ -13,7 +13,7 @@ import torch
 from freescale import trace
 from freescale.balance import BalancedSampler, CostModel, Decisions, SampleWork
 from freescale.comm import Transport
-from freescale.comm.traffic import Channels, Gate, kind_for_ids, open_channel, open_channels
+from freescale.comm.traffic import Channels, Gate, open_channels, open_cpu_channel
 from freescale.comm.transports import TracedTransport, make_transport
 from freescale.comm.world import Ranks, SharedClock, device_name
 from freescale.data import (
@@ -154,8 +154,9 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
 def id_channel(config: Config, ranks: Ranks) -> Transport:
     """How ids travel to their owners while the training thread has traffic of its own under way."""
     assert ranks.group is not None
-    kind = config.comm.transport if ranks.device.type == "cpu" else kind_for_ids(config.comm.transport)
-    return TracedTransport(open_channel(ranks.group, kind=kind, timeout_s=ranks.timeout_s))
+    return TracedTransport(
+        open_cpu_channel(ranks.group, kind=config.comm.transport, timeout_s=ranks.timeout_s)
+    )
 
 
 def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:

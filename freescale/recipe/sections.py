@@ -330,7 +330,9 @@ class PipelineSection:
 class CommSection:
     """How ranks talk."""
 
-    transport: Literal["auto", "collective", "copy_engine", "host_staged", "nccl_zero_sm"] = _key(
+    transport: Literal[
+        "auto", "collective", "copy_engine", "experimental_nccl_zero_sm", "host_staged", "local"
+    ] = _key(
         "auto", "route of the embedding exchange; auto picks by device and machine and says why", free=True
     )
     timeout_s: float = _key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)

@@ -28,7 +28,7 @@ from freescale.train.gc_freeze import GcFreeze
 from freescale.train.id_report import IdReport
 from freescale.train.owned_experts import OwnedExperts
 from freescale.train.rebalance import Rebalancer
-from freescale.train.reports import StepReports, lag_of, open_report_transport
+from freescale.train.reports import StepReports, lag_of, open_report_channel
 from freescale.train.step import TrainStep
 
 
@@ -147,7 +147,7 @@ def reports_of(run: Run) -> StepReports:
         expert_load=run.expert_load,
         progress=run.progress,
         accounts=run.accounts,
-        lane=open_report_transport(run.ranks),
+        channel=open_report_channel(run.ranks, kind=run.train_step.transport),
         lag=lag_of(run.ranks, run.expert_load),
     )
 

@@ -22,8 +22,8 @@ from freescale.comm.rings.ring_transport import RingTransport
 from freescale.comm.rings.rounds import EPOCHS, Rings
 from freescale.comm.rings.shared_memory import share_memory
 from freescale.comm.transport import own_group
-from freescale.comm.transports import copy_engine, host_staged
 from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
+from freescale.comm.transports.kinds import copy_engine, host_staged
 from freescale.comm.world.facts import GroupFacts, RankFacts, gather_facts
 from freescale.errors import TrainingError
 from tests.comm.fake_cuda import FakeDriver, FakeEvent, FakeStream, install
@@ -42,9 +42,9 @@ def gpu_facts(*, one_gpu: bool = True) -> GroupFacts:
     return GroupFacts(ranks, real.rank, CUDA, "gloo")
 
 
-def fake_windows(rings: Rings, control: dist.ProcessGroup, device: torch.device) -> Any:
-    """Windows of all ranks side by side in shared memory."""
-    size = copy_engine.window_bytes(rings)
+def fake_symmetric_memory(rings: Rings, control: dist.ProcessGroup, device: torch.device) -> Any:
+    """Memory of all ranks side by side in shared memory."""
+    size = copy_engine.symmetric_bytes(rings)
     room = Rings(1, slot_bytes=size * rings.num_ranks, num_slots=1)
     memory = share_memory(
         control, Rings(rings.num_ranks, slot_bytes=room.slot_bytes, num_slots=1), timeout_s=60
@@ -65,7 +65,7 @@ def open_fake(
     main, driver = install(), FakeDriver(slow_s=slow_s)
     if one_queue:
         torch.cuda.Stream = lambda *_, **__: main  # type: ignore[misc, assignment]
-    copy_engine.map_windows = fake_windows
+    copy_engine.map_symmetric_memory = fake_symmetric_memory
     module: Any = {"host_staged": host_staged, "copy_engine": copy_engine}[kind]
     sizes = Rings(dist.get_world_size(), **rings)
     made = module.build(dist.group.WORLD, gpu_facts(), timeout_s, rings=sizes, driver=driver)
