@@ -19,7 +19,7 @@ from torch import Tensor
 
 from freescale.comm.rings.rounds import ExchangeRounds, Rings, Round, reached
 from freescale.comm.rings.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory
-from freescale.comm.world import Processes, RanksEndedError, background_poll
+from freescale.comm.world import Processes, RanksEndedError, poll_in_background
 from freescale.kernels import runtime
 
 # Exchanges that nobody waits for are polled this often; most leave at once.
@@ -79,7 +79,7 @@ class SharedRings:
         first = self._memory is None
         self._rings, self._memory = rings, share_memory(self._control, rings, timeout_s=self._timeout_s)
         if first:
-            background_poll(self, SharedRings.poll, every_s=_NUDGE_S)
+            poll_in_background(self, SharedRings.poll, every_s=_NUDGE_S)
 
     def begin(
         self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]

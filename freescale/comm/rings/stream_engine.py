@@ -32,7 +32,7 @@ from torch import Tensor
 
 from freescale.comm.rings.cuda_driver import Copy, Driver, Word
 from freescale.comm.rings.rounds import ExchangeRounds, FlagValue, Rings, Round, reached
-from freescale.comm.world import Processes, RanksEndedError, background_poll
+from freescale.comm.world import Processes, RanksEndedError, poll_in_background
 
 _LOOK_S = 0.1
 _MOST_QUEUED = 512
@@ -143,7 +143,7 @@ class StreamEngine:
             before.close()
         self._mapped = self._open_rings(rings)
         if before is None:
-            background_poll(self, StreamEngine.look, every_s=_LOOK_S)
+            poll_in_background(self, StreamEngine.look, every_s=_LOOK_S)
 
     def begin(
         self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]

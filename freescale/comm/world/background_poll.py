@@ -20,7 +20,7 @@ _over = threading.Event()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def background_poll(subject: T, look: Callable[[T], None], *, every_s: float) -> None:
+def poll_in_background(subject: T, look: Callable[[T], None], *, every_s: float) -> None:
     """Call `look` with the subject from a thread of its own until nobody else holds it, or the program ends.
 
     Args:

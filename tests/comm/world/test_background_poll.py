@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from freescale.comm.world.background_poll import background_poll
+from freescale.comm.world.background_poll import poll_in_background
 
 
 class Subject:
@@ -23,7 +23,7 @@ class Subject:
 def test_it_is_looked_at_until_nobody_holds_it() -> None:
     before = threading.active_count()
     subject = Subject()
-    background_poll(subject, Subject.look, every_s=0.001)
+    poll_in_background(subject, Subject.look, every_s=0.001)
     deadline = time.monotonic() + 10
     while subject.looks < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -39,10 +39,10 @@ def test_threads_end_before_the_interpreter_does() -> None:
     program = """
 import atexit, threading
 atexit.register(lambda: print("threads at the end:", threading.active_count()))  # called after what comes later
-from freescale.comm.world.background_poll import background_poll
+from freescale.comm.world.background_poll import poll_in_background
 class Subject: pass
 kept = Subject()
-background_poll(kept, lambda subject: None, every_s=0.01)
+poll_in_background(kept, lambda subject: None, every_s=0.01)
 print("threads before it:", threading.active_count())
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

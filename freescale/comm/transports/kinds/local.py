@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm import Transport
-from freescale.comm.world import GroupFacts, background_poll
+from freescale.comm.world import GroupFacts, poll_in_background
 from freescale.registry import register
 
 _BUFFER_BYTES = 4 << 20
@@ -193,7 +193,7 @@ class SocketTransport:
                 rank: _Peer(rank, connection)
                 for rank, connection in _connect(self._group, self._timeout_s).items()
             }
-            background_poll(self, SocketTransport._poll_transfers, every_s=_NUDGE_S)
+            poll_in_background(self, SocketTransport._poll_transfers, every_s=_NUDGE_S)
         return self._peers
 
 
