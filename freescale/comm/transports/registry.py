@@ -18,13 +18,12 @@ has been run on its hardware: nothing from outside, nothing experimental.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-from freescale.comm import AloneTransport, Transport, backend_of, own_group
+from freescale.comm import AloneTransport, Transport, own_group
 from freescale.comm.world import GroupFacts, gather_facts, own_facts
 from freescale.errors import ConfigError, TrainingError
 from freescale.registry import find, meant, names
@@ -41,21 +40,6 @@ class Route(Protocol):
 
     def build(self, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
         """Open it for a group; every rank must do so at the same moment of its program."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The transport a group is going to use.
-
-    Args:
-        name: of its kind.
-        why: it was chosen.
-        facts: about the group.
-    """
-
-    name: str
-    why: str
-    facts: GroupFacts
 
 
 def find_route(name: str) -> Route:
@@ -116,17 +100,6 @@ def first_usable(facts: GroupFacts, *kinds: str, because: str) -> tuple[str, str
     return "collective", because + refused
 
 
-def choose(group: dist.ProcessGroup, *, device: torch.device, kind: str) -> Choice:
-    """What a group uses for tensors of a device; every rank must call it. Whether it can is asked when it is opened."""
-    if kind != AUTO:
-        find_route(kind)  # before anybody waits for the others
-    facts = gather_facts(group, device)
-    if kind != AUTO:
-        return Choice(kind, "as the recipe says", facts)
-    name, why = pick(facts)
-    return Choice(name, f"auto: {why}", facts)
-
-
 def make_transport(
     group: dist.ProcessGroup | None,
     *,
@@ -146,13 +119,12 @@ def make_transport(
     """
     if group is None:
         return AloneTransport()
-    device = torch.device(device)
-    choice = choose(group, device=device, kind=kind)
-    check_usable(choice.name, choice.facts)
-    if alone and goes_on_with_group(find_route(choice.name)):
-        backend = backend_of(group, device)
-        group = own_group(group, backend="gloo" if backend == "none" else backend, timeout_s=timeout_s)
-    return with_reason(open_route(choice.name, group, choice.facts, timeout_s), choice.why)
+    if kind != AUTO:
+        find_route(kind)  # a wrong name is refused before anybody waits for the others
+    facts = gather_facts(group, torch.device(device))
+    name, why = pick(facts) if kind == AUTO else (kind, "")
+    transport = open_route(name, group, facts, timeout_s, alone=alone)
+    return with_reason(transport, f"auto: {why}" if kind == AUTO else "as the recipe says")
 
 
 def kind_for_cpu(group: dist.ProcessGroup, kind: str) -> str:
@@ -165,20 +137,21 @@ def kind_for_cpu(group: dist.ProcessGroup, kind: str) -> str:
     return kind if find_route(kind).why_not(gather_facts(group, torch.device("cpu"))) is None else AUTO
 
 
-def check_usable(name: str, facts: GroupFacts) -> None:
-    """Say what keeps a group from using a transport, if something does."""
-    problem = find_route(name).why_not(facts)
+def open_route(
+    name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float, *, alone: bool = False
+) -> Transport:
+    """Open a transport, or say what keeps this group from using it."""
+    route = find_route(name)
+    problem = route.why_not(facts)
     if problem is not None:
         raise TrainingError(
             f"comm.transport={name} cannot be used here: {problem}",
             next_step="comm.transport=auto picks one that can; `freescale doctor` lists them",
         )
-
-
-def open_route(name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-    """Open a transport, or say what keeps this group from using it."""
-    check_usable(name, facts)
-    transport = find_route(name).build(group, facts, timeout_s)
+    if alone and goes_on_with_group(route):
+        backend = "gloo" if facts.backend == "none" else facts.backend
+        group = own_group(group, backend=backend, timeout_s=timeout_s)
+    transport = route.build(group, facts, timeout_s)
     if transport.name != name:
         raise ConfigError(
             f"transport {name!r} calls itself {transport.name!r}",
