@@ -15,9 +15,10 @@ from gpu_kernels import compile_kernel
 
 from freescale.comm.rings.cuda_driver import Copy, CudaDriver
 from freescale.comm.transport import Transport
-from freescale.comm.transports import copy_engine
 from freescale.comm.transports import registry as choose
+from freescale.comm.transports.kinds import copy_engine
 from freescale.comm.world.facts import GroupFacts
+from freescale.registry import register
 
 _SOURCE = r"""
 extern "C" __global__ void copy_bytes(char* target, const char* source, unsigned long long num_bytes) {
@@ -53,34 +54,47 @@ class BlockDriver(CudaDriver):
             self._call("cuLaunchKernel", *launch, pointers, None)
 
 
-def build(num_blocks: int) -> Any:
-    """Opens it for a group."""
+def route(num_blocks: int, *, name: str) -> type:
+    """What is registered as a transport."""
 
-    def build_for(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-        transport = copy_engine.build(group, facts, timeout_s, driver=BlockDriver(num_blocks))
-        transport.name = f"copy_kernel:{num_blocks}"
-        transport.engine = f"copy kernels of {num_blocks} blocks"
-        transport.sm_free = False
-        transport.reason = "a stand-in for NCCL, for measuring only"
-        return transport
+    class CopyKernelRoute:
+        keeps_group = False
+        why_not = staticmethod(copy_engine.CopyEngineRoute.why_not)
 
-    return build_for
+        @staticmethod
+        def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+            transport = copy_engine.CopyEngineRoute.build(
+                group, facts, timeout_s, driver=BlockDriver(num_blocks)
+            )
+            transport.name = name
+            transport.engine = f"copy kernels of {num_blocks} blocks"
+            transport.sm_free = False
+            transport.reason = "a stand-in for NCCL, for measuring only"
+            return transport
+
+    return CopyKernelRoute
 
 
-def register() -> None:
-    """Let `make_transport` know it as copy_kernel:8, :16, :24 and :32."""
+def register_all() -> None:
+    """Let recipes and `make_transport` know it as copy_kernel:8, :16, :24 and :32."""
     for num_blocks in (8, 16, 24, 32):
-        choose.ROUTES[f"copy_kernel:{num_blocks}"] = choose.Route(copy_engine.why_not, build(num_blocks))
+        name = f"copy_kernel:{num_blocks}"
+        register("transport", name)(route(num_blocks, name=name))
 
 
 def take_the_place_of_collective(num_blocks: int) -> None:
-    """For the GPU tensors of a whole training run, whose recipe does not know this transport."""
-    real, ours = choose.ROUTES["collective"], build(num_blocks)
+    """For the GPU tensors of a whole training run; CPU tensors travel by the real one."""
+    find, ours = choose.find_route, route(num_blocks, name="collective")
 
-    def why_not(facts: GroupFacts) -> str | None:
-        return copy_engine.why_not(facts) if facts.on_gpu else real.why_not(facts)
+    class Either:
+        keeps_group = True
 
-    def build_either(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-        return (ours if facts.on_gpu else real.build)(group, facts, timeout_s)
+        @staticmethod
+        def why_not(facts: GroupFacts) -> str | None:
+            return (ours if facts.on_gpu else find("collective")).why_not(facts)
 
-    choose.ROUTES["collective"] = choose.Route(why_not, build_either)
+        @staticmethod
+        def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+            return (ours if facts.on_gpu else find("collective")).build(group, facts, timeout_s)
+
+    choose.find_route = lambda name: Either if name == "collective" else find(name)

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from freescale.comm.traffic.priority import Channels
 from freescale.comm.transport import Transport
-from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from freescale.embedding.id_map import DirectMap
 from freescale.embedding.optimizer import RowwiseAdagrad

@@ -55,9 +55,9 @@ WHOLE_GPU = {"hog", "contention", "causes"}
 def as_rank(options: argparse.Namespace) -> None:
     """One rank of a part; rank 0 leaves the results in a file."""
     if options.device == "cuda":
-        from copy_kernel import register
+        from copy_kernel import register_all
 
-        register()
+        register_all()
     with join_ranks(device=options.device, timeout_s=120) as ranks:
         result = PARTS[options.part].measure(ranks, options)
         ranks.barrier()

@@ -157,11 +157,11 @@ def as_rank(options: argparse.Namespace) -> None:
             note.write_text(json.dumps(result))
             os._exit(0)
     except Exception as error:
-        describe_transport = {
+        heard = {
             "error": f"{type(error).__name__}: {error}",
             "seconds": time.monotonic() - began,
         }
-        note.write_text(json.dumps(describe_transport))
+        note.write_text(json.dumps(heard))
         os._exit(1)
 
 
@@ -246,7 +246,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--transports", default="host_staged,copy_engine")
+    parser.add_argument("--transports", help="host_staged,copy_engine; on CPU ranks host_staged,local")
     parser.add_argument("--exchanges", type=int, default=100_000)
     parser.add_argument("--budget-s", type=float, default=240.0, help="seconds of soaking a transport")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -259,7 +259,8 @@ def main() -> None:
         as_rank(options)
     os.environ[MARK] = "1"
     launcher._GRACE_S = TIMEOUT_S + 10  # the others shall hear of a death by themselves
-    transports = ["host_staged"] if options.device == "cpu" else options.transports.split(",")
+    usual = "host_staged,local" if options.device == "cpu" else "host_staged,copy_engine"
+    transports = (options.transports or usual).split(",")
     results, bad = {}, []
     for kind in transports:
         row = results[kind] = examine(kind, options)

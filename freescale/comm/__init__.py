@@ -7,7 +7,6 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.comm.transport import (
         AloneTransport,
-        CollectiveTransport,
         Pending,
         Transport,
         agree_on_counts,

@@ -57,15 +57,6 @@ class _Arrived:
         return self._tensor
 
 
-class _Work:
-    def __init__(self, work: dist.Work, received: Tensor, sent: Tensor) -> None:
-        self._work, self._received, self._sent = work, received, sent
-
-    def wait(self) -> Tensor:
-        self._work.wait()
-        return self._received
-
-
 class AloneTransport:
     """One rank: what is sent is what arrives."""
 
@@ -83,47 +74,6 @@ class AloneTransport:
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """Nothing travels."""
         return counts
-
-
-_REASONS = {
-    "nccl": "NCCL moves uneven splits with send and receive kernels, on SMs",
-    "gloo": "the CPU moves the bytes, with threads of gloo",
-}
-
-
-class CollectiveTransport:
-    """torch.distributed's all_to_all_single over NCCL or gloo: the reference and the fallback everywhere.
-
-    Args:
-        group: the ranks that exchange.
-        device: where their tensors are.
-    """
-
-    name = "collective"
-
-    def __init__(self, group: dist.ProcessGroup, *, device: torch.device | str = "cpu") -> None:
-        self._group = group
-        self.num_ranks = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
-        self.engine = backend_of(group, device)
-        self.sm_free = self.engine != "nccl"
-        self.reason = _REASONS.get(self.engine, "")
-
-    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
-        """Begin to send; returns at once."""
-        tensor = tensor.contiguous()
-        received = tensor.new_empty(sum(receive), *tensor.shape[1:])
-        work = dist.all_to_all_single(
-            received, tensor, list(receive), list(send), group=self._group, async_op=True
-        )
-        assert work is not None
-        return _Work(work, received, tensor)
-
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        received = torch.empty_like(counts)
-        dist.all_to_all_single(received, counts, group=self._group)
-        return received
 
 
 def agree_on_counts(transport: Transport, counts: Tensor) -> tuple[list[int], list[int]]:

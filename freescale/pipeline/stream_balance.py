@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.balance import CostModel, FloatArray, IntArray, min_moves
-from freescale.comm import CollectiveTransport
+from freescale.comm.transports import make_transport
 from freescale.data import SequenceBatch
 
 
@@ -58,6 +58,7 @@ class StreamBalancer:
         cost_model: predicts the cost of a sample from its length.
         tolerance: bubble to accept instead of moving more samples.
         ahead: batches kept ready.
+        transport: how samples travel.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class StreamBalancer:
         cost_model: CostModel | None = None,
         tolerance: float = 0.01,
         ahead: int = 1,
+        transport: str = "collective",
     ) -> None:
         self._batches = batches
-        self._transport = CollectiveTransport(group)
+        self._transport = make_transport(group, kind=transport)
         self._group = group
         self._cost_model = cost_model or CostModel.default()
         self._tolerance = tolerance

@@ -37,24 +37,19 @@ def problems(config: Config) -> list[str]:
     return []
 
 
-def channel(config: Config, ranks: Ranks, *, device: torch.device | str = "cpu") -> Transport:
-    """A connection of one's own between the ranks, as the recipe wants rows to travel; recorded."""
-    from freescale.comm.traffic import open_channel
+def channel(config: Config, ranks: Ranks, *, device: torch.device | None = None) -> Transport:
+    """A connection of one's own between the ranks, as the recipe wants rows to travel; recorded.
+
+    Without a device it carries tensors on the CPU, such as ids and numbers.
+    """
+    from freescale.comm.traffic import open_channel, open_cpu_channel
     from freescale.comm.transports import TracedTransport
 
     assert ranks.group is not None
-    opened = open_channel(ranks.group, device=device, kind=config.comm.transport, timeout_s=ranks.timeout_s)
-    return TracedTransport(opened)
-
-
-def id_channel(config: Config, ranks: Ranks) -> Transport:
-    """How ids travel to their owners while the training thread has traffic of its own under way."""
-    from freescale.comm.traffic import kind_for_ids, open_channel
-    from freescale.comm.transports import TracedTransport
-
-    assert ranks.group is not None
-    kind = config.comm.transport if ranks.device.type == "cpu" else kind_for_ids(config.comm.transport)
-    return TracedTransport(open_channel(ranks.group, kind=kind, timeout_s=ranks.timeout_s))
+    how: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
+    if device is None:
+        return TracedTransport(open_cpu_channel(ranks.group, **how))
+    return TracedTransport(open_channel(ranks.group, device=device, **how))
 
 
 def row_channels(config: Config, ranks: Ranks) -> Channels:

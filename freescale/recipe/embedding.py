@@ -87,7 +87,7 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     from freescale.embedding import DirectMap, HashMap, ShardedEmbedding, ShardedIdMap, make_eviction
     from freescale.kernels.id_table import make_layout
     from freescale.pipeline import TABLE
-    from freescale.recipe.comm import id_channel
+    from freescale.recipe.comm import channel
     from freescale.recipe.pipeline import hides_traffic
 
     options = config.embedding
@@ -106,7 +106,7 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     return embedding, ShardedIdMap(
         embedding,
         TABLE,
-        channel=id_channel(config, ranks) if hides_traffic(config, embedding, ranks) else None,
+        channel=channel(config, ranks) if hides_traffic(config, embedding, ranks) else None,
         max_probe=options.max_probe,
         eviction=make_eviction(options.eviction, ttl=options.ttl),
         admit_after=options.admit_after,

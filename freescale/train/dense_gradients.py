@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from freescale import trace
 from freescale.balance import bucket_bytes
 from freescale.comm import Pending, Transport, only_queues, supports_device
-from freescale.comm.traffic import Deadline, Gate, start_all_reduce
-from freescale.comm.transports import SocketTransport, make_transport, on_one_machine
-from freescale.comm.world import Ranks
+from freescale.comm.traffic import Deadline, Gate, open_channel, start_all_reduce
+from freescale.comm.transports import is_foreign
+from freescale.comm.world import Ranks, on_one_machine
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
@@ -58,7 +58,7 @@ def reduced_in_backward(
 
     Gradients are there when the sums have been waited for. The gate is shut while a bucket is under way: bulk that has
     time waits for it. `handed_over` is called for every bucket that this rank is ready to add up. `kind` is the
-    transport where the group cannot read the device itself. Parameters in `owned` belong to this rank alone and are
+    transport where the group does not add up itself. Parameters in `owned` belong to this rank alone and are
     left as they are.
     """
     gate = gate or Gate()
@@ -78,10 +78,8 @@ def reduced_in_backward(
             init_sync=supports_device(group, device),
         )
     transport: Transport | None = None
-    if device.type == "cpu" and on_one_machine():
-        transport = SocketTransport(group, timeout_s=timeout_s)
-    elif not supports_device(group, device):
-        transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s)
+    if not sums_itself(group, device, kind):
+        transport = open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
     queued = transport is None or only_queues(transport)
     sums = Sums(outlast_backward=queued and device.type == "cuda")
     if transport is None:
@@ -94,16 +92,26 @@ def reduced_in_backward(
     return wrapped, sums
 
 
+def sums_itself(group: dist.ProcessGroup, device: torch.device, kind: str) -> bool:
+    """Whether the group adds gradients up, by NCCL between GPUs and by gloo between machines; else a transport does.
+
+    CPU ranks of one machine do without gloo's threads, a group that cannot read the device cannot, and a transport from
+    outside the package carries everything.
+    """
+    without_gloo = device.type == "cpu" and on_one_machine()
+    return supports_device(group, device) and not without_gloo and not is_foreign(kind)
+
+
 def _dense_bytes(model: nn.Module) -> int:
     return sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def _reported(hook: Hook, handed_over: Callable[[], None]) -> Hook:
-    def watched(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def reported(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         handed_over()
         return hook(state, bucket)
 
-    return watched
+    return reported
 
 
 def _over_group(group: dist.ProcessGroup, gate: Gate, sums: Sums) -> Hook:
@@ -148,15 +156,15 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
 
 def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) -> Hook:
     """Where waiting only queues, on streams of a GPU: the whole sum at once, beside the backward and what follows."""
-    channel = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    side_stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def all_reduce_hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         gate.shut(Deadline.DENSE_GRADIENTS)
         values = bucket.buffer()
-        with _behind(channel):
+        with _behind(side_stream):
             values.copy_(start_all_reduce(transport, values).wait())
-        if channel is not None and bucket.is_last():  # behind all others on the lane
-            sums.add(lambda: torch.cuda.current_stream(device).wait_stream(channel))
+        if side_stream is not None and bucket.is_last():  # behind all others on the stream
+            sums.add(lambda: torch.cuda.current_stream(device).wait_stream(side_stream))
         _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
         return _done(values)
 

@@ -15,7 +15,7 @@ from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import stage, total
 from freescale.train.checkpoint import read_meta
 from freescale.train.gc_freeze import GcFreeze
-from freescale.train.reports import StepReports, lag_of, open_report_transport
+from freescale.train.reports import StepReports, lag_of, open_report_channel
 from freescale.train.run import Run
 from freescale.train.run_state import load_run, report_checkpoint, restore, save
 from freescale.train.weight_check import check_weights
@@ -127,7 +127,7 @@ def reports_of(run: Run) -> StepReports:
         extensions=run.train_step.extensions,
         progress=run.progress,
         accounts=run.accounts,
-        lane=open_report_transport(run.ranks),
+        channel=open_report_channel(run.ranks, kind=run.train_step.transport),
         lag=lag_of(run.ranks, run.train_step.extensions),
     )
 

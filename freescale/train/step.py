@@ -75,7 +75,7 @@ class TrainStep:
         autocast: compute matrix products in bfloat16.
         seed: of dropout, together with step and rank; nothing else needs a random state.
         gate: shut while dense gradients travel.
-        transport: how they travel.
+        transport: how they travel, and the numbers of a step.
         work: what a sequence of a length has to compute, kept with measured times.
     """
 
@@ -119,7 +119,7 @@ class TrainStep:
             )
         self._optimizer = optimizer
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
-        self._ranks = ranks
+        self._ranks, self.transport = ranks, transport
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
         self._clip_norm = clip_norm
         self._accumulate = accumulate

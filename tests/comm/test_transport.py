@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import AloneTransport, CollectiveTransport, Transport
+from freescale.comm.transport import AloneTransport, Transport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.registry import make_transport
 from tests.ranks import run_on_ranks
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.comm.transport import AloneTransport, CollectiveTransport
+from freescale.comm.transport import AloneTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.embedding.optimizer import SGD
 from freescale.embedding.plan import TableSpec, plan_tables
 from freescale.embedding.request import _pack, _unpack, exchange_ids, find_overlap

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.comm.transport import AloneTransport, CollectiveTransport
+from freescale.comm.transport import AloneTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.embedding.sharded_compute import ShardedCompute
 from tests.ranks import run_on_ranks
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from freescale.comm.traffic.channels import open_channels
 from freescale.comm.traffic.priority import Channels
-from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
+from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.comm.transport import Pending
-from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.clocks import SharedClock
 from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from freescale.comm.transports import registry as choose
+from freescale.comm.transports.kinds import collective, local
 from freescale.train import dense_gradients
 from freescale.train.dense_gradients import reduced_in_backward
 from tests.ranks import run_on_ranks
@@ -54,7 +54,7 @@ def test_gradients_are_the_sums_over_the_ranks(num_ranks, one_machine):
 
 def compare_staged(rank: int, num_ranks: int) -> None:
     """As if the gradients lived on a GPU that the ranks share."""
-    for module in (dense_gradients, choose):
+    for module in (dense_gradients, collective):
         module.supports_device = lambda group, device: False
     compare(rank, num_ranks, False)
 
@@ -66,7 +66,7 @@ def test_gradients_of_a_shared_gpu_are_staged(num_ranks):
 
 def compare_queued(rank: int, num_ranks: int) -> int:
     """As if waiting were left to a stream: every bucket is summed where it is handed over. How many there were."""
-    dense_gradients.SocketTransport.queued = True
+    local.SocketTransport.queued = True
     buckets = []
     start = dense_gradients.start_all_reduce
     dense_gradients.start_all_reduce = lambda transport, values: (

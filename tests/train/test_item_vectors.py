@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from freescale.comm.transport import CollectiveTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding.id_map import HashMap

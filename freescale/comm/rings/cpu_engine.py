@@ -1,7 +1,7 @@
 """Rings in shared memory, served by the CPU ranks themselves.
 
 The thread that starts or waits for an exchange does the copies that are ready on both sides. When nothing is, it sleeps
-in the kernel until another rank rings its bell. As with sockets, a thread looks after exchanges nobody waits for.
+in the kernel until another rank rings its bell. As with sockets, a thread moves exchanges that nobody waits for.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from freescale.comm.rings.rounds import Exchange, Rings, Round, reached
+from freescale.comm.rings.rounds import ExchangeRounds, Rings, Round, reached
 from freescale.comm.rings.shared_memory import WORDS_A_FLAG, SharedMemory, share_memory
 from freescale.comm.world import Processes, RanksEndedError, poll_in_background
 from freescale.kernels import runtime
 
-# Exchanges that nobody waits for are looked after this often; most leave at once.
+# Exchanges that nobody waits for are polled this often; most leave at once.
 _NUDGE_S = 0.02
 # A rank that sleeps looks this often whether those it waits for are still alive.
 _LOOK_S = 0.1
@@ -82,7 +82,7 @@ class SharedRings:
             poll_in_background(self, SharedRings.poll, every_s=_NUDGE_S)
 
     def begin(
-        self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
+        self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
         """Start both sides, and do what can be done at once."""
         leaving, coming = _bytes_of(sent), _bytes_of(received)

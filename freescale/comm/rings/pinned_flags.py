@@ -1,6 +1,6 @@
 """Flags in memory of the host that ranks share and their GPUs reach: streams write them and wait for them.
 
-The CPU reads and writes them without CUDA. So whoever looks after streams is never kept from it by the driver's lock,
+The CPU reads and writes them without CUDA. So the thread beside the streams is never kept from it by the driver's lock,
 which a caller keeps that stands before a full queue.
 """
 

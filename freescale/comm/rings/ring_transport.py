@@ -1,6 +1,6 @@
 """The all-to-all over rings of slots, written once: engines differ in what copies, writes flags and waits for them.
 
-    CPU ranks of one machine    copies by the rank's own thread, flags in shared memory          shared_rings.py
+    CPU ranks of one machine    copies by the rank's own thread, flags in shared memory          cpu_engine.py
     host_staged                 pinned copies by copy engines, flags by stream memory operations  host_staged.py
     copy_engine                 copies into windows of other GPUs, flags beside them              copy_engine.py
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm import Pending
-from freescale.comm.rings.rounds import Exchange, Planner, Rings
+from freescale.comm.rings.rounds import ExchangeRounds, Planner, Rings
 from freescale.comm.world import Processes, RanksEndedError, naming_the_ended
 
 _FIRST_LOOKS, _LOOK_EVERY = (8, 64), 512
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Make the slots and flags, in place of those before; every rank must call it, with nothing under way."""
 
     def begin(
-        self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
+        self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> Pending:
         """Start the two sides of an exchange.
 

@@ -1,5 +1,7 @@
 """Rings of slots: how an uneven all-to-all becomes copies and flags. Pure arithmetic, for every kind of memory.
 
+A slot is a cell of a ring: memory for one chunk, used again when its reader has taken the chunk out.
+
 Each ordered pair of ranks has a ring of slots in memory that both reach, and two counters beside it:
 
     source                        ring of this pair                         target
@@ -44,7 +46,7 @@ class Round(NamedTuple):
     signals: list[FlagValue]
 
 
-class Exchange(NamedTuple):
+class ExchangeRounds(NamedTuple):
     """What one rank does in one exchange, on its two sides."""
 
     outgoing: list[Round]
@@ -193,10 +195,10 @@ class Planner:
             for each in sources
         ]
 
-    def plan(self, *, send: Sequence[int], receive: Sequence[int]) -> Exchange:
+    def plan(self, *, send: Sequence[int], receive: Sequence[int]) -> ExchangeRounds:
         """The rounds of an exchange of this many bytes to and from each rank."""
         # A chunk may enter its slot when the one before it there has been taken, and leave it when it has arrived.
-        return Exchange(
+        return ExchangeRounds(
             self._rounds(self._out, send, ahead=1 - self.rings.num_slots),
             self._rounds(self._in, receive, ahead=1),
         )

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.rings.cuda_driver import Copy, Driver, Word
-from freescale.comm.rings.rounds import Exchange, FlagValue, Rings, Round, reached
+from freescale.comm.rings.rounds import ExchangeRounds, FlagValue, Rings, Round, reached
 from freescale.comm.world import Processes, RanksEndedError, poll_in_background
 
 _LOOK_S = 0.1
@@ -39,7 +39,7 @@ _MOST_QUEUED = 512
 """Flags and copies that a stream is given ahead; CUDA's queues have room for about twice as many."""
 
 
-class Windows(Protocol):
+class MappedRings(Protocol):
     """Slots and flags, with the addresses this rank's GPU uses for them.
 
     Args:
@@ -66,7 +66,7 @@ class Windows(Protocol):
 class _UnderWay:
     """An exchange whose streams may still be at work."""
 
-    exchange: Exchange
+    exchange: ExchangeRounds
     began: float = field(default_factory=time.monotonic)
 
     def waits(self) -> dict[int, int]:
@@ -93,7 +93,7 @@ class StreamEngine:
     """Engine of GPU ranks.
 
     Args:
-        windows_of: opens slots and flags; every rank calls it with the same rings.
+        open_rings: opens slots and flags; every rank calls it with the same rings.
         driver: queues copies and flags.
         device: the GPU.
         processes: of the other ranks.
@@ -108,7 +108,7 @@ class StreamEngine:
 
     def __init__(
         self,
-        windows_of: WindowsOf,
+        open_rings: OpenRings,
         *,
         driver: Driver,
         device: torch.device,
@@ -121,9 +121,9 @@ class StreamEngine:
         stages_own: bool,
     ) -> None:
         self.engine, self.sm_free, self.reason, self.stages_own = engine, sm_free, reason, stages_own
-        self._windows_of, self._driver, self._device = windows_of, driver, device
+        self._open_rings, self._driver, self._device = open_rings, driver, device
         self._rank, self._processes, self._timeout_s = rank, processes, timeout_s
-        self._windows: Windows | None = None
+        self._mapped: MappedRings | None = None
         # torch has 32 streams a priority and hands them out in turn: those of the priority that compute does not use
         # are not also somebody else's, whose work would then stand behind a wait for another rank.
         self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
@@ -131,22 +131,22 @@ class StreamEngine:
         self._ahead: deque[tuple[int, Sequence[torch.cuda.Event]]] = deque()
         self._num_queued = 0
         self._failure: Exception | None = None
-        self._looking = threading.Lock()  # windows stay while the thread reads them
+        self._looking = threading.Lock()  # what is mapped stays while the thread reads them
 
     def open(self, rings: Rings) -> None:
         """Make the slots and flags, in place of those before."""
         self._driver.use(index_of(self._device))
         with self._looking:
-            before, self._windows = self._windows, None
+            before, self._mapped = self._mapped, None
             self._under_way.clear()
         if before is not None:
             before.close()
-        self._windows = self._windows_of(rings)
+        self._mapped = self._open_rings(rings)
         if before is None:
             poll_in_background(self, StreamEngine.look, every_s=_LOOK_S)
 
     def begin(
-        self, exchange: Exchange, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
+        self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
         """Queue both sides of an exchange behind what the current stream has been given so far."""
         size = 1 + max(sum(1 + len(each.moves) for each in side) for side in exchange)
@@ -191,7 +191,7 @@ class StreamEngine:
                 event.synchronize()
             self._num_queued -= oldest
 
-    def _queue(self, exchange: Exchange, sent: int, received: int) -> None:
+    def _queue(self, exchange: ExchangeRounds, sent: int, received: int) -> None:
         """Both sides, round by round in turn, what leaves one round ahead."""
         outgoing, incoming = exchange
         leaving, coming = self._leaving.cuda_stream, self._coming.cuda_stream
@@ -211,8 +211,8 @@ class StreamEngine:
 
     def _round(self, now: Round, before: list[FlagValue], stream: int, tensor: int, *, out: bool) -> None:
         """Write the flags of the round before and wait for those of this one, then copy."""
-        assert self._windows is not None
-        slots = self._windows.slots
+        assert self._mapped is not None
+        slots = self._mapped.slots
         self._driver.flags(stream, write=self._words(before), wait=self._words(now.waits))
         copies: list[Copy]
         if out:
@@ -222,8 +222,8 @@ class StreamEngine:
         self._driver.copy(copies, stream)
 
     def _words(self, flags: Sequence[FlagValue]) -> list[Word]:
-        assert self._windows is not None
-        places = self._windows.flags
+        assert self._mapped is not None
+        places = self._mapped.flags
         return [(places[flag], value) for flag, value in flags]
 
     # What the thread beside it does.
@@ -231,20 +231,20 @@ class StreamEngine:
     def look(self) -> None:
         """Forget what is done; let streams run free that wait for a rank that will not come."""
         with self._looking:
-            if self._windows is None:
+            if self._mapped is None:
                 return
             if self._failure is None:
                 try:
-                    self._failure = self._find_failure(self._windows)
-                except Exception as error:  # whoever exchanges next is told; this thread must go on
+                    self._failure = self._find_failure(self._mapped)
+                except Exception as error:  # whoever exchanges next hears of it; this thread must go on
                     self._failure = error
             if self._failure is not None:
-                self._let_go(self._windows)
+                self._let_go(self._mapped)
 
-    def _find_failure(self, windows: Windows) -> Exception | None:
+    def _find_failure(self, mapped: MappedRings) -> Exception | None:
         """A rank that rows are still to be exchanged with and that has ended, or is too late."""
         ended = self._processes.ended()  # before the flags: what a rank has written, it wrote before its end
-        late = self._late(windows)
+        late = self._late(mapped)
         gone = sorted(set(ended) & {rank for ranks in late for rank in ranks})
         if gone:
             return RanksEndedError.of(gone)
@@ -255,12 +255,12 @@ class StreamEngine:
             )
         return None
 
-    def _late(self, windows: Windows) -> list[list[int]]:
+    def _late(self, mapped: MappedRings) -> list[list[int]]:
         """Ranks that each exchange under way waits for, the oldest first; those that wait for none are forgotten."""
         waits = [each.waits() for each in list(self._under_way)]
         flags = list({flag: None for each in waits for flag in each})
-        values = dict(zip(flags, windows.read(flags))) if flags else {}
-        late = [self._ranks_behind(each, values, windows.rings) for each in waits]
+        values = dict(zip(flags, mapped.read(flags))) if flags else {}
+        late = [self._ranks_behind(each, values, mapped.rings) for each in waits]
         while late and not late[0]:
             late.pop(0)
             self._under_way.popleft()
@@ -272,19 +272,19 @@ class StreamEngine:
         behind = {flag for flag, value in waits.items() if not reached(values[flag], value)}
         return sorted({rank for flag in behind for rank in rings.ranks_of(flag)} - {self._rank})
 
-    def _let_go(self, windows: Windows) -> None:
+    def _let_go(self, mapped: MappedRings) -> None:
         """Write what the streams wait for. Nobody else waits for these flags; a living rank may write over them."""
         last: dict[int, int] = {}
         for each in list(self._under_way):
             last.update(each.waits())
         if last:
-            windows.write(list(last.items()))
+            mapped.write(list(last.items()))
 
 
-class WindowsOf(Protocol):
+class OpenRings(Protocol):
     """Opens slots and flags together with the other ranks."""
 
-    def __call__(self, rings: Rings) -> Windows:
+    def __call__(self, rings: Rings) -> MappedRings:
         """Every rank calls it with the same rings."""
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.comm.traffic.channels import kind_for_ids, open_channel, open_channels
+    from freescale.comm.traffic.channels import open_channel, open_channels, open_cpu_channel
     from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
     from freescale.comm.traffic.expert_exchange import ExpertExchange
     from freescale.comm.traffic.priority import Channels, Deadline, Gate, TrafficQueue

@@ -10,9 +10,9 @@ itself. The others are bulk: they have the time of a whole forward and backward,
     this queue        ─────         ─────[NOL grads][NOL rows][NOL rows][ids]──           ──────────
                                           one chunk at a time, each through the gate
 
-Ranks must start the transfers of one connection in the same order. So every lane is a connection of its own, and its
+Ranks must start the transfers of one connection in the same order. So every channel is a connection of its own, and its
 order is the order in which the schedule submits: the same program on every rank, never the timing of one of them. Only
-between lanes is the choice local. It cannot block: the gate holds a chunk up for a bounded time, then lets it pass.
+between channels is the choice local. It cannot block: the gate holds a chunk up for a bounded time, then lets it pass.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class TrafficQueue:
         """Move bulk in chunks, each through the gate; called from a job.
 
         Args:
-            transport: the lane.
+            transport: the channel.
             tensor: as for `Transport.start`.
             deadline: what it is.
             send: rows to every rank.

@@ -5,8 +5,14 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.comm.transports.local_sockets import SocketTransport, on_one_machine
-    from freescale.comm.transports.registry import describe_transport, make_transport, survey
+    from freescale.comm.transports.registry import (
+        Route,
+        describe_transport,
+        is_foreign,
+        kind_for_cpu,
+        make_transport,
+        survey,
+    )
     from freescale.comm.transports.traced import TracedTransport
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class _Staged:
+class _PendingStaged:
+    """Rows exchanged by gloo, in page-locked memory."""
+
     def __init__(self, work: dist.Work, received: Tensor, sent: Tensor, device: torch.device) -> None:
         self._work, self._received, self._sent, self._device = work, received, sent, device
 
@@ -42,7 +44,7 @@ class GlooStagedTransport:
         self.num_ranks = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
 
-    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _Staged:
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _PendingStaged:
         """Begin to send; returns when the rows have left the device."""
         sent = self._staging(tensor.shape, tensor.dtype)
         sent.copy_(tensor.detach(), non_blocking=True)
@@ -53,7 +55,7 @@ class GlooStagedTransport:
             received, sent, list(receive), list(send), group=self._group, async_op=True
         )
         assert work is not None
-        return _Staged(work, received, sent, tensor.device)
+        return _PendingStaged(work, received, sent, tensor.device)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""

@@ -1,5 +1,7 @@
 """host_staged across machines: pinned copies down, an exchange of CPU tensors by one thread, pinned copies up.
 
+Experimental: tested against stand-ins, never run on two machines with GPUs; `auto` does not take it.
+
     leaving   copy down ──event──┐
     thread                       └> gloo exchange ──flag──┐
     coming    wait for the flag ──────────────────────────┘> copy up ──event──> caller
@@ -37,13 +39,13 @@ class _Job:
 
 class _Pending:
     def __init__(
-        self, relay: _Relay, received: Tensor, events: Sequence[torch.cuda.Event], pinned: object
+        self, thread: _GlooThread, received: Tensor, events: Sequence[torch.cuda.Event], pinned: object
     ) -> None:
-        self._relay, self._received, self._events, self._pinned = relay, received, events, pinned
+        self._thread, self._received, self._events, self._pinned = thread, received, events, pinned
 
     def wait(self) -> Tensor:
         """Let the current stream wait until everything has left and arrived."""
-        self._relay.check()
+        self._thread.check()
         stream = torch.cuda.current_stream(self._received.device)
         for event in self._events:
             stream.wait_event(event)
@@ -51,7 +53,7 @@ class _Pending:
         return self._received
 
 
-class _Relay:
+class _GlooThread:
     """The thread and what it shares with the transport."""
 
     def __init__(self, control: dist.ProcessGroup) -> None:
@@ -92,20 +94,23 @@ class MultinodeStagedTransport:
     name = "host_staged"
     engine = "copy engines to and from pinned memory, gloo between machines"
     sm_free = True
-    reason = "pinned copies run beside the SMs, and a thread of the CPU sends the rows"
+    reason = (
+        "experimental: between machines it has never run on real GPUs; pinned copies run beside the SMs, and a thread "
+        "of the CPU sends the rows"
+    )
 
     def __init__(self, control: dist.ProcessGroup, *, driver: Driver, device: torch.device) -> None:
         self.num_ranks, self.rank = dist.get_world_size(control), dist.get_rank(control)
         self._driver, self._device = driver, device
-        self._relay = _Relay(control)
+        self._thread = _GlooThread(control)
         self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._num_started = 0
-        threading.Thread(target=self._relay.run, name="relay", daemon=True).start()
-        weakref.finalize(self, self._relay.jobs.put, None)
+        threading.Thread(target=self._thread.run, name="gloo exchange", daemon=True).start()
+        weakref.finalize(self, self._thread.jobs.put, None)
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _Pending:
         """Queue the copies; the thread does the rest."""
-        self._relay.check()
+        self._thread.check()
         self._driver.use(index_of(self._device))
         tensor = tensor.detach().contiguous()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])
@@ -119,14 +124,14 @@ class MultinodeStagedTransport:
             leaving.copy_(tensor, non_blocking=True)
         tensor.record_stream(self._leaving)
         down = self._leaving.record_event()
-        self._relay.jobs.put(_Job(down, leaving, coming, list(send), list(receive), self._num_started))
-        word = (self._relay.arrived.data_ptr(), self._num_started)
+        self._thread.jobs.put(_Job(down, leaving, coming, list(send), list(receive), self._num_started))
+        word = (self._thread.arrived.data_ptr(), self._num_started)
         self._driver.flags(self._coming.cuda_stream, wait=[word])
         with torch.cuda.stream(self._coming):
             received.copy_(coming, non_blocking=True)
         received.record_stream(self._coming)
         events = (down, self._coming.record_event())
-        return _Pending(self._relay, received, events, (leaving, coming))
+        return _Pending(self._thread, received, events, (leaving, coming))
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""

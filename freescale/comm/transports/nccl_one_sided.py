@@ -43,7 +43,9 @@ OpenWindow = Callable[[int, Sequence[int]], Window]
 """Number of bytes, and the places where rows will be put -> a window; a collective."""
 
 
-class _Exchange:
+class _PendingPuts:
+    """Rows that come by puts, in one slot of the window."""
+
     def __init__(
         self, transport: OneSidedTransport, slot: int, shape: torch.Size, dtype: torch.dtype
     ) -> None:
@@ -68,7 +70,7 @@ class OneSidedTransport:
         reason: why this way was chosen.
     """
 
-    name = "nccl_zero_sm"
+    name = "experimental_nccl_zero_sm"
     sm_free = True
 
     def __init__(
@@ -80,7 +82,7 @@ class OneSidedTransport:
         self._capacity = 0
         self._window: Window | None = None
         self._number = 0
-        self._flying: deque[tuple[_Exchange, list[int]]] = deque()
+        self._flying: deque[tuple[_PendingPuts, list[int]]] = deque()
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; all ranks agree on the longest message, so it waits for them on the CPU."""
@@ -93,22 +95,22 @@ class OneSidedTransport:
         slot = self._number % SLOTS
         self._number += 1
         shape = torch.Size((sum(receive), *tensor.shape[1:]))
-        exchange = _Exchange(self, slot, shape, tensor.dtype)
+        puts = _PendingPuts(self, slot, shape, tensor.dtype)
         self._put(tensor, sizes, slot)
         own = sum(sizes[: self.rank])
         rows = _as_bytes(tensor)
-        self._flying.append((exchange, [count * row_bytes for count in receive]))
-        exchange.parts = [rows[own : own + sizes[self.rank]].clone()]
-        return exchange
+        self._flying.append((puts, [count * row_bytes for count in receive]))
+        puts.parts = [rows[own : own + sizes[self.rank]].clone()]
+        return puts
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""
         ones = [1] * self.num_ranks
         return self.start(counts, send=ones, receive=ones).wait()
 
-    def finish(self, exchange: _Exchange) -> None:
+    def finish(self, puts: _PendingPuts) -> None:
         """Take the rows of an exchange, and of all before it, out of the window."""
-        while any(flying is exchange for flying, _ in self._flying):
+        while any(flying is puts for flying, _ in self._flying):
             oldest, sizes = self._flying.popleft()
             assert oldest.parts is not None
             (own,) = oldest.parts

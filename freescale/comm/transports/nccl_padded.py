@@ -64,7 +64,7 @@ class PaddedTransport:
         reason: why this way was chosen.
     """
 
-    name = "nccl_zero_sm"
+    name = "experimental_nccl_zero_sm"
     engine = "NCCL all-to-all by copy engines, messages padded"
     sm_free = True
 

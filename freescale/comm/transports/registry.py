@@ -1,79 +1,99 @@
-"""Which transport a group uses, and why. What is named in a recipe is used or refused, never replaced by another."""
+"""Which transport a group uses, and why. What is named in a recipe is used or refused, never replaced by another.
+
+Kinds are files of `kinds/`, or registered from outside (`freescale.registry`), where one looks like this:
+
+    @register("transport", "mine")
+    class MyRoute:
+        keeps_group = False      # it meets the other ranks through the group and then talks to them itself
+
+        @staticmethod
+        def why_not(facts): return None if facts.one_machine else "the ranks are on several machines"
+
+        @staticmethod
+        def build(group, facts, timeout_s): return MyTransport(group)      # its `name` is "mine"
+
+Then `comm.transport=mine` carries rows, ids, dense gradients and the sums of a step. `auto` takes only what ships and
+has been run on its hardware: nothing from outside, nothing experimental.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-from freescale.comm import AloneTransport, CollectiveTransport, Transport, supports_device
-from freescale.comm.transports import copy_engine, host_staged, nccl_zero_sm
-from freescale.comm.transports.gloo_staged import GlooStagedTransport
-from freescale.comm.transports.local_sockets import SocketTransport, on_one_machine
+from freescale.comm import AloneTransport, Transport, own_group
 from freescale.comm.world import GroupFacts, gather_facts, own_facts
-from freescale.errors import TrainingError, nearest
+from freescale.errors import ConfigError, TrainingError
+from freescale.registry import find, meant, names
+
+AUTO = "auto"
+_RENAMED = {"nccl_zero_sm": "experimental_nccl_zero_sm"}
 
 
-@dataclass(frozen=True)
-class Route:
-    """A transport that can be chosen.
+class Route(Protocol):
+    """What is registered as a transport: whether a group can use it, and how it is opened. Both are static methods."""
 
-    Args:
-        why_not: what keeps a group from using it; None if nothing does. The same answer on every rank.
-        build: opens it for a group; every rank must do so at the same moment of its program.
+    def why_not(self, facts: GroupFacts) -> str | None:
+        """What keeps a group from using it; None if nothing does. The same answer on every rank."""
+
+    def build(self, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+        """Open it for a group; every rank must do so at the same moment of its program."""
+
+
+def find_route(name: str) -> Route:
+    """The kind of this name.
+
+    Raises:
+        ConfigError: there is none, or what is registered under the name is no transport.
     """
-
-    why_not: Callable[[GroupFacts], str | None]
-    build: Callable[[dist.ProcessGroup, GroupFacts, float], Transport]
-
-
-def _no_collective(facts: GroupFacts) -> str | None:
-    if facts.backend == "nccl" and facts.shared_gpu:
-        return "NCCL takes one rank a GPU, and here several ranks share one"
-    return None if facts.backend != "none" else f"the group has no backend for {facts.device.type} tensors"
-
-
-def _build_collective(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-    if not supports_device(group, facts.device):
-        return GlooStagedTransport(group, device=facts.device)
-    return CollectiveTransport(group, device=facts.device)
-
-
-def _no_sockets(facts: GroupFacts) -> str | None:
-    if facts.on_gpu:
-        return "sockets carry CPU tensors only"
-    return None if facts.one_machine else "the ranks are on several machines"
+    if name not in names("transport"):
+        new = _RENAMED.get(name)
+        raise ConfigError(
+            f"comm.transport: there is no transport {name!r}",
+            allowed=", ".join([AUTO, *names("transport")]),
+            next_step=f"it is called {new!r} now" if new else meant("transport", name),
+        )
+    route = find("transport", name).make
+    missing = [part for part in ("why_not", "build") if not callable(getattr(route, part, None))]
+    if missing:
+        raise ConfigError(
+            f"transport {name!r} has no {' and no '.join(missing)}",
+            next_step="give it both as static methods: see freescale/comm/transports/registry.py",
+        )
+    return cast(Route, route)
 
 
-def _build_sockets(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-    return SocketTransport(group, timeout_s=timeout_s)
+def is_foreign(kind: str) -> bool:
+    """Whether a transport was registered from outside the package."""
+    return kind != AUTO and not find("transport", kind).ships
 
 
-ROUTES: dict[str, Route] = {
-    "collective": Route(_no_collective, _build_collective),
-    "local": Route(_no_sockets, _build_sockets),
-    "copy_engine": Route(copy_engine.why_not, copy_engine.build),
-    "host_staged": Route(host_staged.why_not, host_staged.build),
-    "nccl_zero_sm": Route(nccl_zero_sm.why_not, nccl_zero_sm.build),
-}
+def goes_on_with_group(route: Route) -> bool:
+    """Whether a transport uses the group after it was opened; where it does not say (`keeps_group`), it may."""
+    return bool(getattr(route, "keeps_group", True))
 
 
 def pick(facts: GroupFacts) -> tuple[str, str]:
     """What `auto` takes for a group, and why."""
     if not facts.on_gpu:
+        if facts.one_machine and facts.launched_here:
+            return "local", "CPU ranks of one machine"
         return "collective", "CPU ranks on several machines"
     if facts.shared_gpu and facts.backend != "nccl":
-        return first_usable(facts, "copy_engine", "host_staged", because="several ranks share one GPU")
+        because = "several ranks share one GPU"
+        if not facts.one_machine:
+            return "collective", f"{because}; not host_staged: between machines it is experimental"
+        return first_usable(facts, "copy_engine", "host_staged", because=because)
     return "collective", f"{facts.backend} is what this group has for GPU tensors"
 
 
-def first_usable(facts: GroupFacts, *names: str, because: str) -> tuple[str, str]:
-    """The first of these routes that a group can use, and what speaks against those before it."""
+def first_usable(facts: GroupFacts, *kinds: str, because: str) -> tuple[str, str]:
+    """The first of these kinds that a group can use, and what speaks against those before it."""
     refused = ""
-    for name in names:
-        problem = ROUTES[name].why_not(facts) if name in ROUTES else "not there"
+    for name in kinds:
+        problem = find_route(name).why_not(facts)
         if problem is None:
             return name, because + refused
         refused += f"; not {name}: {problem}"
@@ -84,36 +104,60 @@ def make_transport(
     group: dist.ProcessGroup | None,
     *,
     device: torch.device | str = "cpu",
-    kind: str = "auto",
+    kind: str = AUTO,
     timeout_s: float = 600.0,
+    alone: bool = False,
 ) -> Transport:
-    """The transport for a group; None means a single rank. Every rank must call it at the same moment."""
+    """The transport for a group; None means a single rank. Every rank must call it at the same moment.
+
+    Args:
+        group: the ranks.
+        device: where their tensors are.
+        kind: what a recipe names.
+        timeout_s: how long to wait for another rank.
+        alone: whether nothing else may use the connection: where it goes on with the group, it gets one of its own.
+    """
     if group is None:
         return AloneTransport()
-    device = torch.device(device)
-    if kind == "auto" and device.type == "cpu" and on_one_machine():
-        transport: Transport = SocketTransport(group, timeout_s=timeout_s)
-        return with_reason(transport, "auto: CPU ranks of one machine")
-    facts = gather_facts(group, device)
-    if kind == "auto":
-        name, why = pick(facts)
-        return with_reason(open_route(name, group, facts, timeout_s), f"auto: {why}")
-    if kind not in ROUTES:
-        raise TrainingError(
-            f"there is no transport {kind!r}", allowed=", ".join(["auto", *ROUTES]), next_step=_meant(kind)
-        )
-    return with_reason(open_route(kind, group, facts, timeout_s), "as the recipe says")
+    if kind != AUTO:
+        find_route(kind)  # a wrong name is refused before anybody waits for the others
+    facts = gather_facts(group, torch.device(device))
+    name, why = pick(facts) if kind == AUTO else (kind, "")
+    transport = open_route(name, group, facts, timeout_s, alone=alone)
+    return with_reason(transport, f"auto: {why}" if kind == AUTO else "as the recipe says")
 
 
-def open_route(name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+def kind_for_cpu(group: dist.ProcessGroup, kind: str) -> str:
+    """How CPU values (ids, the sums of a step) travel between ranks that may compute on GPUs; every rank must call it.
+
+    As the recipe says if that kind carries them, else as `auto` decides: a route of GPU tensors does not apply to them.
+    """
+    if kind == AUTO:
+        return kind
+    return kind if find_route(kind).why_not(gather_facts(group, torch.device("cpu"))) is None else AUTO
+
+
+def open_route(
+    name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float, *, alone: bool = False
+) -> Transport:
     """Open a transport, or say what keeps this group from using it."""
-    problem = ROUTES[name].why_not(facts)
+    route = find_route(name)
+    problem = route.why_not(facts)
     if problem is not None:
         raise TrainingError(
             f"comm.transport={name} cannot be used here: {problem}",
             next_step="comm.transport=auto picks one that can; `freescale doctor` lists them",
         )
-    return ROUTES[name].build(group, facts, timeout_s)
+    if alone and goes_on_with_group(route):
+        backend = "gloo" if facts.backend == "none" else facts.backend
+        group = own_group(group, backend=backend, timeout_s=timeout_s)
+    transport = route.build(group, facts, timeout_s)
+    if transport.name != name:
+        raise ConfigError(
+            f"transport {name!r} calls itself {transport.name!r}",
+            next_step="give it the `name` it is registered under: further channels are opened by it",
+        )
+    return transport
 
 
 def with_reason(transport: Transport, why: str) -> Transport:
@@ -136,7 +180,7 @@ def survey() -> list[tuple[str, str]]:
 def hypothetical_groups() -> dict[str, GroupFacts]:
     """Groups one could start on this machine."""
     cpu, own = torch.device("cpu"), own_facts(torch.device("cpu"))
-    groups = {"ranks on the CPU": GroupFacts([own, own], 0, cpu, "gloo")}
+    groups = {"ranks on the CPU": GroupFacts([own, own], 0, cpu, "gloo", launched_here=True)}
     gpus = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
     if len(gpus) > 1:
         groups["a rank on every GPU"] = GroupFacts([own_facts(gpu) for gpu in gpus], 0, gpus[0], "nccl")
@@ -146,9 +190,8 @@ def hypothetical_groups() -> dict[str, GroupFacts]:
 
 
 def _possible(facts: GroupFacts) -> str:
-    local = facts.one_machine and not facts.on_gpu
-    chosen, why = ("local", "CPU ranks of one machine") if local else pick(facts)
-    problems = {name: route.why_not(facts) for name, route in ROUTES.items() if name != chosen}
+    chosen, why = pick(facts)
+    problems = {name: find_route(name).why_not(facts) for name in names("transport") if name != chosen}
     others = ", ".join(sorted(name for name, problem in problems.items() if problem is None))
     refused = "".join(
         f"; not {name}: {problem}"
@@ -156,8 +199,3 @@ def _possible(facts: GroupFacts) -> str:
         if problem is not None and name != "local" and f"not {name}" not in why
     )
     return f"auto: {chosen} ({why}); can also use {others or 'nothing else'}{refused}"
-
-
-def _meant(kind: str) -> str | None:
-    guess = nearest(kind, ROUTES)
-    return f"did you mean {guess!r}?" if guess else None

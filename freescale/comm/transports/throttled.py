@@ -17,7 +17,7 @@ from freescale.comm import Pending, Transport
 
 
 class Link:
-    """The way from one rank to all others; first come, first served, for all lanes together.
+    """The way from one rank to all others; first come, first served, for all channels together.
 
     Args:
         gb_per_s: bytes a second and direction, in 10^9.
@@ -52,7 +52,7 @@ class ThrottledTransport:
 
     Args:
         inner: moves the bytes.
-        link: says how long that takes; shared by all lanes of a rank.
+        link: says how long that takes; shared by all channels of a rank.
     """
 
     def __init__(self, inner: Transport, link: Link) -> None:

@@ -1,4 +1,4 @@
-"""A thread that looks after something every now and then, for as long as it is there.
+"""A thread that calls a function every now and then, for as long as it is there.
 
 Such threads end before the interpreter is torn down: one that then still holds a tensor or a process group is ended in
 the middle of their destructors, and takes the process with it ("terminate called without an active exception").

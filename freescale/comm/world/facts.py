@@ -43,12 +43,14 @@ class GroupFacts:
         rank: this one.
         device: where tensors are that travel.
         backend: what serves tensors of this device in the group: nccl, gloo or none.
+        launched_here: whether a launcher says that it started all of them on this machine.
     """
 
     ranks: Sequence[RankFacts]
     rank: int
     device: torch.device
     backend: str
+    launched_here: bool = False
 
     @property
     def one_machine(self) -> bool:
@@ -80,7 +82,13 @@ def gather_facts(group: dist.ProcessGroup, device: torch.device) -> GroupFacts:
     """Tell the ranks of a group about each other; every rank must call it."""
     known: list[RankFacts] = [own_facts(device)] * dist.get_world_size(group)
     dist.all_gather_object(known, known[0], group=group)
-    return GroupFacts(known, dist.get_rank(group), device, backend_of(group, device))
+    return GroupFacts(known, dist.get_rank(group), device, backend_of(group, device), on_one_machine())
+
+
+def on_one_machine() -> bool:
+    """Whether torchrun or `freescale train` started all ranks on this machine, and it is one with unix sockets."""
+    local, everywhere = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return sys.platform == "linux" and local is not None and local == everywhere
 
 
 def own_facts(device: torch.device) -> RankFacts:

@@ -137,11 +137,11 @@ def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
             f"rank {rank} was killed by {name}{where}",
             next_step="run the same command again: it resumes from the last checkpoint",
         )
-    told = {rank: story for rank, story in stories.items() if story}
-    if not told:
+    noted = {rank: story for rank, story in stories.items() if story}
+    if not noted:
         return TrainingError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
-    rank = min(told, key=lambda r: (not told[r]["known"], told[r]["time"]))
-    story = told[rank]
+    rank = min(noted, key=lambda r: (not noted[r]["known"], noted[r]["time"]))
+    story = noted[rank]
     return TrainingError(f"rank {rank} failed in stage '{story['stage']}'{_at(story)}: {story['message']}")
 
 

@@ -22,8 +22,9 @@ from freescale.comm.rings.ring_transport import RingTransport
 from freescale.comm.rings.rounds import EPOCHS, Rings
 from freescale.comm.rings.shared_memory import share_memory
 from freescale.comm.transport import own_group
-from freescale.comm.transports import copy_engine, host_staged
 from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
+from freescale.comm.transports.kinds import copy_engine
+from freescale.comm.transports.registry import find_route
 from freescale.comm.world.facts import GroupFacts, RankFacts, gather_facts
 from freescale.errors import TrainingError
 from tests.comm.fake_cuda import FakeDriver, FakeEvent, FakeStream, install
@@ -42,9 +43,9 @@ def gpu_facts(*, one_gpu: bool = True) -> GroupFacts:
     return GroupFacts(ranks, real.rank, CUDA, "gloo")
 
 
-def fake_windows(rings: Rings, control: dist.ProcessGroup, device: torch.device) -> Any:
-    """Windows of all ranks side by side in shared memory."""
-    size = copy_engine.window_bytes(rings)
+def fake_symmetric_memory(rings: Rings, control: dist.ProcessGroup, device: torch.device) -> Any:
+    """Memory of all ranks side by side in shared memory."""
+    size = copy_engine.symmetric_bytes(rings)
     room = Rings(1, slot_bytes=size * rings.num_ranks, num_slots=1)
     memory = share_memory(
         control, Rings(rings.num_ranks, slot_bytes=room.slot_bytes, num_slots=1), timeout_s=60
@@ -65,10 +66,10 @@ def open_fake(
     main, driver = install(), FakeDriver(slow_s=slow_s)
     if one_queue:
         torch.cuda.Stream = lambda *_, **__: main  # type: ignore[misc, assignment]
-    copy_engine.map_windows = fake_windows
-    module: Any = {"host_staged": host_staged, "copy_engine": copy_engine}[kind]
+    copy_engine.map_symmetric_memory = fake_symmetric_memory
+    route: Any = find_route(kind)
     sizes = Rings(dist.get_world_size(), **rings)
-    made = module.build(dist.group.WORLD, gpu_facts(), timeout_s, rings=sizes, driver=driver)
+    made = route.build(dist.group.WORLD, gpu_facts(), timeout_s, rings=sizes, driver=driver)
     assert isinstance(made, RingTransport)
     return made, main, driver
 
@@ -455,7 +456,7 @@ def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(cuda_driver, "load_library", missing)
     facts = GroupFacts([RankFacts("m", 1, "p", "GPU-0")] * 2, 0, CUDA, "gloo")
-    for module in (host_staged, copy_engine):
-        problem = module.why_not(facts)
+    for kind in ("host_staged", "copy_engine"):
+        problem = find_route(kind).why_not(facts)
         assert problem is not None
         assert "the CUDA driver cannot be loaded" in problem

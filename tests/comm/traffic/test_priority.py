@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from freescale.comm.traffic.channels import open_channels
 from freescale.comm.traffic.priority import Deadline, Gate, TrafficQueue
-from freescale.comm.transport import AloneTransport, CollectiveTransport
-from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transport import AloneTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
+from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from tests.ranks import run_on_ranks
 

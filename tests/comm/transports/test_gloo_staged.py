@@ -8,9 +8,10 @@ import torch.distributed as dist
 
 from freescale.comm.traffic.channels import open_channels
 from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
-from freescale.comm.transport import CollectiveTransport, supports_device
-from freescale.comm.transports import registry as choose
+from freescale.comm.transport import supports_device
 from freescale.comm.transports.gloo_staged import GlooStagedTransport
+from freescale.comm.transports.kinds import collective
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world import ranks
 from freescale.comm.world.ranks import Ranks
@@ -18,14 +19,14 @@ from tests.comm.test_transport import exchange_cases
 from tests.ranks import run_on_ranks
 
 
-def pretend_not_to_speak() -> None:
+def pretend_not_to_support_the_device() -> None:
     """As if every tensor lived on a GPU; called in a forked rank."""
-    for module in (choose, ranks):
+    for module in (collective, ranks):
         module.supports_device = lambda group, device: False
 
 
 def staged_exchanges(rank: int, num_ranks: int) -> None:
-    pretend_not_to_speak()
+    pretend_not_to_support_the_device()
     chosen = make_transport(dist.group.WORLD, kind="collective")
     assert isinstance(chosen, GlooStagedTransport)
     assert (chosen.name, chosen.sm_free) == ("collective", True)
@@ -41,7 +42,7 @@ def test_staged_rows_arrive_by_source_rank_whatever_the_splits(num_ranks):
 
 def staged_rows_are_copies(rank: int) -> None:
     """The sender may overwrite its rows as soon as `start` has returned."""
-    pretend_not_to_speak()
+    pretend_not_to_support_the_device()
     chosen = make_transport(dist.group.WORLD, kind="collective")
     mine = torch.full((4,), float(rank))
     pending = chosen.start(mine, send=[2, 2], receive=[2, 2])
@@ -56,7 +57,7 @@ def test_what_was_sent_may_be_overwritten_at_once():
 def sums_and_gathers(rank: int, num_ranks: int) -> None:
     for pretend in (False, True):
         if pretend:
-            pretend_not_to_speak()
+            pretend_not_to_support_the_device()
         group = Ranks(rank=rank, num_ranks=num_ranks, device=torch.device("cpu"), group=dist.group.WORLD)
         values = torch.arange(3) + 10 * rank
         gathered = group.gather(values)
@@ -74,7 +75,7 @@ def test_ranks_sum_and_gather_by_way_of_the_cpu(num_ranks):
 
 
 def sum_in_parts(rank: int, num_ranks: int, size: int) -> tuple[list[float], bool]:
-    pretend_not_to_speak()
+    pretend_not_to_support_the_device()
     chosen = make_transport(dist.group.WORLD, kind="collective")
     parts = [torch.randn(size, generator=torch.Generator().manual_seed(r)) for r in range(num_ranks)]
     first, second = start_all_reduce(chosen, parts[rank]), start_all_reduce(chosen, parts[rank].view(-1, 1))
@@ -90,8 +91,8 @@ def test_sums_over_a_transport_are_in_rank_order_to_the_bit(num_ranks, size):
     run_on_ranks(sum_in_parts, num_ranks, num_ranks, size)
 
 
-def lanes_of_a_shared_gpu(rank: int) -> None:
-    pretend_not_to_speak()
+def channels_of_a_shared_gpu(rank: int) -> None:
+    pretend_not_to_support_the_device()
     opened = open_channels(dist.group.WORLD, kind="collective")
     assert isinstance(opened.express, GlooStagedTransport)
     assert opened.express._group is not opened.bulk._group
@@ -102,15 +103,15 @@ def lanes_of_a_shared_gpu(rank: int) -> None:
     assert (second.wait().tolist(), first.wait().tolist()) == ([10, 11], [0, 1])
 
 
-def test_lanes_of_a_shared_gpu_have_groups_of_their_own():
-    run_on_ranks(lanes_of_a_shared_gpu, 2)
+def test_channels_of_a_shared_gpu_have_groups_of_their_own():
+    run_on_ranks(channels_of_a_shared_gpu, 2)
 
 
-def what_gloo_speaks(rank: int) -> tuple[bool, bool]:
+def what_gloo_supports(rank: int) -> tuple[bool, bool]:
     group = dist.group.WORLD
     assert isinstance(make_transport(group, kind="collective"), CollectiveTransport)
     return supports_device(group, torch.device("cpu")), supports_device(group, torch.device("cuda", 0))
 
 
-def test_gloo_speaks_cpu_only():
-    assert run_on_ranks(what_gloo_speaks, 1) == [(True, False)]
+def test_gloo_supports_cpu_tensors_only():
+    assert run_on_ranks(what_gloo_supports, 1) == [(True, False)]

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import AloneTransport, CollectiveTransport
+from freescale.comm.transport import AloneTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from tests.ranks import run_on_ranks
 

@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports.local_sockets import SocketTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport
+from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
 from freescale.trace.spans import Recorder, record_into, stage
 from tests.ranks import run_on_ranks

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
-from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports.local_sockets import SocketTransport, on_one_machine
+from freescale.comm.transports.kinds.collective import CollectiveTransport
+from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.facts import on_one_machine
 from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding

@@ -1,4 +1,4 @@
-"""Rows and sums between CPU ranks of one machine, over unix sockets that the ranks serve themselves.
+"""local: rows and sums between CPU ranks of one machine, over unix sockets that the ranks serve themselves.
 
 gloo serves its sockets from three threads a rank. On a machine with about as many cores as ranks these threads take
 the cores from the ranks they serve, above all by spinning in epoll_wait: of a step of 19.8 ms on two ranks and two
@@ -8,11 +8,9 @@ cores (benchmarks/embedding_step.py) they took 3.5 ms. Here the thread that wait
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -23,20 +21,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world import poll_in_background
+from freescale.comm import Transport
+from freescale.comm.world import GroupFacts, poll_in_background
+from freescale.registry import register
 
 _BUFFER_BYTES = 4 << 20
-# Transfers that nobody waits for are looked after this often; most are small enough to leave at once.
+# Transfers that nobody waits for are polled this often; most are small enough to leave at once.
 _NUDGE_S = 0.02
 
 
-def on_one_machine() -> bool:
-    """Whether torchrun or `freescale train` started all ranks on this machine, and it is one with such sockets."""
-    local, everywhere = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
-    return sys.platform == "linux" and local is not None and local == everywhere
+@register("transport", "local")
+class LocalRoute:
+    """CPU ranks of one machine."""
+
+    keeps_group = False
+
+    @staticmethod
+    def why_not(facts: GroupFacts) -> str | None:
+        """What keeps a group from using it."""
+        if facts.on_gpu:
+            return "sockets carry CPU tensors only"
+        return None if facts.one_machine else "the ranks are on several machines"
+
+    @staticmethod
+    def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+        """Open it for a group."""
+        return SocketTransport(group, timeout_s=timeout_s)
 
 
-class _Exchange:
+class _SocketTransfer:
     """A transfer on its way."""
 
     def __init__(self, transport: SocketTransport, received: Tensor, sent: Tensor) -> None:
@@ -54,8 +67,8 @@ class _Peer:
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
         self.rank, self.connection = rank, connection
-        self.outgoing: deque[tuple[memoryview, _Exchange]] = deque()
-        self.incoming: deque[tuple[memoryview, _Exchange]] = deque()
+        self.outgoing: deque[tuple[memoryview, _SocketTransfer]] = deque()
+        self.incoming: deque[tuple[memoryview, _SocketTransfer]] = deque()
 
     def events(self) -> int:
         """What to wait for."""
@@ -80,7 +93,7 @@ class SocketTransport:
     """All-to-all between ranks of one machine; every rank must start the same transfers in the same order.
 
     A transfer moves while some call of `start` or `wait` runs. So that a rank busy elsewhere (in a collective of
-    another kind, say) holds nobody up, a thread looks after transfers that nobody is waiting for.
+    another kind, say) holds nobody up, a thread moves transfers that nobody is waiting for.
 
     Args:
         group: the ranks that exchange; used once, to find each other.
@@ -101,37 +114,37 @@ class SocketTransport:
         self._lock = threading.Lock()
         self._num_waiting = 0
 
-    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _Exchange:
+    def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _SocketTransfer:
         """Begin to send; returns at once."""
         peers = self._connected()
         tensor = tensor.detach().contiguous()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])
-        exchange = _Exchange(self, received, tensor)
+        transfer = _SocketTransfer(self, received, tensor)
         outgoing, incoming = _blocks(tensor, send), _blocks(received, receive)
         incoming[self.rank][:] = outgoing[self.rank]
         with self._lock:
             for rank, peer in peers.items():
                 for queue, view in ((peer.outgoing, outgoing[rank]), (peer.incoming, incoming[rank])):
                     if len(view):
-                        queue.append((view, exchange))
-                        exchange.num_left += 1
+                        queue.append((view, transfer))
+                        transfer.num_left += 1
             self._move()
-        return exchange
+        return transfer
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""
         ones = [1] * self.num_ranks
         return self.start(counts, send=ones, receive=ones).wait()
 
-    def finish(self, exchange: _Exchange) -> None:
-        """Move bytes until an exchange is complete."""
-        if not exchange.num_left:
+    def finish(self, transfer: _SocketTransfer) -> None:
+        """Move bytes until a transfer is complete."""
+        if not transfer.num_left:
             return
         deadline = time.monotonic() + self._timeout_s
         self._num_waiting += 1
         try:
             with self._lock:
-                while exchange.num_left:
+                while transfer.num_left:
                     if not self._move() and not self._poll(deadline - time.monotonic()):
                         self._give_up()
         finally:
@@ -159,7 +172,7 @@ class SocketTransport:
         late = [peer.rank for peer in (self._peers or {}).values() if peer.events()]
         raise TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
 
-    def _look_after(self) -> None:
+    def _poll_transfers(self) -> None:
         """Keep transfers moving that nobody waits for."""
         while (
             self._num_waiting == 0
@@ -180,25 +193,25 @@ class SocketTransport:
                 rank: _Peer(rank, connection)
                 for rank, connection in _connect(self._group, self._timeout_s).items()
             }
-            poll_in_background(self, SocketTransport._look_after, every_s=_NUDGE_S)
+            poll_in_background(self, SocketTransport._poll_transfers, every_s=_NUDGE_S)
         return self._peers
 
 
-def _drain(queue: deque[tuple[memoryview, _Exchange]], move: Callable[[memoryview], int]) -> bool:
+def _drain(queue: deque[tuple[memoryview, _SocketTransfer]], move: Callable[[memoryview], int]) -> bool:
     """Move the views of a queue in order, until the socket would block; whether anything moved."""
     moved = False
     while queue:
-        view, exchange = queue[0]
+        view, transfer = queue[0]
         try:
             count = move(view)
         except BlockingIOError:
             break
         moved = True
         if count < len(view):
-            queue[0] = (view[count:], exchange)
+            queue[0] = (view[count:], transfer)
         else:
             queue.popleft()
-            exchange.num_left -= 1
+            transfer.num_left -= 1
     return moved
 
 

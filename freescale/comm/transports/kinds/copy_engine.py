@@ -30,12 +30,13 @@ from freescale.comm.rings import (
     together,
 )
 from freescale.comm.world import GroupFacts, is_mps_client, other_processes
+from freescale.registry import register
 
 # torch refuses ranks that share a GPU unless it is told that this is meant.
 _SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
-class GpuWindows:
+class GpuMappedRings:
     """Slots in the windows of all ranks, as this one maps them, and flags in shared memory of the host.
 
     Args:
@@ -59,64 +60,73 @@ class GpuWindows:
         self.read, self.write, self.close = flags.read, flags.write, flags.close
 
 
-def window_bytes(rings: Rings) -> int:
+def symmetric_bytes(rings: Rings) -> int:
     """Size of a window: the slots of all rings that end at one rank."""
     return rings.num_ranks * rings.num_slots * rings.slot_bytes
 
 
-def why_not(facts: GroupFacts) -> str | None:
-    """What keeps a group from using it."""
-    if not facts.on_gpu:
-        return "it copies between GPUs, and these ranks compute on CPUs"
-    if not facts.one_machine:
-        return "the ranks are on several machines"
-    apart = facts.unreachable
-    if apart is not None:
-        return "the GPU of rank {} cannot map memory of the GPU of rank {}".format(*apart)
-    return missing_driver()
+@register("transport", "copy_engine")
+class CopyEngineRoute:
+    """GPU ranks of one machine whose GPUs map each other's memory, or that share one."""
 
+    keeps_group = False
 
-def build(
-    group: dist.ProcessGroup,
-    facts: GroupFacts,
-    timeout_s: float,
-    *,
-    rings: Rings | None = None,
-    driver: Driver | None = None,
-) -> Transport:
-    """Open it for a group; every rank must call it."""
-    control = own_group(group, backend="gloo", timeout_s=timeout_s)
-    driver = driver or CudaDriver(batched=True)
-    if facts.shared_gpu:
-        os.environ.setdefault(_SHARED_GPU, "1")
+    @staticmethod
+    def why_not(facts: GroupFacts) -> str | None:
+        """What keeps a group from using it."""
+        if not facts.on_gpu:
+            return "it copies between GPUs, and these ranks compute on CPUs"
+        if not facts.one_machine:
+            return "the ranks are on several machines"
+        apart = facts.unreachable
+        if apart is not None:
+            return "the GPU of rank {} cannot map memory of the GPU of rank {}".format(*apart)
+        return missing_driver()
 
-    gpu, processes = index_of(facts.device), other_processes(facts)
+    @staticmethod
+    def build(
+        group: dist.ProcessGroup,
+        facts: GroupFacts,
+        timeout_s: float,
+        *,
+        rings: Rings | None = None,
+        driver: Driver | None = None,
+    ) -> Transport:
+        """Open it for a group; every rank must call it."""
+        control = own_group(group, backend="gloo", timeout_s=timeout_s)
+        driver = driver or CudaDriver(batched=True)
+        if facts.shared_gpu:
+            os.environ.setdefault(_SHARED_GPU, "1")
 
-    def open_windows(rings: Rings) -> GpuWindows:
-        own, addresses = together(
-            control, lambda: map_windows(rings, control, facts.device), what="windows cannot be mapped"
+        gpu, processes = index_of(facts.device), other_processes(facts)
+
+        def open_rings(rings: Rings) -> GpuMappedRings:
+            own, addresses = together(
+                control,
+                lambda: map_symmetric_memory(rings, control, facts.device),
+                what="windows cannot be mapped",
+            )
+            alone = rings.flags_alone()
+            memory = share_memory(control, alone, timeout_s=timeout_s)
+            flags = together(
+                control, lambda: PinnedFlags(alone, memory, driver, gpu), what="memory cannot be pinned"
+            )
+            return GpuMappedRings(rings, flags, addresses=addresses, own=own)
+
+        engine = StreamEngine(
+            open_rings,
+            driver=driver,
+            device=facts.device,
+            rank=facts.rank,
+            processes=processes,
+            timeout_s=timeout_s,
+            engine="copies into mapped memory of other GPUs",
+            sm_free=is_mps_client(),
+            reason=_reason(facts),
+            stages_own=False,
         )
-        alone = rings.flags_alone()
-        memory = share_memory(control, alone, timeout_s=timeout_s)
-        flags = together(
-            control, lambda: PinnedFlags(alone, memory, driver, gpu), what="memory cannot be pinned"
-        )
-        return GpuWindows(rings, flags, addresses=addresses, own=own)
-
-    engine = StreamEngine(
-        open_windows,
-        driver=driver,
-        device=facts.device,
-        rank=facts.rank,
-        processes=processes,
-        timeout_s=timeout_s,
-        engine="copies into mapped memory of other GPUs",
-        sm_free=is_mps_client(),
-        reason=_reason(facts),
-        stages_own=False,
-    )
-    rings = rings or rings_of_gpus(dist.get_world_size(control))
-    return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)
+        rings = rings or rings_of_gpus(dist.get_world_size(control))
+        return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)
 
 
 def _reason(facts: GroupFacts) -> str:
@@ -127,7 +137,7 @@ def _reason(facts: GroupFacts) -> str:
     return "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel"
 
 
-def map_windows(
+def map_symmetric_memory(
     rings: Rings, control: dist.ProcessGroup, device: torch.device
 ) -> tuple[torch.Tensor, list[int]]:
     """A window of this rank, and the addresses of all windows."""
@@ -136,7 +146,7 @@ def map_windows(
 
     # Not `symmetric.empty`, which since torch 2.11 may answer from a pool: what lies where would follow from when each
     # rank let go of its last window. An allocation of its own begins at the same place on every rank.
-    own = _SymmetricMemory.empty_strided_p2p((window_bytes(rings),), (1,), torch.uint8, device)
+    own = _SymmetricMemory.empty_strided_p2p((symmetric_bytes(rings),), (1,), torch.uint8, device)
     handle: Any = symmetric.rendezvous(own, control)
     # All windows lie at the same offset of what was mapped.
     addresses = [int(address) for address in handle.buffer_ptrs]

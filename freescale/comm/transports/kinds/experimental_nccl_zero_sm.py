@@ -1,7 +1,7 @@
-"""nccl_zero_sm: NCCL's own transfers without SMs, where the installed versions have them.
+"""experimental_nccl_zero_sm: NCCL's own transfers without SMs, where the installed versions have them.
 
-Written from NCCL's and torch's interfaces and tested against stand-ins: it needs two GPUs and newer versions than the
-ones this project has been measured on. So it is used when a recipe asks for it, and `auto` leaves it alone.
+Experimental: written from NCCL's and torch's interfaces and tested against stand-ins only. It needs two GPUs and newer
+versions than the ones this project has been measured on. So it is used when a recipe names it; `auto` never takes it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from freescale.comm import CollectiveTransport, Transport, own_group
+from freescale.comm import Transport, own_group
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.nccl_one_sided import OneSidedTransport
 from freescale.comm.transports.nccl_padded import PaddedTransport
 from freescale.comm.transports.nccl_routes import NcclFacts, NcclRoute, choose_route, parse_version
 from freescale.comm.world import GroupFacts
 from freescale.errors import TrainingError
+from freescale.registry import register
 
 
 def route_of(facts: GroupFacts) -> NcclRoute:
@@ -48,29 +50,36 @@ def nccl_version() -> tuple[int, int, int]:
     return int(major), int(minor), int(patch)
 
 
-def why_not(facts: GroupFacts) -> str | None:
-    """What keeps a group from using it."""
-    if not facts.on_gpu or not facts.backend.startswith("nccl"):
-        return f"these tensors are exchanged by {facts.backend}, not by NCCL"
-    if facts.shared_gpu:
-        return "NCCL takes one rank a GPU, and here several ranks share one"
-    route = route_of(facts)
-    return None if route.sm_free else route.reason
+@register("transport", "experimental_nccl_zero_sm")
+class NcclZeroSmRoute:
+    """GPU ranks, each with its own GPU, where NCCL can move rows without SMs."""
 
+    keeps_group = False
 
-def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
-    """Open it for a group; every rank must call it."""
-    route = route_of(facts)
-    control = own_group(group, backend="gloo", timeout_s=timeout_s)
-    members = own_group(group, backend="nccl", timeout_s=timeout_s)
-    if route.name == "padded":
-        return _build_padded(members, control, facts.device, route.reason)
-    opened: dict[str, Any] = {
-        "window": lambda size, places: C10dWindow(members, size, facts.device),
-        "put_signal": lambda size, places: SymmetricWindow(members, size, places, facts.device),
-    }
-    engine = "NCCL one-sided puts: copy engines in a machine, RDMA by its proxy thread between machines"
-    return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=route.reason)
+    @staticmethod
+    def why_not(facts: GroupFacts) -> str | None:
+        """What keeps a group from using it."""
+        if not facts.on_gpu or not facts.backend.startswith("nccl"):
+            return f"these tensors are exchanged by {facts.backend}, not by NCCL"
+        if facts.shared_gpu:
+            return "NCCL takes one rank a GPU, and here several ranks share one"
+        route = route_of(facts)
+        return None if route.sm_free else route.reason
+
+    @staticmethod
+    def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
+        """Open it for a group; every rank must call it."""
+        route = route_of(facts)
+        control = own_group(group, backend="gloo", timeout_s=timeout_s)
+        members = own_group(group, backend="nccl", timeout_s=timeout_s)
+        if route.name == "padded":
+            return _build_padded(members, control, facts.device, route.reason)
+        opened: dict[str, Any] = {
+            "window": lambda size, places: C10dWindow(members, size, facts.device),
+            "put_signal": lambda size, places: SymmetricWindow(members, size, places, facts.device),
+        }
+        engine = "NCCL one-sided puts: copy engines in a machine, RDMA by its proxy thread between machines"
+        return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=route.reason)
 
 
 def _build_padded(

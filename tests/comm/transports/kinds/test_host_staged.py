@@ -19,11 +19,11 @@ from freescale.comm.rings import ring_transport
 from freescale.comm.rings.ring_transport import RingTransport
 from freescale.comm.rings.rounds import EPOCHS, Rings
 from freescale.comm.rings.shared_memory import together
-from freescale.comm.transport import CollectiveTransport
-from freescale.comm.transports import host_staged
+from freescale.comm.transports.kinds import host_staged
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world.facts import gather_facts
-from freescale.errors import TrainingError
+from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks
 
 FIRST_LOOK = ring_transport._FIRST_LOOKS[0]
@@ -33,7 +33,9 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8
 def open_staged(*, timeout_s: float = 60.0, **rings: int) -> RingTransport:
     group = dist.group.WORLD
     facts = gather_facts(group, torch.device("cpu"))
-    made = host_staged.build(group, facts, timeout_s, rings=Rings(dist.get_world_size(), **rings))
+    made = host_staged.HostStagedRoute.build(
+        group, facts, timeout_s, rings=Rings(dist.get_world_size(), **rings)
+    )
     assert isinstance(made, RingTransport)
     return made
 
@@ -216,7 +218,7 @@ def chosen(rank: int) -> list[str]:
     staged = make_transport(dist.group.WORLD, kind="host_staged")
     texts = [staged.name, staged.engine, str(staged.sm_free), staged.reason]
     for kind, device in (("host_stagged", "cpu"), ("local", "cuda")):
-        with pytest.raises(TrainingError) as caught:
+        with pytest.raises(FreeScaleError) as caught:
             make_transport(dist.group.WORLD, kind=kind, device=device)
         texts.append(str(caught.value))
     return texts
