@@ -155,7 +155,7 @@ class Decoder(nn.Module):
         # Item vectors start small (0.02); at the size of what layers add, the first norms see both.
         x = self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]))
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        rotate = Rotation(view.places, width=self.width, base=self.rope_base, dtype=exact)
+        rotate = Rotation(view.positions, width=self.width, base=self.rope_base, dtype=exact)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for number, layer in enumerate(self.layers):

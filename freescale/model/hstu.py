@@ -73,15 +73,15 @@ class HSTULayer(nn.Module):
         drops = self.training and self.dropout.p > 0
         batch = None
         if not drops and can_fuse_layer(x_TD, heads=self.heads):
-            batch = view.whole(time=time is not None)
+            batch = view.fusable_batch(time=time is not None)
         if batch is not None:
             output = self.output
             weights = LayerWeights(self.uvqk, output.weight, output.bias, position, time)
             return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale)
-        made = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (made.q, made.k, made.v))
+        proj = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (proj.q, proj.k, proj.v))
         attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
-        return add_product(made, self.dropout(gate(made, attended.flatten(1))), self.output.weight)
+        return add_product(proj, self.dropout(gate(proj, attended.flatten(1))), self.output.weight)
 
 
 class HSTU(nn.Module):
@@ -143,7 +143,7 @@ class HSTU(nn.Module):
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]."""
-        x = self.input(vectors_TD, view.places)
+        x = self.input(vectors_TD, view.positions)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return self._through(x, view).to(vectors_TD.dtype)

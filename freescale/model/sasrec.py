@@ -71,7 +71,7 @@ class SASRec(nn.Module):
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]."""
-        x = self.input(vectors_TD, view.places)
+        x = self.input(vectors_TD, view.positions)
         for number, layer in enumerate(self.layers):
             x = layer(x, view, number)
         return self.final_norm(x)

@@ -1,4 +1,4 @@
-"""What a pass lets its tokens see. Encoders ask a `View` for places and attention, and so never know which pass it is.
+"""What a pass lets its tokens see. Encoders ask a `View` for positions and attention, and never know which pass it is.
 
     BatchView     whole sequences of a jagged batch, under a mask or none      training, evaluation
     CachedView    new tokens behind keys and values kept from an earlier pass  serving (cached_view.py)
@@ -6,7 +6,7 @@
 An encoder that keeps to this works in all of them:
 
     def encode(self, vectors_TD, view):
-        x = <vectors, and view.places where positions are wanted>
+        x = <vectors, and view.positions where they are wanted>
         for number, layer in enumerate(self.layers):
             q, k, v = <projections of x, [T, heads, width] each; k and v may have fewer heads>
             attended = view.softmax(q, k, v, layer=number, scale=...)      # or view.silu
@@ -29,13 +29,13 @@ KeepKeys = Callable[[int, Tensor, Tensor], None]
 
 
 class View(Protocol):
-    """Places of the tokens of a pass, and attention between them; two kinds of it."""
+    """Positions of the tokens of a pass, and attention between them; two kinds of it."""
 
     @property
-    def places(self) -> Tensor:
-        """[T] place of each token in its own sequence, counted from the sequence's first token."""
+    def positions(self) -> Tensor:
+        """[T] position of each token in its own sequence, counted from the sequence's first token."""
 
-    def whole(self, *, time: bool) -> WholeBatch | None:
+    def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, for layers that are computed as one function, with times or without.
 
         None where keys and values must be seen on their way.
@@ -60,7 +60,7 @@ class View(Protocol):
             v_THV: values, as many heads as the keys.
             layer: number of the layer, so that its keys and values can be told from those of others.
             scale: multiplies the weights.
-            position_bias: a weight for each distance in places.
+            position_bias: a weight for each distance in positions.
             time_bias: a weight for each bucket of time between query and key.
         """
 
@@ -96,11 +96,11 @@ class BatchView:
         self._batch, self._layout, self._mask, self._keep = batch, layout, mask, keep
 
     @property
-    def places(self) -> Tensor:
-        """[T] place of each token in its own sequence."""
-        return self._layout.places
+    def positions(self) -> Tensor:
+        """[T] position of each token in its own sequence."""
+        return self._layout.positions
 
-    def whole(self, *, time: bool) -> WholeBatch | None:
+    def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, unless somebody keeps keys and values."""
         if self._keep is not None:
             return None

@@ -29,7 +29,7 @@ class ByLength(NamedTuple):
     Args:
         sequence: [B] their numbers.
         first: [B] their first tokens.
-        reach: [longest] how many of them have a token at each place.
+        reach: [longest] how many of them have a token at each position.
     """
 
     sequence: Tensor
@@ -38,7 +38,7 @@ class ByLength(NamedTuple):
 
 
 class SequenceLayout:
-    """Lengths and places of the tokens of a batch, and lazily what the attention kernels prepare from them.
+    """Lengths and positions of the tokens of a batch, and lazily what the attention kernels prepare from them.
 
     Args:
         offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
@@ -94,8 +94,8 @@ class SequenceLayout:
         return to_device(self.offsets.numpy(), device=self.device)[0]
 
     @cached_property
-    def places(self) -> Tensor:
-        """[T] place of each token in its own sequence, worked out on the device: there may be a million of them."""
+    def positions(self) -> Tensor:
+        """[T] position of each token in its own sequence, worked out on the device: there may be a million of them."""
         starts = self.device_offsets
         own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
         return torch.arange(self.num_tokens, device=self.device) - own
@@ -105,9 +105,9 @@ class SequenceLayout:
         if block not in self._token_tiles:
             tiles = -(-self.lengths // block)
             sequence = np.repeat(np.arange(len(tiles)), tiles)
-            place = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
-            count = np.minimum(self.lengths[sequence] - place, block)
-            table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
+            position = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+            count = np.minimum(self.lengths[sequence] - position, block)
+            table = np.stack([sequence, self.offsets.numpy()[sequence] + position, count], axis=1)
             self._token_tiles[block] = to_device(table, device=self.device)[0]
         return self._token_tiles[block]
 

@@ -102,7 +102,7 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         project, attention, gate, product = parts = [_Kept() for _ in range(4)]
         room = GradBuffer()
-        u, v, q, k, past = Project.forward(project, x, uvqk, output_bias, room)
+        u, v, q, k, residual = Project.forward(project, x, uvqk, output_bias, room)
         num_tokens, width = u.shape
         by_head = (num_tokens, heads, width // heads)
         work, biased = batch.layout.work, position_bias is not None or time_bias is not None
@@ -121,7 +121,7 @@ class _Layer(torch.autograd.Function):
             tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
         )
         y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room)
-        out = AddProduct.forward(product, past, y, output)
+        out = AddProduct.forward(product, residual, y, output)
         # Handed over to autograd, which lets go of them when the gradients are done.
         ctx.save_for_backward(*[tensor for part in parts for tensor in part.saved_tensors])
         ctx.counts = [len(part.saved_tensors) for part in parts]
@@ -134,12 +134,12 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         project, attention, gate, product = _given_back(ctx)
-        past, dy, d_output = AddProduct.gradients(product, grad)
+        residual, dy, d_output = AddProduct.gradients(product, grad)
         du, da, _ = GateFunction.gradients(gate, dy)
         attended = da.view(attention.saved_tensors[0].shape)
         dq, dk, dv, *d_tables = FusedAttention.gradients(attention, attended)[:5]
         flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]
-        dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, past)
+        dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, residual)
         return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 4
 
 
