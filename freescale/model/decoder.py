@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
-from freescale.kernels import SequenceLayout
+from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.ffn import DenseFFN
 from freescale.model.moe import Dispatch, make_ffn, moe_layers
-from freescale.model.views import BatchView, View
+from freescale.model.views import View, masked_view
 
 _INIT_STD = 0.02
 
@@ -112,6 +112,7 @@ class Decoder(nn.Module):
         dropout: on the input and inside layers.
         ffn: another feed-forward part than SwiGLU, see `make_ffn`.
         dispatch: where its experts live.
+        mask: what tokens see of what came before; all of it unless given.
     """
 
     def __init__(
@@ -127,8 +128,10 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
         ffn: Mapping[str, Any] | None = None,
         dispatch: Dispatch | None = None,
+        mask: MaskKind | None = None,
     ) -> None:
         super().__init__()
+        self.mask = mask
         hidden = ffn_dim or 8 * math.ceil(dim / 3)
         self.width, self.rope_base = dim // heads, rope_base
         self.max_length = max_length
@@ -148,7 +151,7 @@ class Decoder(nn.Module):
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
-        return self.encode(vectors_TD, BatchView(batch, layout))
+        return self.encode(vectors_TD, masked_view(batch, layout, self.mask))
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]; between layers in half precision under autocast, like HSTU's."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import (
     LayerWeights,
+    MaskKind,
     SequenceLayout,
     add_product,
     can_fuse_layer,
@@ -24,7 +25,7 @@ from freescale.kernels import (
 from freescale.model.blocks import InputLayer, RelativeBias
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
-from freescale.model.views import BatchView, View
+from freescale.model.views import View, masked_view
 
 
 class HSTULayer(nn.Module):
@@ -97,6 +98,7 @@ class HSTU(nn.Module):
         time_bias: relative time bias in every layer; batches must then carry "time" and "target_time".
         ffn: the feed-forward part of every layer, as `make_ffn` takes it; none unless given.
         dispatch: where its experts live.
+        mask: what tokens see of what came before; all of it unless given.
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class HSTU(nn.Module):
         time_bias: bool = False,
         ffn: Mapping[str, Any] | None = None,
         dispatch: Dispatch | None = None,
+        mask: MaskKind | None = None,
     ) -> None:
         super().__init__()
+        self.mask = mask
         self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
         self.layers = nn.ModuleList(
             HSTULayer(
@@ -129,7 +133,7 @@ class HSTU(nn.Module):
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
-        return self.encode(vectors_TD, BatchView(batch, layout))
+        return self.encode(vectors_TD, masked_view(batch, layout, self.mask))
 
     def from_rows(
         self, rows_UD: Tensor, slots_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
@@ -139,7 +143,7 @@ class HSTU(nn.Module):
         Here states stay as narrow as the layers leave them.
         """
         x, rows_UD = self.input.gather(rows_UD, slots_T, layout)
-        return self._through(x, BatchView(batch, layout)), rows_UD
+        return self._through(x, masked_view(batch, layout, self.mask)), rows_UD
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]."""

@@ -68,8 +68,8 @@ def make_encoder(kind: str, *, segments: Mapping[str, int] | None = None, **shap
     Args:
         kind: "hstu", "sasrec" or "llama".
         segments: of `SegmentRule`, for histories compressed into summaries.
-        shape: dim, layers, heads, max_length (in events), dropout, ffn and dispatch (see `make_ffn`), and options of
-            the kind.
+        shape: dim, layers, heads, max_length (in events), dropout, mask (of `make_mask_kind`; not with segments), ffn
+            and dispatch (see `make_ffn`), and options of the kind.
     """
     if segments is None:
         return _make_plain(kind, **shape)

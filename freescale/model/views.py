@@ -22,8 +22,16 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from freescale.data import SequenceBatch
-from freescale.kernels import AttentionMask, SequenceLayout, WholeBatch, hstu_attention, softmax_attention
-from freescale.kernels.attention import for_every_head
+from freescale.errors import ConfigError
+from freescale.kernels import (
+    MaskKind,
+    MaskRule,
+    SequenceLayout,
+    WholeBatch,
+    hstu_attention,
+    softmax_attention,
+)
+from freescale.kernels.attention import for_every_head, kernels_know
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
 
@@ -38,7 +46,7 @@ class View(Protocol):
     def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, for layers that are computed as one function, with times or without.
 
-        None where keys and values must be seen on their way.
+        None where keys and values must be seen on their way, or fused layers do not know the mask.
         """
 
     def silu(
@@ -75,6 +83,22 @@ class Encoder(Protocol):
         """State [T, D] of every token; the state of a token has seen what the view shows it, and nothing else."""
 
 
+def masked_view(batch: SequenceBatch, layout: SequenceLayout, kind: MaskKind | None) -> BatchView:
+    """What encoders see of a batch in training and evaluation, under the mask that `kind` makes for it.
+
+    Raises:
+        ConfigError: the mask shows later tokens, among them those to be predicted.
+    """
+    mask = None if kind is None else kind.for_batch(batch.tokens, layout)
+    if mask is not None and mask.looks_ahead:
+        raise ConfigError(
+            "model.mask must not look ahead: a model that predicts the next event would read it there",
+            got=f"{type(mask).__name__} with looks_ahead",
+            next_step="set looks_ahead = False; what comes later is then hidden",
+        )
+    return BatchView(batch, layout, mask=mask)
+
+
 class BatchView:
     """All tokens of a jagged batch, each seeing what came before it in its own sequence.
 
@@ -90,7 +114,7 @@ class BatchView:
         batch: SequenceBatch,
         layout: SequenceLayout,
         *,
-        mask: AttentionMask | None = None,
+        mask: MaskRule | None = None,
         keep: KeepKeys | None = None,
     ) -> None:
         self._batch, self._layout, self._mask, self._keep = batch, layout, mask, keep
@@ -101,8 +125,8 @@ class BatchView:
         return self._layout.positions
 
     def fusable_batch(self, *, time: bool) -> WholeBatch | None:
-        """The batch, unless somebody keeps keys and values."""
-        if self._keep is not None:
+        """The batch, unless somebody keeps keys and values or brings a mask that only the parts can ask."""
+        if self._keep is not None or not kernels_know(self._mask):
             return None
         query_time, key_time = self._times() if time else (None, None)
         return WholeBatch(self._layout, self._mask, query_time, key_time)

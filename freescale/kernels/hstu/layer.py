@@ -23,6 +23,7 @@ from freescale.kernels.attention import (
     SequenceLayout,
     check_bias,
     check_tokens,
+    kernels_know,
     tiles_for,
 )
 from freescale.kernels.hstu.parts import AddProduct, GateFunction, GradBuffer, Project, compute_dtype
@@ -40,7 +41,10 @@ class LayerWeights(NamedTuple):
 
 
 class WholeBatch(NamedTuple):
-    """What attention over whole sequences needs to know of a batch; times only with a time bias."""
+    """What attention over whole sequences needs to know of a batch; times only with a time bias.
+
+    A mask from outside has no kernels: `View.fusable_batch` gives no such batch then, and the layer runs by its parts.
+    """
 
     layout: SequenceLayout
     mask: AttentionMask | None
@@ -59,6 +63,8 @@ def fused_layer(
 ) -> Tensor:
     """States after the layer: x + bias + (SiLU(u) * norm(attention(q, k, v))) output^T, as its parts compute it."""
     layout = batch.layout
+    if not kernels_know(batch.mask):
+        raise TypeError("a fused layer knows no mask but AttentionMask; compute the layer by its parts")
     check_tokens(len(x_TD), layout.num_tokens)
     check_bias(weights.position_bias, weights.time_bias, batch.query_time, batch.key_time, layout)
     layout.check(batch.mask)

@@ -111,7 +111,7 @@ def gate(proj: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> 
 
 
 def add_product(proj: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
-    """Residual + y weight^T, the states after the layer; fused, it is written over the residual that nobody else needs."""
+    """Residual + y weight^T, the states after the layer; fused, it is written over the residual, needed no more."""
     fused = can_fuse(y_TD) if fused is None else fused
     if fused and proj.residual.dtype == y_TD.dtype:
         return AddProduct.apply(proj.residual, y_TD, weight)  # type: ignore[no-untyped-call]

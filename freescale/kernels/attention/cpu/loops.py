@@ -90,7 +90,7 @@ def _spread(weights: Floats, rows: Floats, out: Floats, count: int) -> None:
 def _set_bias(
     out: Floats, i: int, position: Floats, time: Floats, buckets: NDArray[np.uint8], row: int, positions: Ints
 ) -> None:
-    """out[j] = bias of the pair (i, j), j <= i; tables of length 0 are absent, and so are `positions` that are i and j."""
+    """out[j] = bias of the pair (i, j), j <= i; tables of length 0 are absent, `positions` where they are i, j."""
     for j in range(i + 1):
         out[j] = 0.0
     if len(position) > 0 and len(positions) > 0:

@@ -349,7 +349,7 @@ class AttentionSchedule:
 
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
-    return mask is not None and mask.prefix > 0
+    return mask is not None and mask.looks_ahead
 
 
 def _within(tiles: Ints, part: Part) -> Bools:
