@@ -10,7 +10,14 @@ from torch.nn import functional as F
 
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
-from freescale.kernels import AttentionMask, SequenceLayout, make_mask_kind
+from freescale.kernels import (
+    AttentionMask,
+    LayerWeights,
+    SequenceLayout,
+    WholeBatch,
+    fused_layer,
+    make_mask_kind,
+)
 from freescale.kernels.attention import reference
 from freescale.model import Recommender, RetrievalHead
 from freescale.model.recommender import make_encoder
@@ -77,10 +84,8 @@ def test_a_step_of_training_is_that_of_the_dense_model(kind, name):
     results = []
     for dense in (False, True):
         model, x = copy.deepcopy(encoder), vectors.clone().requires_grad_()
-        if dense:
-            states = model.encode(x, DenseView(batch, seen))
-        else:
-            states = model(x, batch, SequenceLayout(batch.offsets))
+        view = DenseView(batch, seen)
+        states = model.encode(x, view) if dense else model(x, batch, SequenceLayout(batch.offsets))
         results.append(step(model, states, x))
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
@@ -114,19 +119,27 @@ def test_a_fused_layer_gets_a_batch_only_under_masks_it_knows():
         assert (found is not None) is fusable
 
 
+def test_a_fused_layer_refuses_a_mask_it_does_not_know():
+    batch = make_case("hstu", "causal")[2]
+    whole = WholeBatch(SequenceLayout(batch.offsets), Dilated(), None, None)
+    weights = LayerWeights(torch.zeros(8, 32), torch.zeros(8, 8), torch.zeros(8), None, None)
+    with pytest.raises(TypeError, match="knows no mask but AttentionMask"):
+        fused_layer(torch.zeros(sum(LENGTHS), 8), weights, whole, heads=2, scale=1.0)
+
+
 def test_a_model_refuses_to_look_ahead():
     class Ahead:
         def for_batch(self, columns, layout):
             return SameCategory(columns["category"], looks_ahead=True)
 
     batch = make_case("hstu", "causal")[2]
-    with pytest.raises(ConfigError, match="model.mask must not look ahead"):
+    with pytest.raises(ConfigError, match=r"model\.mask must not look ahead"):
         masked_view(batch, SequenceLayout(batch.offsets), Ahead())
 
 
 def test_compressed_histories_refuse_another_mask():
     segments = {"recent": 6, "length": 8, "summaries": 2}
-    with pytest.raises(ConfigError, match="model.mask and segments.recent do not go together"):
+    with pytest.raises(ConfigError, match=r"model\.mask and segments\.recent do not go together"):
         make_encoder(
             "hstu", **SHAPE, time_bias=False, segments=segments, mask=make_mask_kind("window", {"window": 3})
         )
