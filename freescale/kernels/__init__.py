@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.kernels.attention import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
+    from freescale.kernels.attention import (
+        AttentionMask,
+        MaskKind,
+        MaskRule,
+        SequenceLayout,
+        hstu_attention,
+        make_mask_kind,
+        softmax_attention,
+    )
     from freescale.kernels.hstu import (
         LayerWeights,
         WholeBatch,

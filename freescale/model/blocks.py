@@ -26,10 +26,10 @@ class InputLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         nn.init.trunc_normal_(self.position, std=math.sqrt(1 / dim))
 
-    def forward(self, vectors_TD: Tensor, places_T: Tensor) -> Tensor:
+    def forward(self, vectors_TD: Tensor, positions_T: Tensor) -> Tensor:
         """Input of the first layer, [T, D]."""
-        positions = nn.functional.embedding(places_T, self.position)
-        return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + positions)
+        vectors = nn.functional.embedding(positions_T, self.position)
+        return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + vectors)
 
     def gather(self, rows_UD: Tensor, slots_T: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """The same from distinct item vectors, as `input_states` makes it; and the vectors, for the head."""

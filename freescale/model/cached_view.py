@@ -60,9 +60,9 @@ class CachedView:
             len(lengths), int(lengths.max(initial=0)), int(caches.counts.max(initial=0))
         )
         user, number = group_index(lengths)
-        places = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
-        places[: batch.num_tokens] = number + caches.ends[user]
-        self.places = to_device(places, device=device)[0]
+        positions = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
+        positions[: batch.num_tokens] = number + caches.ends[user]
+        self.positions = to_device(positions, device=device)[0]
         self._plans: dict[torch.dtype, CachedPlan] = {}
 
     def plan(self, dtype: torch.dtype) -> CachedPlan:
@@ -79,18 +79,18 @@ class CachedView:
                 fill=self._fill,
             )
             tiles = to_device(table, device=self._device)[0]
-            self._plans[dtype] = CachedPlan(tiles, self._caches.places, block)
+            self._plans[dtype] = CachedPlan(tiles, self._caches.positions, block)
         return self._plans[dtype]
 
     def fill_from(self, other: CachedView) -> None:
         """Take over the tables of another request with the same room, in the memory that recorded kernels read."""
-        self.places.copy_(other.places)
+        self.positions.copy_(other.positions)
         for dtype, plan in self._plans.items():
             plan.tiles.copy_(other.plan(dtype).tiles)
         if "byte_buckets" in self.__dict__:
             self.byte_buckets[: len(other.byte_buckets)].copy_(other.byte_buckets)
 
-    def whole(self, *, time: bool) -> None:
+    def fusable_batch(self, *, time: bool) -> None:
         """None: keys and values come from caches."""
 
     def silu(
@@ -184,16 +184,16 @@ class CachedView:
     @cached_property
     def _distances(self) -> Tensor:
         """[users, queries, keys] how far back a key stands."""
-        places = self._new.pad(self.places)
-        keys = torch.cat([self._old.pad(self._caches.places), places], dim=1)
-        return (places[:, :, None] - keys[:, None, :]).clamp(min=0)
+        positions = self._new.pad(self.positions)
+        keys = torch.cat([self._old.pad(self._caches.positions), positions], dim=1)
+        return (positions[:, :, None] - keys[:, None, :]).clamp(min=0)
 
     @cached_property
     def _buckets(self) -> Tensor:
         """[users, queries, keys] bucket of the time between them."""
         asked, time = (self._new.pad(self._batch.tokens[name]) for name in ("target_time", "time"))
-        places, times = self._caches.places, self._caches.times
-        old = torch.zeros_like(places) if times is None else times
+        positions, times = self._caches.positions, self._caches.times
+        old = torch.zeros_like(positions) if times is None else times
         keys = torch.cat([self._old.pad(old), time], dim=1)
         return time_bucket(asked[:, :, None] - keys[:, None, :])
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 from torch import Tensor
 
 from freescale.data import SequenceBatch
-from freescale.kernels import SequenceLayout
+from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.moe import Dispatch
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class EncoderShape:
         kv_heads: heads of keys and values; as many as `heads` unless given.
         ffn_dim: width inside the kind's own feed-forward part; it decides unless given.
         rope_base: how slowly the slowest pair of a head turns, where positions are rotations.
+        mask: what tokens see of what came before; an encoder that takes it keeps it as `mask`.
     """
 
     dim: int
@@ -57,6 +58,7 @@ class EncoderShape:
     kv_heads: int | None = None
     ffn_dim: int | None = None
     rope_base: float = 10_000.0
+    mask: MaskKind | None = None
 
 
 class Encoder(Protocol):

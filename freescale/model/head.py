@@ -23,7 +23,6 @@ from freescale import registry
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model.kind_options import options_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,7 @@ def make_head(kind: str, *, dim: int, options: object = None) -> Head:
         options: of the kind, or a mapping with the same keys.
     """
     found = registry.find("head", kind)
-    return cast(Head, found.make(dim, options_of(found, options)))
+    return cast(Head, found.make(dim, registry.options_of(found, options)))
 
 
 def check_columns(head: Head, columns: Collection[str], *, kind: str, data: str) -> None:

@@ -28,7 +28,7 @@ class PackedCaches(Sequence[TokenCache | None]):
     Args:
         keys: [layers, N, heads, width] summaries of all users; empty where nobody has any.
         values: the same; their width may differ.
-        places: [N] place of each summary in its history.
+        positions: [N] position of each summary in its history.
         times: [N] time stamp of each; None where there are none.
         starts: [users] where the summaries of each begin.
         sizes: events of each segment, user by user.
@@ -39,7 +39,7 @@ class PackedCaches(Sequence[TokenCache | None]):
 
     keys: Tensor
     values: Tensor
-    places: Tensor
+    positions: Tensor
     times: Tensor | None
     starts: Ints
     sizes: Ints
@@ -79,16 +79,16 @@ class PackedCaches(Sequence[TokenCache | None]):
         """Caches of summaries that stand user by user, segment by segment."""
         each = stamp.summaries
         ends = np.cumsum(sizes + each)
-        # Places begin again with each user.
+        # Positions begin again with each user.
         before = np.repeat(np.concatenate([[0], ends])[segments[:-1]], np.diff(segments))
         first = ends - before - each
-        places = (first[:, None] + np.arange(each)).ravel()
-        tables = (places, np.repeat(segment_times, each)) if len(segment_times) else (places,)
+        positions = (first[:, None] + np.arange(each)).ravel()
+        tables = (positions, np.repeat(segment_times, each)) if len(segment_times) else (positions,)
         on_device = to_device(*tables, device=keys.device)
         return PackedCaches(
             keys=keys,
             values=values,
-            places=on_device[0],
+            positions=on_device[0],
             times=on_device[1] if len(segment_times) else None,
             starts=segments[:-1] * each,
             sizes=sizes,
@@ -105,7 +105,7 @@ class PackedCaches(Sequence[TokenCache | None]):
 
     @cached_property
     def ends(self) -> Ints:
-        """[users] place of the event that follows."""
+        """[users] position of the event that follows."""
         total = np.concatenate([[0], np.cumsum(self.sizes)])
         found: Ints = np.diff(total[self.segments]) + self.counts
         return found
@@ -135,7 +135,7 @@ class PackedCaches(Sequence[TokenCache | None]):
         """The store on another device."""
         if self.keys.device == torch.device(device):
             return self
-        tensors = {name: getattr(self, name).to(device) for name in ("keys", "values", "places")}
+        tensors = {name: getattr(self, name).to(device) for name in ("keys", "values", "positions")}
         return replace(self, **tensors, times=None if self.times is None else self.times.to(device))
 
     def __len__(self) -> int:

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from freescale import registry
 from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
-from freescale.kernels import SequenceLayout
+from freescale.kernels import SequenceLayout, make_mask_kind
 from freescale.kernels.rows import take
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.head import Head
-from freescale.model.kind_options import options_of
 from freescale.model.segmented import SegmentedEncoder
 
 
@@ -70,7 +69,12 @@ class Recommender(nn.Module):
 
 
 def make_encoder(
-    kind: str, *, segments: Mapping[str, int] | None = None, options: object = None, **shape: Any
+    kind: str,
+    *,
+    segments: Mapping[str, int] | None = None,
+    options: object = None,
+    mask: Mapping[str, Any] | None = None,
+    **shape: Any,
 ) -> nn.Module:
     """The encoder a recipe or an exported manifest names.
 
@@ -78,12 +82,20 @@ def make_encoder(
         kind: "hstu", "sasrec", "llama", or one from outside that is registered.
         segments: of `SegmentRule`, for histories compressed into summaries.
         options: of the kind, or a mapping with the same keys.
+        mask: name and options of what tokens see; causal unless given. Does not go with segments.
         shape: of `EncoderShape`; max_length in events.
     """
     found = registry.find("encoder", kind)
-    wanted, own = EncoderShape(**shape), options_of(found, options)
+    wanted = EncoderShape(**shape, mask=None if mask is None else make_mask_kind(**mask))
+    own = registry.options_of(found, options)
     if segments is None:
         encoder: nn.Module = found.make(wanted, own)
+        if wanted.mask is not None and getattr(encoder, "mask", None) is not wanted.mask:
+            raise ConfigError(
+                f"encoder {kind!r} knows no masks",
+                got=f"model.mask={dict(mask or {}).get('name')}",
+                next_step="leave model.mask out; an encoder that takes one keeps it as `mask`",
+            )
         return encoder
     rule = SegmentRule(**segments)
     # Summaries take places of their own, so the encoder inside has room for more tokens than there are events.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from freescale.data import SegmentedBatch, SegmentRule, SequenceBatch, insert_summaries
+from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.views import BatchView, Encoder, KeepKeys
 
@@ -37,6 +38,11 @@ class SegmentedEncoder(nn.Module):
 
     def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_places: int) -> None:
         super().__init__()
+        if getattr(encoder, "mask", None) is not None:
+            raise ConfigError(
+                "model.mask and segments.recent do not go together: summaries bring a mask of their own",
+                next_step="leave out model.mask, or segments.recent",
+            )
         self.encoder = encoder
         self.rule = rule
         self.max_places = max_places

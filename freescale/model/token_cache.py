@@ -69,7 +69,7 @@ class TokenCache:
 
     @property
     def end(self) -> int:
-        """Place of the event that follows."""
+        """Position of the event that follows."""
         return self.num_events + self.stamp.summaries * len(self.sizes)
 
     @property
@@ -77,9 +77,9 @@ class TokenCache:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    def places(self) -> tuple[int, ...]:
-        """Place of every summary."""
-        return _places(self.sizes, self.stamp.summaries)
+    def positions(self) -> tuple[int, ...]:
+        """Position of every summary."""
+        return _positions(self.sizes, self.stamp.summaries)
 
     def first(self, segments: int) -> TokenCache:
         """The cache of the first segments only: they do not depend on later ones."""
@@ -143,7 +143,7 @@ class TokenCache:
 
 
 @lru_cache(maxsize=4096)
-def _places(sizes: tuple[int, ...], summaries: int) -> tuple[int, ...]:
+def _positions(sizes: tuple[int, ...], summaries: int) -> tuple[int, ...]:
     """Many users share few patterns of segments, and a request should not count them out again."""
     found: list[int] = []
     end = 0

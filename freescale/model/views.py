@@ -1,4 +1,4 @@
-"""What a pass lets its tokens see. Encoders ask a `View` for places and attention, and so never know which pass it is.
+"""What a pass lets its tokens see. Encoders ask a `View` for positions and attention, and never know which pass it is.
 
     BatchView     whole sequences of a jagged batch, under a mask or none      training, evaluation
     CachedView    new tokens behind keys and values kept from an earlier pass  serving (cached_view.py)
@@ -6,7 +6,7 @@
 An encoder that keeps to this works in all of them:
 
     def encode(self, vectors_TD, view):
-        x = <vectors, and view.places where positions are wanted>
+        x = <vectors, and view.positions where they are wanted>
         for number, layer in enumerate(self.layers):
             q, k, v = <projections of x, [T, heads, width] each; k and v may have fewer heads>
             attended = view.softmax(q, k, v, layer=number, scale=...)      # or view.silu
@@ -22,23 +22,31 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from freescale.data import SequenceBatch
-from freescale.kernels import AttentionMask, SequenceLayout, WholeBatch, hstu_attention, softmax_attention
-from freescale.kernels.attention import for_every_head
+from freescale.errors import ConfigError
+from freescale.kernels import (
+    MaskKind,
+    MaskRule,
+    SequenceLayout,
+    WholeBatch,
+    hstu_attention,
+    softmax_attention,
+)
+from freescale.kernels.attention import for_every_head, kernels_know
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
 
 
 class View(Protocol):
-    """Places of the tokens of a pass, and attention between them; two kinds of it."""
+    """Positions of the tokens of a pass, and attention between them; two kinds of it."""
 
     @property
-    def places(self) -> Tensor:
-        """[T] place of each token in its own sequence, counted from the sequence's first token."""
+    def positions(self) -> Tensor:
+        """[T] position of each token in its own sequence, counted from the sequence's first token."""
 
-    def whole(self, *, time: bool) -> WholeBatch | None:
+    def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, for layers that are computed as one function, with times or without.
 
-        None where keys and values must be seen on their way.
+        None where keys and values must be seen on their way, or fused layers do not know the mask.
         """
 
     def silu(
@@ -60,7 +68,7 @@ class View(Protocol):
             v_THV: values, as many heads as the keys.
             layer: number of the layer, so that its keys and values can be told from those of others.
             scale: multiplies the weights.
-            position_bias: a weight for each distance in places.
+            position_bias: a weight for each distance in positions.
             time_bias: a weight for each bucket of time between query and key.
         """
 
@@ -73,6 +81,22 @@ class Encoder(Protocol):
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State [T, D] of every token; the state of a token has seen what the view shows it, and nothing else."""
+
+
+def masked_view(batch: SequenceBatch, layout: SequenceLayout, kind: MaskKind | None) -> BatchView:
+    """What encoders see of a batch in training and evaluation, under the mask that `kind` makes for it.
+
+    Raises:
+        ConfigError: the mask shows later tokens, among them those to be predicted.
+    """
+    mask = None if kind is None else kind.for_batch(batch.tokens, layout)
+    if mask is not None and mask.looks_ahead:
+        raise ConfigError(
+            "model.mask must not look ahead: a model that predicts the next event would read it there",
+            got=f"{type(mask).__name__} with looks_ahead",
+            next_step="set looks_ahead = False; what comes later is then hidden",
+        )
+    return BatchView(batch, layout, mask=mask)
 
 
 class BatchView:
@@ -90,19 +114,19 @@ class BatchView:
         batch: SequenceBatch,
         layout: SequenceLayout,
         *,
-        mask: AttentionMask | None = None,
+        mask: MaskRule | None = None,
         keep: KeepKeys | None = None,
     ) -> None:
         self._batch, self._layout, self._mask, self._keep = batch, layout, mask, keep
 
     @property
-    def places(self) -> Tensor:
-        """[T] place of each token in its own sequence."""
-        return self._layout.places
+    def positions(self) -> Tensor:
+        """[T] position of each token in its own sequence."""
+        return self._layout.positions
 
-    def whole(self, *, time: bool) -> WholeBatch | None:
-        """The batch, unless somebody keeps keys and values."""
-        if self._keep is not None:
+    def fusable_batch(self, *, time: bool) -> WholeBatch | None:
+        """The batch, unless somebody keeps keys and values or brings a mask that only the parts can ask."""
+        if self._keep is not None or not kernels_know(self._mask):
             return None
         query_time, key_time = self._times() if time else (None, None)
         return WholeBatch(self._layout, self._mask, query_time, key_time)

@@ -77,7 +77,7 @@ def options_of(section: Any, family: str) -> Any:
             given[item.name] = getattr(section, item.name)
         elif item.name in extra:
             given[item.name] = extra[item.name]
-    return kind.options(**given)
+    return registry.options_of(kind, given)
 
 
 def as_yaml(value: Any) -> Any:

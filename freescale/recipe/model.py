@@ -38,6 +38,7 @@ class ModelSection:
     )
     ffn_dim: int | None = key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
     rope_base: float = key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
+    mask: str = key("causal", "what a token sees of what came before it", family="mask")
     extra: Mapping[str, Any] = extra_keys()
 
 
@@ -61,7 +62,8 @@ def problems(config: Config) -> list[str]:
 
 def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
     """What `make_encoder` needs; also what an exported model keeps."""
-    options, own = config.model, options_of(config.model, "encoder")
+    options = config.model
+    own, seen = (options_of(options, family) for family in ("encoder", "mask"))
     has_time = "time" in source.features and config.data.use_time
     return {
         "kind": options.kind,
@@ -77,6 +79,9 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "rope_base": options.rope_base,
         "ffn": ffn_shape(config),
         "options": None if own is None else dataclasses.asdict(own),
+        "mask": None
+        if options.mask == "causal"
+        else {"name": options.mask, "options": None if seen is None else dataclasses.asdict(seen)},
     }
 
 

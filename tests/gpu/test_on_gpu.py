@@ -22,10 +22,10 @@ from freescale.kernels import (
     hstu_attention,
     input_states,
     project_uvqk,
-    reference,
     sampled_softmax,
     softmax_attention,
 )
+from freescale.kernels.attention import reference
 from freescale.kernels.rows.api import sum_by_row
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.events import Progress
@@ -227,9 +227,9 @@ def test_the_fused_input_is_the_plain_one(width: int, half: bool) -> None:
 
     def run(*, wide: bool = False) -> list[torch.Tensor]:
         if wide:
-            places = layout.places
+            positions = layout.positions
             past = rows.double()
-            out = past[slots] * 22.6 + position.double()[places]
+            out = past[slots] * 22.6 + position.double()[positions]
         else:
             with torch.autocast("cuda", torch.bfloat16, enabled=half):
                 out, past = input_states(rows, slots, position, layout, scale=22.6)

@@ -136,7 +136,7 @@ def test_a_cache_grows_by_segments_to_what_it_is_when_made_at_once(kind):
     for grown, whole in zip(caches, at_once):
         assert grown.sizes == whole.sizes
         assert grown.times == whole.times
-        assert grown.places() == whole.places()
+        assert grown.positions() == whole.positions()
         torch.testing.assert_close(grown.keys, whole.keys, rtol=0, atol=1e-5)
         torch.testing.assert_close(grown.values, whole.values, rtol=0, atol=1e-5)
 

@@ -49,7 +49,7 @@ def test_a_store_gives_back_what_was_put_in(sizes, data):
                 assert torch.equal(got.keys, cache.keys)
                 assert torch.equal(got.values, cache.values)
                 own = slice(found.starts[n], found.starts[n] + found.counts[n])
-                assert tuple(found.places[own].tolist()) == cache.places()
+                assert tuple(found.positions[own].tolist()) == cache.positions()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,4 +121,4 @@ def test_a_store_of_another_model_is_refused():
 def test_new_tokens_stand_behind_all_summaries():
     store = PackedCaches.pack([make_cache([9, 9])], device="cpu", stamp=STAMP)
     view = CachedView(SequenceBatch(offsets=torch.tensor([0, 3])), store, device=torch.device("cpu"))
-    assert view.places.tolist() == [22, 23, 24]
+    assert view.positions.tolist() == [22, 23, 24]

@@ -1,15 +1,16 @@
 """The attention models call: checks the inputs and picks the way to compute them.
 
 CPU             compiled loops over exactly the pairs that are seen           loop_attention
-CUDA            Triton kernels, bf16, fp16 and fp32, any mask                 fused_attention
-otherwise       batched products over tiles: float64 and odd devices          tiled_attention
-truth           one sequence at a time, autograd; odd masks on the CPU        reference
+CUDA            Triton kernels, bf16, fp16 and fp32, any AttentionMask        fused_attention
+otherwise       batched products over tiles: softmax on the CPU, float64,     tiled_attention
+                odd devices, and every other mask, which is asked tile by tile
+truth           one sequence at a time, autograd                              reference
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from freescale.kernels.attention.cpu.loop_attention import loop_silu_attention
 from freescale.kernels.attention.cpu.tiled_attention import tiled_silu_attention, tiled_softmax_attention
 from freescale.kernels.attention.inputs import AttentionInputError, check_shapes
 from freescale.kernels.attention.layout import SequenceLayout
-from freescale.kernels.attention.mask import AttentionMask
+from freescale.kernels.attention.mask import AttentionMask, kernels_know
+from freescale.kernels.attention.mask_rule import MaskRule
 from freescale.kernels.attention.segment_runs import can_unroll
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, fused_attention
 from freescale.kernels.attention.triton.pair_bias import BiasTables
@@ -43,7 +45,7 @@ def hstu_attention(
     time_bias: Tensor | None = None,
     query_time: Tensor | None = None,
     key_time: Tensor | None = None,
-    mask: AttentionMask | None = None,
+    mask: MaskRule | None = None,
     layout: SequenceLayout | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
@@ -62,7 +64,8 @@ def hstu_attention(
         time_bias: 129 weights, one for each bucket of the time between `query_time` of i and `key_time` of j.
         query_time: [tokens] time at which the prediction is asked for (that of the next event).
         key_time: [tokens] time of the event itself.
-        mask: window, prefix, targets, segments; without it a token sees itself and all tokens before it.
+        mask: an `AttentionMask` (window, prefix, targets, segments) or a `MaskRule` of your own; without it a token
+            sees itself and all tokens before it.
         layout: the batch's layout, to share it between layers; made of `offsets`.
         backend: "auto" takes loops on the CPU and Triton kernels on a GPU.
     """
@@ -84,21 +87,24 @@ def hstu_attention(
         if query_time is not None and key_time is not None and time_bias is not None:
             buckets = layout.buckets(query_time, key_time, backend=backend, mask=mask)
         if backend == "triton":
+            assert kernels_know(mask)
             tables = BiasTables(position_bias, time_bias, buckets)
             return fused_attention(
                 q_THD, k_THD, v_THV, layout.work, alpha=alpha, scale=scale, bias=tables, mask=mask
             )
         q, k, v = (_wide(x) for x in (q_THD, k_THD, v_THV))
         q = q if alpha == 1 else q * alpha
-        if backend == "loops" and mask is not None:
+        bias |= {"scale": scale, "buckets": buckets}
+        if backend == "tiles":
+            seen = None if mask is None else layout.rule_tiles(mask)
+            out = tiled_silu_attention(q, k, v, layout.tiles, mask=seen, **bias)
+        elif mask is None:
+            out = loop_silu_attention(q, k, v, layout.loops, **bias)
+        else:
+            assert isinstance(mask, AttentionMask)
             runs = layout.runs(mask)
             q, k, v = (x.index_select(0, runs.index) for x in (q, k, v))
-            out = loop_silu_attention(q, k, v, runs.loops, scale=scale, buckets=buckets, **bias)
-            out = out.index_select(0, runs.own)
-        elif backend == "loops":
-            out = loop_silu_attention(q, k, v, layout.loops, scale=scale, buckets=buckets, **bias)
-        else:
-            out = tiled_silu_attention(q, k, v, layout.tiles, scale=scale, buckets=buckets, **bias)
+            out = loop_silu_attention(q, k, v, runs.loops, **bias).index_select(0, runs.own)
     return out.to(v_THV.dtype)
 
 
@@ -134,7 +140,7 @@ def softmax_attention(
     offsets: Tensor,
     *,
     scale: float,
-    mask: AttentionMask | None = None,
+    mask: MaskRule | None = None,
     layout: SequenceLayout | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
@@ -149,6 +155,7 @@ def softmax_attention(
     backend = _choose(backend, q_THD, v_THV, mask, layout.offsets, softmax=True)
     with torch.autocast(q_THD.device.type, enabled=False):
         if backend == "triton":
+            assert kernels_know(mask)
             no_bias = BiasTables(None, None, None)
             return fused_attention(
                 q_THD, k_THD, v_THV, layout.work, alpha=scale, scale=None, bias=no_bias, mask=mask
@@ -160,12 +167,14 @@ def softmax_attention(
             )
         # The products want every operand laid out anew anyway, so shared heads are written out for each query head.
         k, v = (reference.for_every_head(x, q.shape[1]) for x in (k, v))
-        if mask is not None:
+        if mask is not None and _unrolls(mask, q, layout.offsets):
             runs = layout.runs(mask)
             q, k, v = (x.index_select(0, runs.index) for x in (q, k, v))
             out = tiled_softmax_attention(q, k, v, runs.tiles, scale=scale).index_select(0, runs.own)
-            return out.to(v_THV.dtype)
-        return tiled_softmax_attention(q, k, v, layout.tiles, scale=scale).to(v_THV.dtype)
+        else:
+            seen = None if mask is None else layout.rule_tiles(mask)
+            out = tiled_softmax_attention(q, k, v, layout.tiles, scale=scale, mask=seen)
+        return out.to(v_THV.dtype)
 
 
 def _layout(offsets: Tensor, q: Tensor) -> SequenceLayout:
@@ -174,24 +183,30 @@ def _layout(offsets: Tensor, q: Tensor) -> SequenceLayout:
 
 
 def _choose(
-    backend: Backend, q: Tensor, v: Tensor, mask: AttentionMask | None, offsets: Tensor, *, softmax: bool
+    backend: Backend, q: Tensor, v: Tensor, mask: MaskRule | None, offsets: Tensor, *, softmax: bool
 ) -> Backend:
     """The way to compute that "auto" stands for, or a complaint about one that cannot."""
-    # Segments can be computed as sequences of their own, where the position bias can be told of places.
-    on_cpu: Backend = "tiles" if softmax else "loops"
-    segments_only = mask is not None and q.device.type == "cpu" and can_unroll(mask, offsets)
+    known = kernels_know(mask)
     if backend == "auto":
-        if q.device.type == "cuda" and _fits_triton(q, v) and has_triton():
+        if known and q.device.type == "cuda" and _fits_triton(q, v) and has_triton():
             return "triton"
-        if mask is not None:
-            return on_cpu if segments_only else "reference"
-        return on_cpu if q.device.type == "cpu" else "tiles"
+        loops = q.device.type == "cpu" and not softmax and (mask is None or _unrolls(mask, q, offsets))
+        return "loops" if loops else "tiles"
     _refuse(backend, q, v, softmax=softmax)
-    if mask is not None and backend in ("loops", "tiles") and not (segments_only and backend == on_cpu):
-        raise ValueError(
-            f"backend {backend!r} knows no masks but segments; take 'auto', 'triton' or 'reference'"
+    if backend == "loops" and mask is not None and not _unrolls(mask, q, offsets):
+        raise ValueError("backend 'loops' knows no masks but segments; take 'auto', 'tiles' or 'reference'")
+    if backend == "triton" and not known:
+        raise AttentionInputError(
+            "backend 'triton' knows no mask but AttentionMask",
+            got=type(mask).__name__,
+            next_step="take backend='auto' or 'tiles', which ask the mask for every tile",
         )
     return backend
+
+
+def _unrolls(mask: MaskRule, q: Tensor, offsets: Tensor) -> TypeGuard[AttentionMask]:
+    """Whether segments can be computed as sequences of their own, which loops and plain tiles can."""
+    return q.device.type == "cpu" and isinstance(mask, AttentionMask) and can_unroll(mask, offsets)
 
 
 def _refuse(backend: str, q: Tensor, v: Tensor, *, softmax: bool) -> None:

@@ -34,14 +34,14 @@ class CachedPlan(NamedTuple):
 
     Args:
         tiles: [tiles, 9] first new token of the user, how many, first one of the tile, first cached token in the store,
-            how many, place of the first new token, where the user's buckets begin, how wide their rows are, and at
+            how many, position of the first new token, where the user's buckets begin, how wide their rows are, and at
             which column those of new tokens begin.
-        places: [cached tokens of the store] place of each.
+        positions: [cached tokens of the store] position of each.
         block: new tokens a tile.
     """
 
     tiles: Tensor
-    places: Tensor
+    positions: Tensor
     block: int
 
 
@@ -60,7 +60,7 @@ def tile_table(
         offsets: [users + 1] of the new tokens.
         starts: [users] first cached token in the store.
         counts: [users] cached tokens.
-        ends: [users] place of the first new token.
+        ends: [users] position of the first new token.
         block: new tokens a tile.
         room: bounds of all of these.
         fill: as many tiles as there is room for; those that are not needed have no tokens.
@@ -109,7 +109,7 @@ def cached_attention(
         plan: which of them belong to whom.
         alpha: factor of the scores.
         scale: factor of the weights.
-        position_bias: a weight for each distance in places.
+        position_bias: a weight for each distance in positions.
         time_bias: a weight for each bucket of time.
         buckets: [users, most new tokens, most cached + most new tokens] uint8, with `time_bias`.
     """
@@ -142,10 +142,10 @@ def cached_attention(
     }
     tensors = {
         **{"Q": q, "K": k, "V": v, "CachedK": cached_k, "CachedV": cached_v, "Out": out},
-        **{"Tiles": plan.tiles, "Places": plan.places},
-        "Position": plan.places if position_bias is None else position_bias,
-        "Time": plan.places if time_bias is None else time_bias,
-        "Buckets": plan.places if buckets is None else buckets,
+        **{"Tiles": plan.tiles, "Positions": plan.positions},
+        "Position": plan.positions if position_bias is None else position_bias,
+        "Time": plan.positions if time_bias is None else time_bias,
+        "Buckets": plan.positions if buckets is None else buckets,
     }
     numbers = {"half_alpha": alpha / 2, "scale": scale or 0.0}
     start_kernel(cached_kernel, (len(plan.tiles) * q.shape[1],), tensors, numbers, options)

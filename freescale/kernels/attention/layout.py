@@ -15,8 +15,10 @@ from torch import Tensor
 
 from freescale.kernels.attention.cpu.loop_attention import LoopLayout
 from freescale.kernels.attention.cpu.tile_layout import TileLayout
+from freescale.kernels.attention.cpu.tile_masks import RuleTiles
 from freescale.kernels.attention.inputs import check_offsets
-from freescale.kernels.attention.mask import AttentionMask
+from freescale.kernels.attention.mask import AttentionMask, kernels_know
+from freescale.kernels.attention.mask_rule import MaskRule, check_attributes
 from freescale.kernels.attention.plan.schedule import AttentionSchedule
 from freescale.kernels.attention.segment_runs import SegmentRuns
 from freescale.kernels.attention.triton.pair_bias import time_buckets
@@ -29,7 +31,7 @@ class ByLength(NamedTuple):
     Args:
         sequence: [B] their numbers.
         first: [B] their first tokens.
-        reach: [longest] how many of them have a token at each place.
+        reach: [longest] how many of them have a token at each position.
     """
 
     sequence: Tensor
@@ -38,7 +40,7 @@ class ByLength(NamedTuple):
 
 
 class SequenceLayout:
-    """Lengths and places of the tokens of a batch, and lazily what the attention kernels prepare from them.
+    """Lengths and positions of the tokens of a batch, and lazily what the attention kernels prepare from them.
 
     Args:
         offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
@@ -57,8 +59,9 @@ class SequenceLayout:
         self.longest = int(self.lengths.max(initial=0))
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
-        self._checked: AttentionMask | None = None
+        self._checked: MaskRule | None = None
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
+        self._rule_tiles: tuple[MaskRule, RuleTiles] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
 
     @cached_property
@@ -94,8 +97,8 @@ class SequenceLayout:
         return to_device(self.offsets.numpy(), device=self.device)[0]
 
     @cached_property
-    def places(self) -> Tensor:
-        """[T] place of each token in its own sequence, worked out on the device: there may be a million of them."""
+    def positions(self) -> Tensor:
+        """[T] position of each token in its own sequence, worked out on the device: there may be a million of them."""
         starts = self.device_offsets
         own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
         return torch.arange(self.num_tokens, device=self.device) - own
@@ -105,17 +108,27 @@ class SequenceLayout:
         if block not in self._token_tiles:
             tiles = -(-self.lengths // block)
             sequence = np.repeat(np.arange(len(tiles)), tiles)
-            place = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
-            count = np.minimum(self.lengths[sequence] - place, block)
-            table = np.stack([sequence, self.offsets.numpy()[sequence] + place, count], axis=1)
+            position = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+            count = np.minimum(self.lengths[sequence] - position, block)
+            table = np.stack([sequence, self.offsets.numpy()[sequence] + position, count], axis=1)
             self._token_tiles[block] = to_device(table, device=self.device)[0]
         return self._token_tiles[block]
 
-    def check(self, mask: AttentionMask | None) -> None:
+    def check(self, mask: MaskRule | None) -> None:
         """Refuse a mask that does not fit the batch; looked at once, not in every layer."""
-        if mask is not None and mask is not self._checked:
+        if mask is None or mask is self._checked:
+            return
+        if isinstance(mask, AttentionMask):
             mask.check(self.lengths)
-            self._checked = mask
+        else:
+            check_attributes(mask, self.lengths)
+        self._checked = mask
+
+    def rule_tiles(self, mask: MaskRule) -> RuleTiles:
+        """The batch under any mask, for batched products; made once for all layers."""
+        if self._rule_tiles is None or self._rule_tiles[0] is not mask:
+            self._rule_tiles = (mask, RuleTiles(mask, self.tiles))
+        return self._rule_tiles[1]
 
     def runs(self, mask: AttentionMask) -> SegmentRuns:
         """The batch under a mask of segments, for ways to compute that know no masks; made once for all layers."""
@@ -124,21 +137,24 @@ class SequenceLayout:
         return self._runs[1]
 
     def buckets(
-        self, query_time: Tensor, key_time: Tensor, *, backend: str, mask: AttentionMask | None = None
+        self, query_time: Tensor, key_time: Tensor, *, backend: str, mask: MaskRule | None = None
     ) -> Any:
         """Time bucket of every pair as a backend wants it; worked out once for all layers of a batch."""
         # The tensors themselves are the key: kept alive here, so that another cannot take their place unnoticed.
         key = (query_time, key_time, backend, mask)
         if self._buckets is None or any(old is not new for old, new in zip(self._buckets[0], key)):
-            if backend == "loops" and mask is not None:
-                runs = self.runs(mask)
-                times = (time.index_select(0, runs.index) for time in (query_time, key_time))
-                found: Any = runs.loops.buckets(*times)
-            elif backend == "loops":
-                found = self.loops.buckets(query_time, key_time)
+            found: Any
+            if backend == "tiles":
+                tiles = self.tiles if mask is None else self.rule_tiles(mask)
+                found = tiles.time_buckets(query_time, key_time)
+            elif not kernels_know(mask):
+                raise TypeError(f"{backend} knows no mask of type {type(mask).__name__}")
             elif backend == "triton":
                 found = time_buckets(self.work, mask, query_time, key_time)
+            elif mask is None:
+                found = self.loops.buckets(query_time, key_time)
             else:
-                found = self.tiles.time_buckets(query_time, key_time)
+                runs = self.runs(mask)
+                found = runs.loops.buckets(*(x.index_select(0, runs.index) for x in (query_time, key_time)))
             self._buckets = (key, found)
         return self._buckets[1]

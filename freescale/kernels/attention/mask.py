@@ -1,4 +1,4 @@
-"""AttentionMask: what a token may see beyond "everything before it".
+"""AttentionMask: the `MaskRule` that the kernels know; what a token may see beyond "everything before it".
 
 A token always sees itself. Otherwise token i of a sequence sees token j when
 
@@ -6,21 +6,29 @@ A token always sees itself. Otherwise token i of a sequence sees token j when
         j <= i  and  (close enough or j in the prefix)  and  (same segment or j is a summary)
         or  i is in the prefix
 
-`window` counts from the end of the history for targets: they all stand right after the last event.
+`window` counts from the end of the history for targets: they all stand right after the last event. `sees` is this
+sentence in code. The planner of tiles (`plan.tile_pairs`), `plan.schedule.KeyVisibility`, `triton.tiles.visible` and
+`segment_runs` are faster ways to the same answer, each tested against it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention.inputs import AttentionInputError
+from freescale.kernels.attention.mask_rule import (
+    Attributes,
+    MaskRule,
+    check_attribute,
+    check_attributes,
+    visible_in_sequence,
+)
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -48,6 +56,7 @@ class Pieces(NamedTuple):
         return Pieces(cut, self.segment[of], self.summary[of])
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
     """Which earlier tokens a token sees; make one a batch, and share it between layers.
@@ -78,25 +87,49 @@ class AttentionMask:
         if self.summaries is not None and self.segments is None:
             raise ValueError("summaries need segments")
         for name, each in (("targets", "sequence"), ("segments", "token"), ("summaries", "token")):
-            given = getattr(self, name)
-            if given is not None and not (isinstance(given, Tensor) and given.ndim == 1):
-                shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
-                raise AttentionInputError(
-                    f"{name} must be a tensor with one number for each {each}",
-                    got=f"{type(given).__name__}{shape}",
-                    next_step=f"{name}=torch.tensor([...])",
-                )
+            if getattr(self, name) is not None:
+                check_attribute(name, getattr(self, name), each=each)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Only a prefix does."""
+        return self.prefix > 0
+
+    @property
+    def per_token(self) -> Attributes:
+        """Segments and summaries, where they are given."""
+        return _given(segments=self.segments, summaries=self.summaries)
+
+    @property
+    def per_sequence(self) -> Attributes:
+        """Numbers of targets, where they are given."""
+        return _given(targets=self.targets)
+
+    def sees(
+        self,
+        i: Tensor,
+        j: Tensor,
+        *,
+        length: Tensor,
+        query: Attributes,
+        key: Attributes,
+        sequence: Attributes,
+    ) -> Tensor:
+        """True where token i sees token j; see `MaskRule`."""
+        history = length if self.targets is None else length - sequence["targets"]
+        seen = j <= i
+        if self.window is not None:
+            seen = seen & ((torch.minimum(i, history) - j <= self.window) | (j < self.prefix))
+        if self.segments is not None:
+            same = query["segments"] == key["segments"]
+            if self.summaries is not None:
+                same = same | key["summaries"].bool()
+            seen = seen & same
+        return ((seen | (i < self.prefix)) & (j < history)) | (i == j)
 
     def check(self, lengths: Ints) -> None:
         """Refuse counts that do not fit these sequences."""
-        tokens = int(lengths.sum())
-        for name, x, wanted in (
-            ("targets", self.targets, len(lengths)),
-            ("segments", self.segments, tokens),
-            ("summaries", self.summaries, tokens),
-        ):
-            if x is not None and len(x) != wanted:
-                raise ValueError(f"{name} has {len(x)} entries, the batch needs {wanted}")
+        check_attributes(self, lengths)
         counts = self.target_counts(len(lengths))
         if (counts < 0).any() or (counts > lengths).any():
             raise ValueError("targets must be between 0 and the length of their sequence")
@@ -122,16 +155,17 @@ class AttentionMask:
 
     def allowed(self, start: int, stop: int, num_targets: int) -> Tensor:
         """The plain truth for one sequence: [length, length], true where row sees column."""
-        length = stop - start
-        history = length - num_targets
-        i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
-        seen = j <= i
-        if self.window is not None:
-            seen = seen & ((i.clamp(max=history) - j <= self.window) | (j < self.prefix))
-        if self.segments is not None:
-            own = self.segments[start:stop].cpu()
-            same = own[:, None] == own[None, :]
-            if self.summaries is not None:
-                same = same | self.summaries[start:stop].cpu().bool()[None, :]
-            seen = seen & same
-        return ((seen | (i < self.prefix)) & (j < history)) | (i == j)
+        targets = None if self.targets is None else torch.tensor([num_targets])
+        return visible_in_sequence(replace(self, targets=targets), 0, start, stop, torch.device("cpu"))
+
+
+def kernels_know(mask: MaskRule | None) -> TypeGuard[AttentionMask | None]:
+    """Whether the compiled loops, the Triton kernels and the fused HSTU layer know a mask, or it must be asked.
+
+    The one place where this is decided. A class that is derived from AttentionMask may say something else.
+    """
+    return mask is None or type(mask) is AttentionMask
+
+
+def _given(**attributes: Tensor | None) -> dict[str, Tensor]:
+    return {name: values for name, values in attributes.items() if values is not None}

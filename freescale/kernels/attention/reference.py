@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention.mask import AttentionMask
+from freescale.kernels.attention.mask_rule import MaskRule, visible_in_sequence
 
 NUM_TIME_BUCKETS = 129
 TIME_BUCKET_WIDTH = 0.301
@@ -54,7 +54,7 @@ def hstu_attention(
     time_bias: Tensor | None = None,
     query_time: Tensor | None = None,
     key_time: Tensor | None = None,
-    mask: AttentionMask | None = None,
+    mask: MaskRule | None = None,
 ) -> Tensor:
     """Causal pointwise attention: scale * SiLU(alpha q k^T + bias) v, without any normalisation over keys."""
     outputs = []
@@ -80,7 +80,7 @@ def softmax_attention(
     offsets: Tensor,
     *,
     scale: float,
-    mask: AttentionMask | None = None,
+    mask: MaskRule | None = None,
 ) -> Tensor:
     """Causal softmax attention: softmax(scale * q k^T) v; neighbouring heads of q may share one of k and v."""
     k_THD, v_THV = (for_every_head(x, q_THD.shape[1]) for x in (k_THD, v_THV))
@@ -89,7 +89,10 @@ def softmax_attention(
         q, k, v = (x[start:stop].transpose(0, 1) for x in (q_THD, k_THD, v_THV))
         scores = q @ k.transpose(1, 2) * scale
         hidden = ~_visible(mask, n, start, stop, q.device)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        # A token that sees nothing gets zeros: its row is kept finite, and hidden in the end.
+        blind = hidden.all(-1, keepdim=True)
+        scores = scores.masked_fill(hidden, float("-inf")).masked_fill(blind, 0.0)
+        weights = scores.softmax(-1).masked_fill(blind, 0.0)
         outputs.append((weights @ v).transpose(0, 1))
     return torch.cat(outputs) if outputs else v_THV[:0]
 
@@ -100,12 +103,11 @@ def for_every_head(x: Tensor, heads: int) -> Tensor:
     return x if group == 1 else x.repeat_interleave(group, dim=-2)
 
 
-def _visible(mask: AttentionMask | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:
+def _visible(mask: MaskRule | None, n: int, start: int, stop: int, device: torch.device) -> Tensor:
     """[length, length], true where row sees column: itself and what came before, or as a mask says."""
     if mask is None:
         return torch.ones(stop - start, stop - start, dtype=torch.bool, device=device).tril()
-    num_targets = 0 if mask.targets is None else int(mask.targets[n])
-    return mask.allowed(start, stop, num_targets).to(device)
+    return visible_in_sequence(mask, n, start, stop, device)
 
 
 def _spans(offsets: Tensor) -> list[tuple[int, int]]:

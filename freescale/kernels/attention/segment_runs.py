@@ -2,7 +2,7 @@
 
 A token of a segment sees the summaries of earlier segments and its own segment up to itself. So each segment becomes a
 sequence of its own, those summaries in front: exactly what is seen is computed, and the few rows of summaries that
-come out again are dropped. Distances are those between the original places.
+come out again are dropped. Distances are those between the original positions.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class SegmentRuns:
         flat = begins[run] + number - before[run]
         is_early = number < before[run]
         flat[is_early] = of_summaries[(early[run] + number)[is_early]]
-        place = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+        position = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
         self.index = torch.from_numpy(flat)
         self.own = torch.from_numpy(np.flatnonzero(~is_early))
         runs = torch.from_numpy(np.concatenate([[0], np.cumsum(before + lengths)]))
-        self.loops = LoopLayout(runs, places=place[flat])
+        self.loops = LoopLayout(runs, positions=position[flat])
         self._offsets = runs
 
     @cached_property

@@ -29,14 +29,14 @@ def input_states(
     scale: float,
     fused: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Item vectors and positions: scale * rows[slots] + position[place], [T, D]; under autocast in half precision.
+    """Item vectors and positions: scale * rows[slots] + position[p], [T, D]; under autocast in half precision.
 
     And the rows, for who else needs them: what they get of gradient there is added in the same pass.
 
     Args:
         rows_UD: the distinct item vectors of the batch.
-        slots_T: place in `rows_UD` of each token's item.
-        position_LD: a vector for each place in a sequence.
+        slots_T: index in `rows_UD` of each token's item.
+        position_LD: a vector for each position in a sequence.
         layout: where the sequences stand.
         scale: multiplies the item vectors.
         fused: use the fused kernels; by default where they can run.
@@ -45,7 +45,7 @@ def input_states(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows_UD.dtype
     if (slots_T.shape[0] > 0 and can_fuse(rows_UD)) if fused is None else fused:
         return _InputStates.apply(rows_UD, slots_T, position_LD, layout, scale, dtype)  # type: ignore[no-untyped-call]
-    states = take(rows_UD, slots_T) * scale + F.embedding(layout.places, position_LD)
+    states = take(rows_UD, slots_T) * scale + F.embedding(layout.positions, position_LD)
     return states.to(dtype), rows_UD
 
 
@@ -86,9 +86,9 @@ class _InputStates(torch.autograd.Function):
         from freescale.kernels.rows import sum_by_position, sum_by_slot
 
         (slots,) = ctx.saved_tensors
-        (num_rows, row_dtype), (num_positions, place_dtype) = ctx.kinds
+        (num_rows, row_dtype), (num_positions, position_dtype) = ctx.kinds
         grad = grad.contiguous()
         d_rows = sum_by_slot(grad, slots, num_rows, scale=ctx.scale, onto=past).to(row_dtype)
         sequences = ctx.layout.by_length
-        d_position = sum_by_position(grad, sequences.first, sequences.reach, num_positions).to(place_dtype)
+        d_position = sum_by_position(grad, sequences.first, sequences.reach, num_positions).to(position_dtype)
         return d_rows, None, d_position, None, None, None

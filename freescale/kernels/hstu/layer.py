@@ -23,6 +23,7 @@ from freescale.kernels.attention import (
     SequenceLayout,
     check_bias,
     check_tokens,
+    kernels_know,
     tiles_for,
 )
 from freescale.kernels.hstu.parts import AddProduct, GateFunction, GradBuffer, Project, compute_dtype
@@ -40,7 +41,10 @@ class LayerWeights(NamedTuple):
 
 
 class WholeBatch(NamedTuple):
-    """What attention over whole sequences needs to know of a batch; times only with a time bias."""
+    """What attention over whole sequences needs to know of a batch; times only with a time bias.
+
+    A mask from outside has no kernels: `View.fusable_batch` gives no such batch then, and the layer runs by its parts.
+    """
 
     layout: SequenceLayout
     mask: AttentionMask | None
@@ -59,6 +63,8 @@ def fused_layer(
 ) -> Tensor:
     """States after the layer: x + bias + (SiLU(u) * norm(attention(q, k, v))) output^T, as its parts compute it."""
     layout = batch.layout
+    if not kernels_know(batch.mask):
+        raise TypeError("a fused layer knows no mask but AttentionMask; compute the layer by its parts")
     check_tokens(len(x_TD), layout.num_tokens)
     check_bias(weights.position_bias, weights.time_bias, batch.query_time, batch.key_time, layout)
     layout.check(batch.mask)
@@ -102,7 +108,7 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         project, attention, gate, product = parts = [_Kept() for _ in range(4)]
         room = GradBuffer()
-        u, v, q, k, past = Project.forward(project, x, uvqk, output_bias, room)
+        u, v, q, k, residual = Project.forward(project, x, uvqk, output_bias, room)
         num_tokens, width = u.shape
         by_head = (num_tokens, heads, width // heads)
         work, biased = batch.layout.work, position_bias is not None or time_bias is not None
@@ -121,7 +127,7 @@ class _Layer(torch.autograd.Function):
             tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
         )
         y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room)
-        out = AddProduct.forward(product, past, y, output)
+        out = AddProduct.forward(product, residual, y, output)
         # Handed over to autograd, which lets go of them when the gradients are done.
         ctx.save_for_backward(*[tensor for part in parts for tensor in part.saved_tensors])
         ctx.counts = [len(part.saved_tensors) for part in parts]
@@ -134,12 +140,12 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         project, attention, gate, product = _given_back(ctx)
-        past, dy, d_output = AddProduct.gradients(product, grad)
+        residual, dy, d_output = AddProduct.gradients(product, grad)
         du, da, _ = GateFunction.gradients(gate, dy)
         attended = da.view(attention.saved_tensors[0].shape)
         dq, dk, dv, *d_tables = FusedAttention.gradients(attention, attended)[:5]
         flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]
-        dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, past)
+        dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, residual)
         return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 4
 
 

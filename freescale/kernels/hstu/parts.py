@@ -70,7 +70,7 @@ class Projected(NamedTuple):
         v: values, q: queries, k: keys, after theirs.
         q: see v.
         k: see v.
-        past: x + bias, to which the layer adds its product.
+        residual: x + bias, to which the layer adds its product.
         room: where the backward of the gate leaves the gradient of u.
     """
 
@@ -78,7 +78,7 @@ class Projected(NamedTuple):
     v: Tensor
     q: Tensor
     k: Tensor
-    past: Tensor
+    residual: Tensor
     room: GradBuffer | None
 
 
@@ -96,26 +96,26 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
     """
     if can_fuse(x_TD, width=weight.shape[1] // 4) if fused is None else fused:
         room = GradBuffer()
-        u, v, q, k, past = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
-        return Projected(u, v, q, k, past, room)
+        u, v, q, k, residual = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
+        return Projected(u, v, q, k, residual, room)
     u, *rest = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
     v, q, k = (F.silu(part) for part in rest)
     return Projected(u, v, q, k, x_TD + bias.to(x_TD.dtype), None)
 
 
-def gate(made: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
+def gate(proj: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
     """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
-    if can_fuse(made.u) if fused is None else fused:
-        return GateFunction.apply(made.u, attended_TD, made.room or GradBuffer())  # type: ignore[no-untyped-call]
-    return F.silu(made.u) * plain_norm(attended_TD)
+    if can_fuse(proj.u) if fused is None else fused:
+        return GateFunction.apply(proj.u, attended_TD, proj.room or GradBuffer())  # type: ignore[no-untyped-call]
+    return F.silu(proj.u) * plain_norm(attended_TD)
 
 
-def add_product(made: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
-    """Past + y weight^T, the states after the layer. Fused, it is written over `made.past`, which nobody else needs."""
+def add_product(proj: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
+    """Residual + y weight^T, the states after the layer; fused, it is written over the residual, needed no more."""
     fused = can_fuse(y_TD) if fused is None else fused
-    if fused and made.past.dtype == y_TD.dtype:
-        return AddProduct.apply(made.past, y_TD, weight)  # type: ignore[no-untyped-call]
-    return made.past + F.linear(y_TD, weight)
+    if fused and proj.residual.dtype == y_TD.dtype:
+        return AddProduct.apply(proj.residual, y_TD, weight)  # type: ignore[no-untyped-call]
+    return proj.residual + F.linear(y_TD, weight)
 
 
 class Project(torch.autograd.Function):
@@ -123,15 +123,15 @@ class Project(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: GradBuffer) -> tuple[Tensor, ...]:
-        """U, v, q, k and what goes past the layer."""
+        """U, v, q, k and the residual."""
         triton_rows = kernels_of("hstu.triton.rows")
 
         dtype, x = compute_dtype(x), last_dense(x)
         num_rows, device = x.shape[0], x.device
         normed = torch.empty(x.shape, dtype=dtype, device=device)
-        past = torch.empty(x.shape, dtype=x.dtype, device=device)
+        residual = torch.empty(x.shape, dtype=x.dtype, device=device)
         rstd = torch.empty(num_rows, dtype=torch.float32, device=device)
-        tensors = {"X": x, "Bias": bias, "Out": normed, "Rstd": rstd, "Past": past}
+        tensors = {"X": x, "Bias": bias, "Out": normed, "Rstd": rstd, "Residual": residual}
         _by_rows(triton_rows.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
         narrow = weight.to(dtype)
         before = product(normed, narrow)
@@ -140,7 +140,7 @@ class Project(torch.autograd.Function):
         _by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
         ctx.save_for_backward(normed, rstd, narrow, before)
         ctx.room, ctx.dtypes = room, (x.dtype, weight.dtype, bias.dtype)
-        return before[:, :width], *after.chunk(3, dim=-1), past
+        return before[:, :width], *after.chunk(3, dim=-1), residual
 
     @staticmethod
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -159,7 +159,7 @@ class Project(torch.autograd.Function):
         )
         d_weight, d_normed = weight_gradient(normed, d_before), product(d_before, weight.t())
         dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
-        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Past": grads[4].contiguous(), "DX": dx}
+        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": grads[4].contiguous(), "DX": dx}
         d_bias = _norm_backward(tensors, normed.shape[1])
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
 

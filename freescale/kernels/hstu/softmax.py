@@ -43,8 +43,8 @@ def sampled_softmax(
     Args:
         states_TD: one state a token; it may be of half precision beside rows of full.
         rows_UD: the distinct item vectors of the batch.
-        target_T: place in `rows_UD` of each token's next item.
-        negative_BN: places in `rows_UD` of each sequence's negatives.
+        target_T: index in `rows_UD` of each token's next item.
+        negative_BN: indices in `rows_UD` of each sequence's negatives.
         layout: where the sequences stand.
         temperature: divides the logits.
         normalize: compare directions (cosine) instead of plain dot products.
@@ -142,8 +142,8 @@ class _SampledSoftmax(torch.autograd.Function):
         start_kernel(
             kernels.negative_gradient_kernel, (negative.shape[0] * blocks,), given, numbers, ctx.shape
         )
-        places = torch.cat([tensors["Targets"], negative.flatten()])
-        d_rows = sum_gradients(d_units, places, rows.shape[0])
+        index = torch.cat([tensors["Targets"], negative.flatten()])
+        d_rows = sum_gradients(d_units, index, rows.shape[0])
         if ctx.shape["UNIT"]:
             unit_rows, d_rows = d_rows, torch.empty_like(rows)
             scaled = {"X": rows, "Scale": tensors["RowScale"], "DUnit": unit_rows, "DX": d_rows}

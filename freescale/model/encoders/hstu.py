@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import (
     LayerWeights,
+    MaskKind,
     SequenceLayout,
     add_product,
     can_fuse_layer,
@@ -25,7 +26,7 @@ from freescale.model.blocks import InputLayer, RelativeBias
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
-from freescale.model.views import BatchView, View
+from freescale.model.views import View, masked_view
 from freescale.registry import register
 
 
@@ -75,15 +76,15 @@ class HSTULayer(nn.Module):
         drops = self.training and self.dropout.p > 0
         batch = None
         if not drops and can_fuse_layer(x_TD, heads=self.heads):
-            batch = view.whole(time=time is not None)
+            batch = view.fusable_batch(time=time is not None)
         if batch is not None:
             output = self.output
             weights = LayerWeights(self.uvqk, output.weight, output.bias, position, time)
             return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale)
-        made = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (made.q, made.k, made.v))
+        proj = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (proj.q, proj.k, proj.v))
         attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
-        return add_product(made, self.dropout(gate(made, attended.flatten(1))), self.output.weight)
+        return add_product(proj, self.dropout(gate(proj, attended.flatten(1))), self.output.weight)
 
 
 class HSTU(nn.Module):
@@ -99,6 +100,7 @@ class HSTU(nn.Module):
         time_bias: relative time bias in every layer; batches must then carry "time" and "target_time".
         ffn: the feed-forward part of every layer, as `make_ffn` takes it; none unless given.
         dispatch: where its experts live.
+        mask: what tokens see of what came before; all of it unless given.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class HSTU(nn.Module):
         time_bias: bool = False,
         ffn: Mapping[str, Any] | None = None,
         dispatch: Dispatch | None = None,
+        mask: MaskKind | None = None,
     ) -> None:
         super().__init__()
+        self.mask = mask
         self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
         self.layers = nn.ModuleList(
             HSTULayer(
@@ -131,7 +135,7 @@ class HSTU(nn.Module):
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
-        return self.encode(vectors_TD, BatchView(batch, layout))
+        return self.encode(vectors_TD, masked_view(batch, layout, self.mask))
 
     def from_rows(
         self, rows_UD: Tensor, item_index_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
@@ -141,11 +145,11 @@ class HSTU(nn.Module):
         Here states stay as narrow as the layers leave them.
         """
         x, rows_UD = self.input.gather(rows_UD, item_index_T, layout)
-        return self._through(x, BatchView(batch, layout)), rows_UD
+        return self._through(x, masked_view(batch, layout, self.mask)), rows_UD
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]."""
-        x = self.input(vectors_TD, view.places)
+        x = self.input(vectors_TD, view.positions)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return self._through(x, view).to(vectors_TD.dtype)
@@ -174,4 +178,5 @@ def make_hstu(shape: EncoderShape, options: None) -> HSTU:
         time_bias=shape.time_bias,
         ffn=shape.ffn,
         dispatch=shape.dispatch,
+        mask=shape.mask,
     )

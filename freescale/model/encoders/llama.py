@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
-from freescale.kernels import SequenceLayout
+from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import DenseFFN
 from freescale.model.moe import Dispatch, make_ffn, moe_layers
-from freescale.model.views import BatchView, View
+from freescale.model.views import View, masked_view
 from freescale.registry import register
 
 _INIT_STD = 0.02
@@ -114,6 +114,7 @@ class Decoder(nn.Module):
         dropout: on the input and inside layers.
         ffn: another feed-forward part than SwiGLU, see `make_ffn`.
         dispatch: where its experts live.
+        mask: what tokens see of what came before; all of it unless given.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
         ffn: Mapping[str, Any] | None = None,
         dispatch: Dispatch | None = None,
+        mask: MaskKind | None = None,
     ) -> None:
         super().__init__()
+        self.mask = mask
         hidden = ffn_dim or 8 * math.ceil(dim / 3)
         self.width, self.rope_base = dim // heads, rope_base
         self.max_length = max_length
@@ -150,14 +153,14 @@ class Decoder(nn.Module):
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
-        return self.encode(vectors_TD, BatchView(batch, layout))
+        return self.encode(vectors_TD, masked_view(batch, layout, self.mask))
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]; between layers in half precision under autocast, like HSTU's."""
         # Item vectors start small (0.02); at the size of what layers add, the first norms see both.
         x = self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]))
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        rotate = Rotation(view.places, width=self.width, base=self.rope_base, dtype=exact)
+        rotate = Rotation(view.positions, width=self.width, base=self.rope_base, dtype=exact)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for number, layer in enumerate(self.layers):
@@ -191,4 +194,5 @@ def make_llama(shape: EncoderShape, options: None) -> Decoder:
         dropout=shape.dropout,
         ffn=shape.ffn,
         dispatch=shape.dispatch,
+        mask=shape.mask,
     )

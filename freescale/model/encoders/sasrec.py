@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
-from freescale.kernels import SequenceLayout
+from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.blocks import InputLayer
 from freescale.model.encoder import EncoderShape
-from freescale.model.views import BatchView, View
+from freescale.model.views import View, masked_view
 from freescale.registry import register
 
 
@@ -57,23 +57,32 @@ class SASRec(nn.Module):
         heads: attention heads.
         max_length: longest sequence, in tokens.
         dropout: on the input and inside layers.
+        mask: what tokens see of what came before; all of it unless given.
     """
 
     def __init__(
-        self, *, dim: int, layers: int, heads: int = 1, max_length: int = 200, dropout: float = 0.0
+        self,
+        *,
+        dim: int,
+        layers: int,
+        heads: int = 1,
+        max_length: int = 200,
+        dropout: float = 0.0,
+        mask: MaskKind | None = None,
     ) -> None:
         super().__init__()
+        self.mask = mask
         self.input = InputLayer(dim=dim, max_length=max_length, dropout=dropout)
         self.layers = nn.ModuleList(SASRecLayer(dim=dim, heads=heads, dropout=dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim, eps=1e-8)
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
-        return self.encode(vectors_TD, BatchView(batch, layout))
+        return self.encode(vectors_TD, masked_view(batch, layout, self.mask))
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:
         """State of every token of a pass, [T, D]."""
-        x = self.input(vectors_TD, view.places)
+        x = self.input(vectors_TD, view.positions)
         for number, layer in enumerate(self.layers):
             x = layer(x, view, number)
         return self.final_norm(x)
@@ -88,4 +97,5 @@ def make_sasrec(shape: EncoderShape, options: None) -> SASRec:
         heads=shape.heads,
         max_length=shape.max_length,
         dropout=shape.dropout,
+        mask=shape.mask,
     )

@@ -13,17 +13,17 @@ from freescale.kernels import (
     AttentionMask,
     SequenceLayout,
     add_product,
-    attention_work,
-    bias_gradients,
     gate,
     hstu_attention,
     project_uvqk,
-    reference,
     softmax_attention,
 )
+from freescale.kernels.attention import reference
+from freescale.kernels.attention.plan import schedule
 from freescale.kernels.attention.plan.bias import joined
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
-from freescale.kernels.hstu.parts import Room
+from freescale.kernels.attention.triton import bias_gradients
+from freescale.kernels.hstu.parts import GradBuffer
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -125,7 +125,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("mask", ["window", "targets", "segments", "all"])
 def test_sequences_too_long_to_be_counted(monkeypatch, mask):
-    monkeypatch.setattr(attention_work, "MOST_COUNTED", 10)
+    monkeypatch.setattr(schedule, "MOST_COUNTED", 10)
     compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 
@@ -320,11 +320,11 @@ def test_time_buckets_are_those_of_the_reference(stamps):
 
 def parts_of_a_layer(x, weight, bias, attended, output, *, fused, u_twice=False):
     """Everything of a layer but attention; `u_twice`: somebody else needs u, too."""
-    made = project_uvqk(x, weight, bias=bias, fused=fused)
-    gated = gate(made, attended + made.v, fused=fused) * made.q + made.k
+    proj = project_uvqk(x, weight, bias=bias, fused=fused)
+    gated = gate(proj, attended + proj.v, fused=fused) * proj.q + proj.k
     if u_twice:
-        gated = gated + made.u.sin()
-    return add_product(made, gated, output, fused=fused)
+        gated = gated + proj.u.sin()
+    return add_product(proj, gated, output, fused=fused)
 
 
 @pytest.mark.parametrize("u_twice", [False, True])
@@ -350,7 +350,7 @@ def test_fused_parts_of_a_layer_equal_the_plain_ones(tokens, width, u_twice):
 
 
 def test_the_gate_leaves_the_gradient_of_u_where_the_projection_wants_it():
-    room, u = Room(), torch.randn(5, 3)
+    room, u = GradBuffer(), torch.randn(5, 3)
     du = room.for_u(u)
     du[:] = u
     wide = room.around(du)
@@ -365,11 +365,13 @@ def test_the_gate_leaves_the_gradient_of_u_where_the_projection_wants_it():
 
 def test_autograd_hands_that_gradient_over_as_it_is(monkeypatch):
     copied = []
-    around = Room.around
+    around = GradBuffer.around
     monkeypatch.setattr(
-        Room, "around", lambda room, du: (copied.append(du.stride(0) != 4 * du.shape[1]), around(room, du))[1]
+        GradBuffer,
+        "around",
+        lambda room, du: (copied.append(du.stride(0) != 4 * du.shape[1]), around(room, du))[1],
     )
     x, weight, bias = torch.randn(9, 6).requires_grad_(), torch.randn(6, 16), torch.randn(6)
-    made = project_uvqk(x, weight, bias=bias, fused=True)
-    gate(made, made.v + made.q * made.k, fused=True).sum().backward()
+    proj = project_uvqk(x, weight, bias=bias, fused=True)
+    gate(proj, proj.v + proj.q * proj.k, fused=True).sum().backward()
     assert copied == [False]

@@ -92,8 +92,12 @@ def test_only_segments_in_one_piece_are_sequences_of_their_own(mask, possible):
     torch.testing.assert_close(hstu_attention(q, q, q, offsets, scale=1.0, mask=mask), wanted)
 
 
-def test_tiles_know_no_places_and_say_so():
-    q = torch.randn(4, 1, 4)
-    mask = AttentionMask(segments=torch.tensor([0, 0, 1, 1]))
-    with pytest.raises(ValueError, match="knows no masks but segments"):
-        hstu_attention(q, q, q, torch.tensor([0, 4]), scale=1.0, mask=mask, backend="tiles")
+def test_tiles_ask_the_mask_and_find_the_same():
+    case = make_inputs([20])
+    mask = AttentionMask(segments=torch.arange(20) // 5, summaries=torch.arange(20) % 5 == 4)
+    options = {"scale": 0.3, "mask": mask, "position_bias": case["tables"][0]}
+    loops, tiles = (
+        hstu_attention(*case["inputs"], case["offsets"], backend=backend, **options)
+        for backend in ("loops", "tiles")
+    )
+    torch.testing.assert_close(tiles, loops, rtol=1e-10, atol=1e-11)

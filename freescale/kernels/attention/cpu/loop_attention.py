@@ -27,11 +27,11 @@ class LoopLayout:
 
     Args:
         offsets: [B + 1] on the CPU.
-        places: [T] where tokens stand for the position bias; in their sequence unless given.
+        positions: [T] where tokens stand for the position bias; in their sequence unless given.
     """
 
-    def __init__(self, offsets: Tensor, *, places: npt.NDArray[np.int64] | None = None) -> None:
-        self.places = np.zeros(0, np.int64) if places is None else places
+    def __init__(self, offsets: Tensor, *, positions: npt.NDArray[np.int64] | None = None) -> None:
+        self.positions = np.zeros(0, np.int64) if positions is None else positions
         self.starts = np.ascontiguousarray(offsets.numpy())
         lengths = np.diff(self.starts)
         self.longest = int(lengths.max(initial=0))
@@ -149,7 +149,7 @@ def _inputs(
             *tables,
             buckets,
             layout.pair_starts,
-            layout.places,
+            layout.positions,
             *outputs,
         )
 

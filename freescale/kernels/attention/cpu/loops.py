@@ -34,12 +34,12 @@ def pair_buckets(
 ) -> None:
     """Time bucket of every causal pair (i, j <= i), row by row, sequence by sequence."""
     for b in range(len(starts) - 1):
-        place = pair_starts[b]
+        index = pair_starts[b]
         for i in range(starts[b], starts[b + 1]):
             for j in range(starts[b], i + 1):
                 delta = abs(query_time[i] - key_time[j])
-                out[place] = min(last, int(math.log(float(max(delta, 1))) / width))
-                place += 1
+                out[index] = min(last, int(math.log(float(max(delta, 1))) / width))
+                index += 1
 
 
 @njit(fastmath=_FAST, nogil=True, error_model="numpy")
@@ -88,14 +88,14 @@ def _spread(weights: Floats, rows: Floats, out: Floats, count: int) -> None:
 
 @njit(fastmath=_FAST, nogil=True, error_model="numpy")
 def _set_bias(
-    out: Floats, i: int, position: Floats, time: Floats, buckets: NDArray[np.uint8], row: int, places: Ints
+    out: Floats, i: int, position: Floats, time: Floats, buckets: NDArray[np.uint8], row: int, positions: Ints
 ) -> None:
-    """out[j] = bias of the pair (i, j), j <= i; tables of length 0 are absent, and so are places that are i and j."""
+    """out[j] = bias of the pair (i, j), j <= i; tables of length 0 are absent, `positions` where they are i, j."""
     for j in range(i + 1):
         out[j] = 0.0
-    if len(position) > 0 and len(places) > 0:
+    if len(position) > 0 and len(positions) > 0:
         for j in range(i + 1):
-            out[j] += position[places[i] - places[j]]
+            out[j] += position[positions[i] - positions[j]]
     elif len(position) > 0:
         for j in range(i + 1):
             out[j] += position[i - j]
@@ -117,7 +117,7 @@ def forward(
     time: Floats,
     buckets: NDArray[np.uint8],
     pair_starts: Ints,
-    places: Ints,
+    positions: Ints,
     out: Floats,
 ) -> None:
     """Out = scale * SiLU(q k^T + bias) v for the given work items (sequence * heads + head)."""
@@ -127,9 +127,9 @@ def forward(
         keys = np.ascontiguousarray(k[first : first + length, h].T)
         values = np.ascontiguousarray(v[first : first + length, h])
         scores = np.empty(length, q.dtype)
-        own_places = places[first : first + length] if len(places) > 0 else places
+        own_positions = positions[first : first + length] if len(positions) > 0 else positions
         for i in range(length):
-            _set_bias(scores, i, position, time, buckets, pair_starts[b] + i * (i + 1) // 2, own_places)
+            _set_bias(scores, i, position, time, buckets, pair_starts[b] + i * (i + 1) // 2, own_positions)
             _dots(q[first + i, h], keys, scores, i + 1)
             for j in range(i + 1):
                 scores[j] = scale * scores[j] / (1 + math.exp(-scores[j]))
@@ -151,7 +151,7 @@ def backward(
     time: Floats,
     buckets: NDArray[np.uint8],
     pair_starts: Ints,
-    places: Ints,
+    positions: Ints,
     grad: Floats,
     dq: Floats,
     dk: Floats,
@@ -165,7 +165,7 @@ def backward(
         first, length = starts[b], starts[b + 1] - starts[b]
         own_k = np.ascontiguousarray(k[first : first + length, h])
         keys, values = np.ascontiguousarray(own_k.T), np.ascontiguousarray(v[first : first + length, h].T)
-        own_places = places[first : first + length] if len(places) > 0 else places
+        own_positions = positions[first : first + length] if len(positions) > 0 else positions
         own_dk, own_dv = np.zeros_like(own_k), np.zeros((length, v.shape[2]), v.dtype)
         weights, d_scores = np.zeros((4, length), q.dtype), np.zeros((4, length), q.dtype)
         four_q, four_g = np.zeros((4, q.shape[2]), q.dtype), np.zeros((4, v.shape[2]), q.dtype)
@@ -181,7 +181,7 @@ def backward(
                 for d in range(four_g.shape[1]):
                     four_g[r, d] = scale * grad[first + i, h, d]
                 pair = pair_starts[b] + i * (i + 1) // 2
-                _set_bias(weights[r], i, position, time, buckets, pair, own_places)
+                _set_bias(weights[r], i, position, time, buckets, pair, own_positions)
                 _dots(four_q[r], keys, weights[r], i + 1)
                 _dots(four_g[r], values, d_scores[r], i + 1)
                 for j in range(i + 1):
@@ -189,9 +189,9 @@ def backward(
                     gate = 1 / (1 + math.exp(-score))
                     weights[r, j] = score * gate
                     d_scores[r, j] *= gate + score * gate * (1 - gate)
-                if len(position) > 0 and len(places) > 0:
+                if len(position) > 0 and len(positions) > 0:
                     for j in range(i + 1):
-                        d_position[own_places[i] - own_places[j]] += d_scores[r, j]
+                        d_position[own_positions[i] - own_positions[j]] += d_scores[r, j]
                 elif len(position) > 0:
                     for j in range(i + 1):
                         d_position[i - j] += d_scores[r, j]

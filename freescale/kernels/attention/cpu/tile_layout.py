@@ -69,13 +69,15 @@ class TileLayout:
         self.empty = torch.from_numpy(np.flatnonzero(empty)).to(device, non_blocking=True)
         self.slots = torch.from_numpy(slot_of_token[:-1].copy()).to(device, non_blocking=True)
         self.tile_sequence = torch.from_numpy(sequence).to(device, non_blocking=True)
+        self.tile_length = torch.from_numpy(lengths[sequence]).to(device, non_blocking=True)
 
-    def pairs(self) -> Iterator[TilePair]:
-        """Every (query level, key level) with key level <= query level, by query level."""
-        for i, count in enumerate(self.counts):
+    def pairs(self, *, ahead: bool = False) -> Iterator[TilePair]:
+        """Every (query level, key level) with key level <= query level, by query level; `ahead`: all of them."""
+        for i in range(len(self.counts)):
             first = int(self.level_starts[i])
-            for j in range(i + 1):
-                start = int(self.level_starts[j])
+            for j in range(len(self.counts) if ahead else i + 1):
+                # Of the sequences of a level, those that reach the other one come first.
+                start, count = int(self.level_starts[j]), min(self.counts[i], self.counts[j])
                 yield TilePair(i, j, slice(first, first + count), slice(start, start + count))
 
     def to_tiles(self, x: Tensor) -> Tensor:
@@ -91,9 +93,7 @@ class TileLayout:
     def time_buckets(self, query_time: Tensor, key_time: Tensor) -> tuple[Tensor, ...]:
         """Bucket [n, block, block] of every pair of tiles."""
         query, key = self.to_tiles(query_time), self.to_tiles(key_time)
-        return tuple(
-            _bucket(query[pair.queries][:, :, None] - key[pair.keys][:, None, :]) for pair in self.pairs()
-        )
+        return tuple(pair_buckets(query, key, pair) for pair in self.pairs())
 
 
 class _Spread(torch.autograd.Function):
@@ -141,6 +141,11 @@ def _best_block(lengths: npt.NDArray[np.int64], device: torch.device) -> int:
         return float((tiles * (tiles + 1) // 2).sum()) * (7.0 + 0.0044 * block**2)
 
     return min((32, 64, 128), key=predicted_us)
+
+
+def pair_buckets(query_time: Tensor, key_time: Tensor, pair: TilePair) -> Tensor:
+    """Bucket [n, block, block] of a pair of tiles; times are laid out as tiles."""
+    return _bucket(query_time[pair.queries][:, :, None] - key_time[pair.keys][:, None, :])
 
 
 def _bucket(delta: Tensor) -> Tensor:

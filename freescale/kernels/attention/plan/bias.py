@@ -68,9 +68,9 @@ def joined(tiles: Ints, *, limit: int) -> Ints:
     diagonal = tiles[:, 2] - tiles[:, 3]
     order = np.lexsort((tiles[:, 2], diagonal, tiles[:, 0]))
     tiles, diagonal = tiles[order], diagonal[order]
-    place = np.arange(len(tiles))
+    index = np.arange(len(tiles))
     follows = (np.diff(tiles[:, 0]) == 0) & (np.diff(diagonal) == 0) & (np.diff(tiles[:, 2]) == 1)
-    since = place - np.maximum.accumulate(np.where(np.concatenate([[False], follows]), 0, place))
+    since = index - np.maximum.accumulate(np.where(np.concatenate([[False], follows]), 0, index))
     first = np.flatnonzero(since % limit == 0)
     out = tiles[first]
     out[:, 4] = np.diff(first, append=len(tiles))

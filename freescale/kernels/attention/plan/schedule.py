@@ -48,7 +48,7 @@ class Part(NamedTuple):
     blocks: int
 
     def of_store(self, x: Tensor) -> Tensor:
-        """Its own places of something that is laid out like the bias store."""
+        """Its own part of something that is laid out like the bias store."""
         begin, size = self.block * BIAS_ROWS**2, self.blocks * BIAS_ROWS**2
         return x if size == x.shape[0] else x[begin : begin + size]
 
@@ -137,7 +137,7 @@ class AttentionSchedule:
         return self._lists[key]
 
     def parts(self, mask: AttentionMask | None, *, room: int) -> list[Part]:
-        """The batch in parts of about equal size, of which none takes more than `room` places of the bias store.
+        """The batch in parts of about equal size, of which none takes more than `room` numbers of the bias store.
 
         No part at all where one sequence alone would take more.
         """
@@ -349,7 +349,7 @@ class AttentionSchedule:
 
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
-    return mask is not None and mask.prefix > 0
+    return mask is not None and mask.looks_ahead
 
 
 def _within(tiles: Ints, part: Part) -> Bools:

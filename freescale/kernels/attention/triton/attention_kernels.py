@@ -1,7 +1,7 @@
 """Triton kernels of jagged attention: the forward, and one backward kernel for each of keys, values and queries.
 
 One program works on one tile of one sequence and one head and meets the tiles of the other side one after the other.
-`Tiles` (see `attention_work`) says where; pairs that no mask touches run in a loop of their own without any masking.
+`Tiles` (see `plan.schedule`) says where; pairs that no mask touches run in a loop of their own without any masking.
 Nothing is added across programs, so results do not depend on their order.
 """
 
@@ -23,7 +23,7 @@ from freescale.kernels.attention.triton.tiles import (
     pair_number,
     read_row_sums,
     read_rows,
-    score_places,
+    score_index,
     tanh,
     visible,
     weights_and_slope,
@@ -196,7 +196,7 @@ def keys_pair(
     if WANT_V:
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION, out_dtype=ACC)
     if KEEP:
-        at = score_places(store0, length, m0, first, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
+        at = score_index(store0, length, m0, first, head, num_heads, BLOCK_M, BLOCK_N, SQUARE)
         tl.store(Scores + at, tl.trans(ds.to(Scores.dtype.element_ty)))
     if WANT_K:
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION, out_dtype=ACC)

@@ -26,9 +26,9 @@ NUM_BUCKETS = tl.constexpr(256)
 @triton.jit
 def add_by_bucket(sums, total, bucket, low, high):
     """`sums`, one for each bucket, and a tile: buckets change slowly along a row, so few masked sums do it."""
-    places = tl.arange(0, NUM_BUCKETS)
+    index = tl.arange(0, NUM_BUCKETS)
     for b in range(low, high + 1):
-        sums = tl.where(places == b, sums + tl.sum(tl.where(bucket == b, total, 0.0)), sums)
+        sums = tl.where(index == b, sums + tl.sum(tl.where(bucket == b, total, 0.0)), sums)
     return sums
 
 
@@ -36,9 +36,9 @@ def add_by_bucket(sums, total, bucket, low, high):
 def write_by_bucket(Sums, run, sums, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BUCKET_ROWS: tl.constexpr):
     """Sums by bucket, behind those by distance."""
     wide: tl.constexpr = ROWS // COLUMNS
-    places = tl.arange(0, NUM_BUCKETS)
-    at = (run * (wide + 1 + BUCKET_ROWS) + wide + 1) * COLUMNS + places
-    tl.store(Sums + at, sums, mask=places < BUCKET_ROWS * COLUMNS)
+    index = tl.arange(0, NUM_BUCKETS)
+    at = (run * (wide + 1 + BUCKET_ROWS) + wide + 1) * COLUMNS + index
+    tl.store(Sums + at, sums, mask=index < BUCKET_ROWS * COLUMNS)
 
 
 @triton.jit

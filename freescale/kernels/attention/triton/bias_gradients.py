@@ -144,7 +144,7 @@ class TableGradients:
         d_position = d_time = None
         if tables.position is not None:
             ahead = is_square(self._launch.mask)
-            d_position = _by_place(flat, plan, columns, tables.position, ahead=ahead)
+            d_position = _by_position(flat, plan, columns, tables.position, ahead=ahead)
         if tables.time is not None:
             begin = plan.num_groups * columns
             d_time = flat[begin : begin + tables.time.shape[0]].to(tables.time.dtype)
@@ -174,12 +174,12 @@ def _group_sums(rows: Tensor, step: SumStep, groups: int) -> Tensor:
     return out
 
 
-def _by_place(sums: Tensor, plan: BiasPlan, columns: int, table: Tensor, *, ahead: bool) -> Tensor:
+def _by_position(sums: Tensor, plan: BiasPlan, columns: int, table: Tensor, *, ahead: bool) -> Tensor:
     """What the table's weights get of sums by rising distance; keys seen `ahead` of their query count as distance 0."""
     zero = columns - 1 - plan.first_group * columns
-    places = table.shape[0]
-    known = min(places, plan.num_groups * columns - zero)
-    out = torch.constant_pad_nd(sums[zero : zero + known], (0, places - known)).to(table.dtype)
+    distances = table.shape[0]
+    known = min(distances, plan.num_groups * columns - zero)
+    out = torch.constant_pad_nd(sums[zero : zero + known], (0, distances - known)).to(table.dtype)
     if ahead:
         out[0] += sums[:zero].sum().to(table.dtype)
     return out

@@ -62,7 +62,7 @@ def bucket_kernel(
 
 @triton.jit
 def bias_kernel(
-    Bias, Buckets, Position, Time, Rows, Blocks, Seen, last_place, factor,
+    Bias, Buckets, Position, Time, Rows, Blocks, Seen, last_position, factor,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
     """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
@@ -74,7 +74,7 @@ def bias_kernel(
         value = tl.zeros([ROWS, STRIP], Position.dtype.element_ty)
         if HAS_POSITION:
             distance = first + row[:, None] - j[None, :]
-            value += tl.load(Position + tl.minimum(tl.maximum(distance, 0), last_place))
+            value += tl.load(Position + tl.minimum(tl.maximum(distance, 0), last_position))
         if HAS_TIME:
             value += tl.load(Time + tl.load(Buckets + offset + at).to(tl.int32))
         tl.store(Bias + offset + at, (value * factor).to(Bias.dtype.element_ty))

@@ -1,7 +1,7 @@
 """Triton kernel of cached requests: new tokens over what is kept of their user's history, and over each other.
 
 Few queries meet few keys, so one program does all of a user and head that fits into a tile. Cached keys are read where
-they lie, each user's from its own place in the store. Distances are between places, since cached tokens do not stand
+they lie, each user's from its own address. Distances are between positions, since cached tokens do not stand
 where they stood in the history. Rows of `Tiles` are those of `cached_attention.CachedPlan`.
 """
 
@@ -22,7 +22,7 @@ FIELDS = tl.constexpr(9)
 @triton.jit
 def add_keys(
     q, out, top, total, K, V, k_row, k_head, v_row, v_head, start, n0, count, key_head,
-    rows, row_places, key_places, seen, Position, Time, Buckets, bucket0, bucket_row, bucket_column, half_alpha,
+    rows, row_positions, key_positions, seen, Position, Time, Buckets, bucket0, bucket_row, bucket_column, half_alpha,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr, SOFTMAX: tl.constexpr, HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
@@ -32,7 +32,7 @@ def add_keys(
     v = read_rows(V, start, n0, key_head, v_row, v_head, count, V_WIDTH, BLOCK_V, BLOCK_N, False, False)
     s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION, out_dtype=ACC) * (2 * half_alpha)
     if HAS_POSITION:
-        distance = tl.maximum(row_places[:, None] - key_places[None, :], 0)
+        distance = tl.maximum(row_positions[:, None] - key_positions[None, :], 0)
         s += tl.load(Position + distance, mask=seen, other=0.0).to(ACC)
     if HAS_TIME:
         keys = bucket_column + n0 + tl.arange(0, BLOCK_N)
@@ -49,7 +49,7 @@ def add_keys(
 
 @triton.jit
 def cached_kernel(
-    Q, K, V, CachedK, CachedV, Out, Tiles, Places, Position, Time, Buckets,
+    Q, K, V, CachedK, CachedV, Out, Tiles, Positions, Position, Time, Buckets,
     q_row, k_row, v_row, ck_row, cv_row, o_row, q_head, k_head, v_head, ck_head, cv_head, o_head,
     num_heads, half_alpha, scale,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -64,7 +64,7 @@ def cached_kernel(
     first = tl.load(Tiles + tile * FIELDS + 2).to(tl.int32)
     cached_start = tl.load(Tiles + tile * FIELDS + 3)
     cached = tl.load(Tiles + tile * FIELDS + 4).to(tl.int32)
-    place = tl.load(Tiles + tile * FIELDS + 5).to(tl.int32)
+    position = tl.load(Tiles + tile * FIELDS + 5).to(tl.int32)
     bucket0 = tl.load(Tiles + tile * FIELDS + 6)
     bucket_row = tl.load(Tiles + tile * FIELDS + 7).to(tl.int32)
     ahead = tl.load(Tiles + tile * FIELDS + 8).to(tl.int32)
@@ -76,12 +76,12 @@ def cached_kernel(
     total = tl.zeros([BLOCK_M], ACC)
     for n0 in range(0, cached, BLOCK_N):
         keys = n0 + tl.arange(0, BLOCK_N)
-        key_places = tl.load(Places + cached_start + keys, mask=keys < cached, other=0).to(tl.int32)
+        key_positions = tl.load(Positions + cached_start + keys, mask=keys < cached, other=0).to(tl.int32)
         seen = (keys[None, :] < cached) & (rows[:, None] < length)
         out, top, total = add_keys(
             q, out, top, total, CachedK, CachedV, ck_row, ck_head, cv_row, cv_head,
             cached_start, n0, cached, key_head,
-            rows, place + rows, key_places, seen, Position, Time, Buckets, bucket0, bucket_row, 0, half_alpha,
+            rows, position + rows, key_positions, seen, Position, Time, Buckets, bucket0, bucket_row, 0, half_alpha,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
         )  # fmt: skip
     for n0 in range(0, tl.minimum(first + BLOCK_M, length), BLOCK_N):
@@ -90,7 +90,8 @@ def cached_kernel(
         out, top, total = add_keys(
             q, out, top, total, K, V, k_row, k_head, v_row, v_head,
             start, n0, length, key_head,
-            rows, place + rows, place + keys, seen, Position, Time, Buckets, bucket0, bucket_row, ahead, half_alpha,
+            rows, position + rows, position + keys, seen,
+            Position, Time, Buckets, bucket0, bucket_row, ahead, half_alpha,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
         )  # fmt: skip
     if SOFTMAX:

@@ -26,7 +26,7 @@ from freescale.kernels.attention.triton.tiles import (
     pair_number,
     read_bias,
     read_rows,
-    score_places,
+    score_index,
     visible,
     write_rows,
 )
@@ -42,7 +42,7 @@ def kept_pair(
 ):  # fmt: skip
     """Add what one key tile gives to the gradient of a query tile."""
     k = read_rows(K, start, n0, key_head, k_row, k_head, length, WIDTH, BLOCK_D, BLOCK_N, not MASKED, TMA)
-    ds = tl.load(Scores + score_places(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE))
+    ds = tl.load(Scores + score_index(store0, length, first, n0, head, num_heads, BLOCK_M, BLOCK_N, SQUARE))
     if MASKED:
         seen = visible(
             first,
@@ -120,7 +120,7 @@ def kept_gradient_kernel(
         i0 = (row + n) * BLOCK_M
         j0 = (column + n) * BLOCK_N
         i = i0 + tl.arange(0, BLOCK_M)
-        at = Scores + score_places(store0, length, i0, j0, i0 * 0, num_heads, BLOCK_M, BLOCK_N, SQUARE)
+        at = Scores + score_index(store0, length, i0, j0, i0 * 0, num_heads, BLOCK_M, BLOCK_N, SQUARE)
         _, width = bias_rows(store0, length, i0, SQUARE)
         total = tl.load(at).to(ACC)
         for head in tl.static_range(1, num_heads):

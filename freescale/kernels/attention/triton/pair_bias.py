@@ -34,7 +34,7 @@ class BiasTables(NamedTuple):
 def time_buckets(
     work: AttentionSchedule, mask: AttentionMask | None, query_time: Tensor, key_time: Tensor
 ) -> Tensor:
-    """Time bucket of every pair, in the places of the batch's `BiasStore`."""
+    """Time bucket of every pair, laid out as the batch's `BiasStore`."""
     triton_bias = kernels_of("attention.triton.bias_kernels")
 
     store = work.bias_store(mask)
@@ -87,7 +87,7 @@ def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
         "Seen": launch.nothing if launch.mask is None else launch.work.seen_pieces(launch.mask),
     }
     constants = {
-        "last_place": position.shape[0] - 1,
+        "last_position": position.shape[0] - 1,
         "HAS_POSITION": tables.position is not None,
         "HAS_TIME": tables.time is not None,
         "MASKED": launch.mask is not None,

@@ -101,7 +101,7 @@ def read_bias(Bias, store0, length, i0, j0, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def score_places(
+def score_index(
     store0, length, i0, j0, head, num_heads, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SQUARE: tl.constexpr
 ):
     """Where the score gradients of queries i0 on and keys j0 on are kept: like the bias, head after head in a block."""
@@ -116,8 +116,8 @@ def score_places(
 @triton.jit
 def identity(SIZE: tl.constexpr):
     """The unit matrix, to add a bias by a product (see `half_scores`)."""
-    place = tl.arange(0, SIZE)
-    return (place[:, None] == place[None, :]).to(tl.float16)
+    index = tl.arange(0, SIZE)
+    return (index[:, None] == index[None, :]).to(tl.float16)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ def input_kernel(
     Rows, Slots, Position, Tiles, Offsets, Out, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of a tile. Tiles holds (sequence, first token, number of tokens), so a token's place is known."""
+    """Some tokens of a tile. Tiles holds (sequence, first token, number of tokens), so a token's position is known."""
     tile = Tiles + tl.program_id(0) * 3
     start = tl.load(Offsets + tl.load(tile))
     numbers = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -47,9 +47,9 @@ def _silu_slope(x):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
-    X, Bias, Out, Rstd, Past, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    X, Bias, Out, Rstd, Residual, x_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Out = norm(x), what its rows were divided by, and Past = x + bias, to which the layer adds its product."""
+    """Out = norm(x), what its rows were divided by, and Residual = x + bias, to which the layer adds its product."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
     at = rows[:, None] * WIDTH + columns[None, :]
     x = tl.load(X + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -57,15 +57,15 @@ def norm_kernel(
     y, rstd = _normed(x, inside, WIDTH)
     tl.store(Out + at, y.to(Out.dtype.element_ty), mask=inside)
     tl.store(Rstd + rows, rstd, mask=rows < num_rows)
-    tl.store(Past + at, (x + bias[None, :]).to(Past.dtype.element_ty), mask=inside)
+    tl.store(Residual + at, (x + bias[None, :]).to(Residual.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_backward_kernel(
-    Y, Rstd, DY, Past, DX, Sums, num_rows,
+    Y, Rstd, DY, Residual, DX, Sums, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x through its norm and past it, and the sum of Past over the rows of a program."""
+    """Gradient of x through its norm and past it, and the sum of Residual over the rows of a program."""
     columns = tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for step in range(STEPS):
@@ -75,10 +75,10 @@ def norm_backward_kernel(
         at = rows[:, None] * WIDTH + columns[None, :]
         y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-        past = tl.load(Past + at, mask=inside, other=0.0).to(tl.float32)
+        residual = tl.load(Residual + at, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(Rstd + rows, mask=real, other=0.0)
-        total += past
-        tl.store(DX + at, (past + _through_norm(dy, y, rstd, WIDTH)).to(DX.dtype.element_ty), mask=inside)
+        total += residual
+        tl.store(DX + at, (residual + _through_norm(dy, y, rstd, WIDTH)).to(DX.dtype.element_ty), mask=inside)
     own = Sums + tl.program_id(0).to(tl.int64) * WIDTH + columns
     tl.store(own, tl.sum(total, 0), mask=columns < WIDTH)
 

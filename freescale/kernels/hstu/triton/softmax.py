@@ -21,8 +21,8 @@ SHORTEST = tl.constexpr(1e-6)  # vectors are never divided by less; as in `sampl
 def _tile(Tiles, BLOCK_T: tl.constexpr):
     at = Tiles + tl.program_id(0) * 3
     sequence, first, count = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    places = tl.arange(0, BLOCK_T)
-    return sequence, first + places, places < count
+    index = tl.arange(0, BLOCK_T)
+    return sequence, first + index, index < count
 
 
 @triton.jit
@@ -36,10 +36,10 @@ def _part(X, rows, real, d, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
 @triton.jit
 def _shares(Logits, tokens, real, n, log_sum, NEGATIVES: tl.constexpr, BLOCK_N: tl.constexpr):
     """Logits n to n + BLOCK_N of some tokens and their softmax; what may not count has share and logit 0."""
-    places = n + tl.arange(0, BLOCK_N)
-    inside = real[:, None] & (places[None, :] < NEGATIVES)
+    index = n + tl.arange(0, BLOCK_N)
+    inside = real[:, None] & (index[None, :] < NEGATIVES)
     logits = tl.load(
-        Logits + tokens[:, None].to(tl.int64) * NEGATIVES + places[None, :], mask=inside, other=-float("inf")
+        Logits + tokens[:, None].to(tl.int64) * NEGATIVES + index[None, :], mask=inside, other=-float("inf")
     )
     shares = tl.exp(logits - log_sum[:, None])
     return tl.where(logits == -float("inf"), 0.0, logits), shares
@@ -51,9 +51,9 @@ def _weights(
     NEGATIVES: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Negatives n to n + BLOCK_N of a sequence, and what the state of each token gets of their vectors."""
-    places = n + tl.arange(0, BLOCK_N)
-    there = places < NEGATIVES
-    slots = tl.load(Negatives + sequence * NEGATIVES + places, mask=there, other=0)
+    index = n + tl.arange(0, BLOCK_N)
+    there = index < NEGATIVES
+    slots = tl.load(Negatives + sequence * NEGATIVES + index, mask=there, other=0)
     _, shares = _shares(Logits, tokens, real, n, log_sum, NEGATIVES, BLOCK_N)
     if UNIT:
         shares *= tl.load(RowScale + slots, mask=there, other=0.0)[None, :]
@@ -112,9 +112,9 @@ def loss_kernel(
     top = positive
     total = tl.full([BLOCK_T], 1.0, ACC)
     for n in range(0, NEGATIVES, BLOCK_N):
-        places = n + tl.arange(0, BLOCK_N)
-        there = places < NEGATIVES
-        slots = tl.load(Negatives + sequence * NEGATIVES + places, mask=there, other=-1)
+        index = n + tl.arange(0, BLOCK_N)
+        there = index < NEGATIVES
+        slots = tl.load(Negatives + sequence * NEGATIVES + index, mask=there, other=-1)
         logits = tl.zeros([BLOCK_T, BLOCK_N], ACC)
         for d in range(0, WIDTH, BLOCK_D):
             states = _part(States, tokens, real, d, WIDTH, BLOCK_D).to(DOT)
@@ -126,7 +126,7 @@ def loss_kernel(
         # A negative that is the token's own target does not count.
         logits = tl.where(there[None, :] & (slots[None, :] != targets[:, None]), logits, -float("inf"))
         inside = real[:, None] & there[None, :]
-        tl.store(Logits + tokens[:, None].to(tl.int64) * NEGATIVES + places[None, :], logits, mask=inside)
+        tl.store(Logits + tokens[:, None].to(tl.int64) * NEGATIVES + index[None, :], logits, mask=inside)
         higher = tl.maximum(top, tl.max(logits, 1))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(logits - higher[:, None]), 1)
         top = higher
@@ -231,8 +231,8 @@ def negative_gradient_kernel(
         states = _part(States, tokens, real, d, WIDTH, BLOCK_D).to(DOT)
         out = tl.dot(tl.trans(shares.to(DOT)), states, out, input_precision=PRECISION, out_dtype=ACC)
     out *= tl.load(DLoss).to(ACC) * beta
-    places = n + tl.arange(0, BLOCK_N)
+    index = n + tl.arange(0, BLOCK_N)
     columns = d + tl.arange(0, BLOCK_D)
-    rows = num_tokens + sequence.to(tl.int64) * NEGATIVES + places
-    inside = (places[:, None] < NEGATIVES) & (columns[None, :] < WIDTH)
+    rows = num_tokens + sequence.to(tl.int64) * NEGATIVES + index
+    inside = (index[:, None] < NEGATIVES) & (columns[None, :] < WIDTH)
     tl.store(DUnits + rows[:, None] * WIDTH + columns[None, :], out.to(DUnits.dtype.element_ty), mask=inside)
