@@ -74,16 +74,16 @@ def register(family: str, name: str, *, options: type | None = None) -> Callable
     def keep(make: T) -> T:
         module = getattr(make, "__module__", "")
         ships = module.startswith("freescale.")
+        if not ships and name in _shipped(family):
+            raise ConfigError(
+                f"{family} {name!r} ships with freescale", next_step="register yours under another name"
+            )
         before = _kinds.get((family, name))
         if before is not None and getattr(before.make, "__module__", "") != module:
             raise ConfigError(
                 f"there is a {family} called {name!r} already",
                 got=f"one from {before.make.__module__}, one from {module}",
                 next_step="register yours under another name",
-            )
-        if not ships and name in _shipped(family):
-            raise ConfigError(
-                f"{family} {name!r} ships with freescale", next_step="register yours under another name"
             )
         _kinds[family, name] = Kind(family, name, make, options, ships)
         return make
