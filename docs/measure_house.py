@@ -1,4 +1,4 @@
-"""How easy the house is to read: public names, long functions, long files, and the list of first files, for any checkout.
+"""How easy the house is to read: public names, long functions, long files, the files to read first; of any checkout.
 
 python docs/measure_house.py [FOLDER OF A CHECKOUT]
 """
