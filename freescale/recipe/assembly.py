@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale import trace
+from freescale import registry, trace
 from freescale.balance import BalancedSampler, CostModel, Decisions, SampleWork
 from freescale.comm import Transport
 from freescale.comm.traffic import Channels, Gate, kind_for_ids, open_channel, open_channels
@@ -27,17 +27,16 @@ from freescale.data import (
     prepare,
 )
 from freescale.embedding import (
-    DirectMap,
     HashMap,
     IdMap,
     ShardedEmbedding,
-    ShardedIdMap,
     TableSpec,
-    make_eviction,
+    fill_options,
+    learns_ids,
     make_optimizer,
+    option_names,
 )
 from freescale.errors import DataError
-from freescale.kernels.id_table import make_layout
 from freescale.pipeline import (
     AHEAD,
     LOOK_AHEAD,
@@ -129,26 +128,15 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     options = config.embedding
     if config.items.kind != "ids" and not config.items.add_ids:
         return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
-    if options.id_map == "hash":
-        assert options.rows is not None
-        hashed = HashMap(options.rows)
-        return build_embedding(config, hashed.num_rows, ranks), hashed
-    if options.id_map == "direct":
-        direct = DirectMap(options.rows or int(source.items.ids[-1]) + 1)
-        return build_embedding(config, direct.num_rows, ranks), direct
-    rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
-    layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
-    embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
-    return embedding, ShardedIdMap(
-        embedding,
-        TABLE,
-        channel=id_channel(config, ranks) if hides_traffic(config, embedding, ranks) else None,
-        max_probe=options.max_probe,
-        eviction=make_eviction(options.eviction, ttl=options.ttl),
-        admit_after=options.admit_after,
-        admission=options.admission,
-        guard=options.guard,
-    )
+    kind = registry.find("id_map", options.id_map, key="embedding.id_map")
+    told = {name: getattr(options, name) for name in option_names("id_map", options.id_map)}
+    chosen = fill_options("id_map", options.id_map, told)
+    items = source.items.ids
+    rows = kind.make.plan(num_items=len(items), largest_id=int(items[-1]), options=chosen)
+    embedding = build_embedding(config, rows.num_rows, ranks, row_group=rows.row_group)
+    asks = kind.make.learns and hides_traffic(config, embedding, ranks)
+    channel = id_channel(config, ranks) if asks else None
+    return embedding, kind.make.build(embedding=embedding, table=TABLE, channel=channel, options=chosen)
 
 
 def id_channel(config: Config, ranks: Ranks) -> Transport:
@@ -161,14 +149,14 @@ def id_channel(config: Config, ranks: Ranks) -> Transport:
 def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
     """The item table."""
     options = config.embedding
+    told = {"beta1": config.optim.beta1, "beta2": options.beta2, "eps": options.eps}
+    known = {name: told[name] for name in option_names("optimizer", options.optimizer)}
     spec = TableSpec(
         name=TABLE,
         num_rows=num_rows,
         row_group=row_group,
         dim=config.model.dim,
-        optimizer=make_optimizer(
-            options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
-        ),
+        optimizer=make_optimizer(options.optimizer, **known),
         dtype=torch.float64 if config.model.dtype == "float64" else _DTYPES[options.dtype],
         seed=config.run.seed,
     )
@@ -262,11 +250,10 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         )
 
     eval_every = config.run.eval_every or steps_per_epoch
-    learns_ids = isinstance(id_map, ShardedIdMap)
 
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
-        return not learns_ids or not any(
+        return not id_map.learns or not any(
             due_at(step + 1, every=eval_every, save_every=config.run.checkpoint_every)
         )
 
@@ -287,7 +274,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
                 embedding=embedding,
                 id_map=id_map,
                 device=ranks.device,
-                ahead=prepares_ahead(config, ranks),
+                ahead=prepares_ahead(config, ranks, id_map),
                 first_step=first_step,
                 look_past=may_look_past,
             )
@@ -393,10 +380,10 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
     return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
-def prepares_ahead(config: Config, ranks: Ranks) -> bool:
+def prepares_ahead(config: Config, ranks: Ranks, id_map: IdMap) -> bool:
     """Whether a thread makes batches ready: on one GPU, where the host is the bottleneck and has cores to spare."""
     wanted = ranks.device.type == "cuda" if config.pipeline.ahead is None else config.pipeline.ahead
-    guarded = config.embedding.id_map != "zero_collision" or config.embedding.guard >= AHEAD
+    guarded = not learns_ids(id_map) or id_map.guard >= AHEAD
     return wanted and guarded and ranks.num_ranks == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
-from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
+from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.request import exchange_ids
 from freescale.embedding.sharded import ShardedEmbedding

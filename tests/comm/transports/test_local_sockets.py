@@ -13,7 +13,7 @@ from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
 from freescale.comm.transport import CollectiveTransport
 from freescale.comm.transports.local_sockets import SocketTransport, on_one_machine
 from freescale.comm.transports.registry import make_transport
-from freescale.embedding.optimizer import Adam
+from freescale.embedding import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from tests.ranks import run_on_ranks
