@@ -129,7 +129,8 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     if config.items.kind != "ids" and not config.items.add_ids:
         return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
     kind = registry.find("id_map", options.id_map, key="embedding.id_map")
-    told = {name: getattr(options, name) for name in option_names("id_map", options.id_map)}
+    known = [name for name in option_names("id_map", options.id_map) if hasattr(options, name)]
+    told = {name: getattr(options, name) for name in known}
     chosen = fill_options("id_map", options.id_map, told)
     items = source.items.ids
     rows = kind.make.plan(num_items=len(items), largest_id=int(items[-1]), options=chosen)
@@ -150,7 +151,7 @@ def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: i
     """The item table."""
     options = config.embedding
     told = {"beta1": config.optim.beta1, "beta2": options.beta2, "eps": options.eps}
-    known = {name: told[name] for name in option_names("optimizer", options.optimizer)}
+    known = {name: told[name] for name in option_names("optimizer", options.optimizer) if name in told}
     spec = TableSpec(
         name=TABLE,
         num_rows=num_rows,
