@@ -125,7 +125,7 @@ class FreeScale:
     """
 
     def __init__(self, dtype: torch.dtype, *, smooth: bool) -> None:
-        from freescale.embedding.optimizer import RowwiseAdagrad
+        from freescale.embedding import RowwiseAdagrad
         from freescale.embedding.plan import TableSpec
         from freescale.embedding.sharded import ShardedEmbedding
         from freescale.train.dense_gradients import Sums, reduced_in_backward

@@ -31,9 +31,8 @@ import torch
 from torch import Tensor
 
 from freescale.data.sequence_batch import SequenceBatch
+from freescale.embedding import Adam, HashMap, IdMap
 from freescale.embedding.eviction import TTL
-from freescale.embedding.id_map import HashMap, IdMap
-from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.sharded_id_map import ShardedIdMap

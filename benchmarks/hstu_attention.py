@@ -27,7 +27,7 @@ from torch import Tensor
 
 from freescale import ShardedEmbedding, TableSpec
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.embedding.optimizer import RowwiseAdagrad
+from freescale.embedding import RowwiseAdagrad
 from freescale.kernels import SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.model.encoders.hstu import HSTU, HSTULayer

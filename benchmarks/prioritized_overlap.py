@@ -33,8 +33,7 @@ from freescale.comm.traffic.priority import Channels
 from freescale.comm.transport import Transport
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
-from freescale.embedding.id_map import DirectMap
-from freescale.embedding.optimizer import RowwiseAdagrad
+from freescale.embedding import DirectMap, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.pipeline.prioritized import PrioritizedPipeline

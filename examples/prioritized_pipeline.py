@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale import PrioritizedPipeline, ShardedEmbedding, TableSpec
-from freescale.embedding.optimizer import RowwiseAdagrad
+from freescale.embedding import RowwiseAdagrad
 
 NUM_USERS, NUM_ITEMS, DIM = 20_000, 3_000, 16
 GLOBAL_BATCH, NUM_STEPS = 512, 60

@@ -12,7 +12,7 @@ from freescale import trace
 from freescale.app.run_summary import describe
 from freescale.comm.world import Ranks, device_name, join_ranks
 from freescale.data import IntArray
-from freescale.embedding import ShardedIdMap
+from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError
 from freescale.pages import write_report
 from freescale.recipe import (
@@ -127,7 +127,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
 
 def known_items(run: Run) -> IntArray:
     """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
-    if isinstance(run.state.id_map, ShardedIdMap) and run.state.model.items is None:
+    if learns_ids(run.state.id_map) and run.state.model.items is None:
         ids: IntArray = run.state.id_map.residents()[0].cpu().numpy()
         return ids
     return run.evaluation.test.source.items.ids

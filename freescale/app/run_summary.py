@@ -52,7 +52,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
     if run.ranks.num_ranks > 1 and plans:
         facts["run"]["rows travel by"] = describe_transport(run.state.embedding.transport)
-        for row in plan_rows(plans, distinct_ids=min(distinct, plans[0].spec.num_rows)):
+        for row in plan_rows(plans, unique_ids=min(distinct, plans[0].spec.num_rows)):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )

@@ -6,11 +6,16 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.embedding.eviction import make_eviction
-    from freescale.embedding.id_map import DirectMap, HashMap, IdMap
+    from freescale.embedding.id_map import IdMap, IdMapKind, LearningIdMap, TableRows, learns_ids
+    from freescale.embedding.id_maps.direct import DirectMap
+    from freescale.embedding.id_maps.hash import HashMap
     from freescale.embedding.id_stats import COUNTS, advice, merged
-    from freescale.embedding.optimizer import Adam, make_optimizer
+    from freescale.embedding.optimizer import SparseOptimizer, make_optimizer
+    from freescale.embedding.optimizers.adam import Adam
+    from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad
+    from freescale.embedding.optimizers.sgd import SGD
     from freescale.embedding.plan import TableSpec, plan_rows
-    from freescale.embedding.request import Part, Request, exchange_ids, find_overlap
+    from freescale.embedding.request import Request, RowSubset, exchange_ids, find_overlap
     from freescale.embedding.sharded import Lookup, ShardedEmbedding, UniqueRows, as_leaf
     from freescale.embedding.sharded_compute import ShardedCompute
     from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids

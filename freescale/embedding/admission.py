@@ -27,7 +27,7 @@ class Admission(Protocol):
     min_batches: int
 
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
-        """Count distinct ids, ascending, once more; True where one has been seen often enough."""
+        """Count unique ids, ascending, once more; True where one has been seen often enough."""
 
     def state(self) -> dict[str, Tensor]:
         """Tensors whose first dimension is the buckets held here."""
@@ -53,7 +53,7 @@ class CountMin:
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
-        """Count distinct ids once more; True where the smallest of an id's counters says often enough."""
+        """Count unique ids once more; True where the smallest of an id's counters says often enough."""
         bucket = self._layout.bucket(ids) - self._layout.first_bucket
         cells = torch.stack(
             [keyed(n, ids).remainder(self._width) + n * self._width for n in range(_HASHES)], 1
@@ -91,7 +91,7 @@ class ExactCounts:
         self._occupied_bits = id_table.occupied_bits(self._identity)
 
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
-        """Count distinct ids, ascending, once more; True where one was seen often enough."""
+        """Count unique ids, ascending, once more; True where one was seen often enough."""
         rows, new = id_table.claim(ids, self._identity, self._occupied_bits, self._layout)
         self._count[new] = 0
         self._see(rows[rows >= 0], batch)

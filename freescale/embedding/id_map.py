@@ -1,17 +1,125 @@
-"""From raw ids to table rows."""
+"""From raw ids to table rows: what an id map can do, and how a kind of one is planned and built.
+
+A formula (`id_maps/direct.py`, `id_maps/hash.py`) has a row for every id from the start. A map that learns
+(`id_maps/zero_collision.py`) gives rows to ids as training meets them, so it has a state to save and a story to tell.
+
+A kind of your own is one file: a class with `learns`, `plan` and `build`, registered in the family "id_map".
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from freescale.embedding.hashing import keyed
 from freescale.errors import DataError
 
+if TYPE_CHECKING:
+    from freescale.comm import Transport
+    from freescale.embedding.sharded import ShardedEmbedding
+
 _WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+
+
+class IdMap(Protocol):
+    """Turns raw 64-bit ids into rows of a table. The rows of an id must not depend on the number of ranks.
+
+    Args:
+        num_rows: rows of the table.
+        learns: whether `rows` with a step changes the map: it is a `LearningIdMap` then.
+    """
+
+    num_rows: int
+    learns: bool
+
+    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
+        """Row of every id, same shape. With the number of a training step, new ids may get rows; without, none does.
+
+        Where a map learns, every rank makes the same calls, in step order.
+        """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep, in place."""
+
+    def restored(self) -> None:
+        """The tensors of `state_dict` were filled from a checkpoint."""
+
+
+class LearningIdMap(IdMap, Protocol):
+    """A map that gives rows to ids it meets in training.
+
+    Args:
+        num_slots: rows that can be some id's own, over all ranks.
+    """
+
+    num_slots: int
+
+    @property
+    def guard(self) -> int:
+        """Rows of this many batches before the current one are given to no other id: so many may be under way."""
+
+    def residents(self) -> tuple[Tensor, Tensor]:
+        """Ids that have a row of their own and are held by this rank, ascending, and their rows in the whole table."""
+
+    def take_counts(self, step: int) -> Tensor:
+        """What a step did to ids on this rank (id_stats.COUNTS), and the slots taken here after it; asked for once."""
+
+    def take_evicted(self) -> Tensor:
+        """Ids held by this rank that lost their rows since the last call and have not come back, ascending."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Of this rank: "occupied" slots; histograms "probe_histogram" and "age_histogram" where it keeps them."""
+
+
+def learns_ids(id_map: IdMap) -> TypeGuard[LearningIdMap]:
+    """Whether a map gives rows to ids in training."""
+    return id_map.learns
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """What a map asks of its table.
+
+    Args:
+        num_rows: rows over all ranks.
+        row_group: rows that always stay together on one rank; num_rows is a multiple of it.
+    """
+
+    num_rows: int
+    row_group: int = 1
+
+
+class IdMapKind(Protocol):
+    """What is registered in the family "id_map".
+
+        kind = registry.find("id_map", name)
+        rows = kind.make.plan(num_items=..., largest_id=..., options=options)      # then the table is made
+        id_map = kind.make.build(embedding=..., table="item", channel=None, options=options)
+
+    Args:
+        learns: as that of the maps it builds.
+    """
+
+    learns: bool
+
+    def plan(self, *, num_items: int, largest_id: int, options: Any) -> TableRows:
+        """The rows a table needs for this many items, the largest of which is known."""
+
+    def build(
+        self, *, embedding: ShardedEmbedding, table: str, channel: Transport | None, options: Any
+    ) -> IdMap:
+        """The map of a table.
+
+        Args:
+            embedding: holds the table, made as planned.
+            table: its name.
+            channel: a connection for tensors on the CPU that nothing else uses, where ids are resolved beside
+                training; ids travel as the embedding's rows do where it is None.
+            options: those of the kind.
+        """
 
 
 def check_whole(numbers: Tensor, *, what: str) -> None:
@@ -24,88 +132,3 @@ def check_whole(numbers: Tensor, *, what: str) -> None:
         allowed="int64, or a smaller integer type",
         next_step=f"torch.tensor({what}, dtype=torch.int64)",
     )
-
-
-class IdMap(Protocol):
-    """Turns raw 64-bit ids into rows of a table."""
-
-    num_rows: int
-
-    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
-        """Row of every id, same shape. With the number of a training step, new ids may get rows; without, none does."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep, in place."""
-
-    def restored(self) -> None:
-        """The tensors of `state_dict` were filled from a checkpoint."""
-
-
-class DirectMap:
-    """One row an id, for ids 0 .. num_rows - 1, scattered so that neighbouring ids live on different ranks.
-
-    Small ids are often the popular ones. Rows are sharded in contiguous blocks; multiplying by a number near the
-    golden section of num_rows and prime to it spreads any run of ids evenly over the blocks, and stays one-to-one.
-
-    Args:
-        num_rows: largest id + 1.
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        if not 0 < num_rows < 2**31:
-            raise DataError(
-                "embedding.id_map=direct needs one row for every id up to the largest",
-                got=f"{num_rows:,} rows",
-                allowed=f"1 to {2**31 - 1:,}",
-                next_step="use embedding.id_map=hash embedding.rows=N for sparse or very large ids",
-            )
-        self.num_rows = num_rows
-        self._factor = next(
-            f
-            for f in range(max(1, int(num_rows * 0.6180339887)), 2 * num_rows + 2)
-            if math.gcd(f, num_rows) == 1
-        )
-
-    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
-        """Row of every id; an id outside the table is refused here, where it still has its raw name."""
-        inside = (ids >= 0) & (ids < self.num_rows)
-        if not bool(inside.all()):
-            bad = int(ids[~inside].flatten()[0])
-            raise DataError(
-                "an id lies outside the table",
-                got=f"id {bad}",
-                allowed=f"0 to {self.num_rows - 1}",
-                next_step="set embedding.rows to the largest id + 1, or use embedding.id_map=hash",
-            )
-        return (ids.long() * self._factor) % self.num_rows
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The map is a formula: nothing to keep."""
-        return {}
-
-    def restored(self) -> None:
-        """Nothing to bring in line."""
-
-
-class HashMap:
-    """Any id to one of num_rows rows by a 64-bit hash; different ids may share a row.
-
-    Args:
-        num_rows: size of the table.
-        seed: picks another hash.
-    """
-
-    def __init__(self, num_rows: int, *, seed: int = 0) -> None:
-        self.num_rows = num_rows
-        self._seed = seed
-
-    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
-        """Row of every id."""
-        return keyed(self._seed, ids).remainder(self.num_rows)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The map is a formula: nothing to keep."""
-        return {}
-
-    def restored(self) -> None:
-        """Nothing to bring in line."""

@@ -1,124 +1,77 @@
 """Sparse optimizers: they change the rows a step touched, in place, and leave all others alone.
 
-Every rule is a pure function of (row, its state, its summed gradient, learning rate, step), computed in float32 or
+Every rule is a pure function of (state of a row, its summed gradient, learning rate, step), computed in float32 or
 better. So it does not matter where a row lives, which rows are updated with it, or when its gradient arrives, only
 that it arrives once a step.
+
+A kind of your own is one file:
+
+    @dataclass(frozen=True, kw_only=True)
+    class MomentumOptions:
+        decay: float = 0.9                                        # a key of the recipe
+
+    class Momentum:
+        def __init__(self, options): self.decay = options.decay
+        def state_shapes(self, num_rows, dim): return {"velocity": (num_rows, dim)}
+        def move(self, state, grad, *, lr, step):
+            state["velocity"].mul_(self.decay).add_(grad)         # in place: what is kept for these rows
+            return state["velocity"], grad.new_full((len(grad),), -lr)
+
+    register("optimizer", "momentum", options=MomentumOptions)(Momentum)
+
+Use element-wise operations, or those of `freescale.kernels.rows`: a row must get the same bits whatever rows stand
+beside it, since a batch is updated in parts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from freescale import registry
 from freescale.errors import ConfigError
-from freescale.kernels.rows import adam_direction, add_scaled, mean_squares
+from freescale.kernels.rows import add_scaled
 
 
 class SparseOptimizer(Protocol):
-    """One update rule."""
+    """One update rule. Its kind is called as `make(options)`, with the options dataclass it was registered with."""
 
-    @property
-    def name(self) -> str:
-        """Name in recipes."""
-
-    def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the state tensors, by name."""
+    def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, int]]:
+        """What is kept for rows, by name: [num_rows, any width], zeros at first and when a row changes owner."""
 
     def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
         """Direction [U, dim] and scale [U]: a row changes by scale * direction; state changes here; step is from 1."""
 
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
-        """New rows from current rows: rows + scale * direction."""
+
+def make_optimizer(name: str, **options: Any) -> SparseOptimizer:
+    """The sparse optimizer of that name; an option it does not know is refused."""
+    kind = registry.find("optimizer", name)
+    return cast(SparseOptimizer, kind.make(registry.options_of(kind, options)))
 
 
-@dataclass(frozen=True)
-class SGD:
-    """w -= lr * g."""
-
-    name: str = "sgd"
-
-    def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
-        """No state."""
-        return {}
-
-    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
-        """Plain descent."""
-        return grad, grad.new_full((len(grad),), -lr)
-
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
-        """New rows."""
-        return _moved(rows, *self.move(state, grad, lr=lr, step=step))
-
-
-@dataclass(frozen=True)
-class RowwiseAdagrad:
-    """One accumulator a row: s += mean(g^2); w -= lr * g / (sqrt(s) + eps)."""
-
-    eps: float = 1e-8
-    name: str = "rowwise_adagrad"
-
-    def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
-        """One number a row."""
-        return {"square_sum": (num_rows, 1)}
-
-    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
-        """Descent scaled by the row's gradient history."""
-        state["square_sum"] += mean_squares(grad)[:, None]
-        return grad, -lr / (state["square_sum"].flatten().sqrt() + self.eps)
-
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
-        """New rows."""
-        return _moved(rows, *self.move(state, grad, lr=lr, step=step))
-
-
-@dataclass(frozen=True)
-class Adam:
-    """Adam on the rows of the step; moments of absent rows rest, bias correction follows the run's step count."""
-
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    name: str = "adam"
-
-    def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
-        """Two moments of the size of the table."""
-        return {"moment1": (num_rows, dim), "moment2": (num_rows, dim)}
-
-    def move(self, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> tuple[Tensor, Tensor]:
-        """Descent along the bias-corrected moments."""
-        direction = adam_direction(
-            grad,
-            state["moment1"],
-            state["moment2"],
-            beta1=self.beta1,
-            beta2=self.beta2,
-            step=step,
-            eps=self.eps,
-        )
-        return direction, grad.new_full((len(grad),), -lr / (1 - self.beta1**step))
-
-    def update(self, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int) -> Tensor:
-        """New rows."""
-        return _moved(rows, *self.move(state, grad, lr=lr, step=step))
-
-
-def make_optimizer(
-    name: str, *, beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-8
-) -> SparseOptimizer:
-    """The sparse optimizer of that name."""
-    if name == "sgd":
-        return SGD()
-    if name == "rowwise_adagrad":
-        return RowwiseAdagrad(eps=eps)
-    if name == "adam":
-        return Adam(beta1=beta1, beta2=beta2, eps=eps)
-    raise ConfigError("unknown sparse optimizer", got=name, allowed="sgd, rowwise_adagrad, adam")
-
-
-def _moved(rows: Tensor, direction: Tensor, scale: Tensor) -> Tensor:
+def updated(
+    optimizer: SparseOptimizer, rows: Tensor, state: dict[str, Tensor], grad: Tensor, *, lr: float, step: int
+) -> Tensor:
+    """New rows from current rows: rows + scale * direction. Their state changes in place."""
+    direction, scale = optimizer.move(state, grad, lr=lr, step=step)
     moved = rows.clone(memory_format=torch.contiguous_format)
     add_scaled(moved, torch.arange(len(rows), device=rows.device), direction, scale)
     return moved
+
+
+def check_state(optimizer: SparseOptimizer, dim: int) -> None:
+    """Refuse state that could not be cut into rows, saved and reset: it is one row of numbers for each row."""
+    for name, shape in optimizer.state_shapes(1, dim).items():
+        if len(shape) != 2 or shape[0] != 1 or shape[1] < 1:
+            raise ConfigError(
+                f"state {name!r} of {type(optimizer).__name__} is not one row of numbers for each row",
+                got=f"{tuple(shape)} for one row of width {dim}",
+                allowed="(num_rows, width)",
+            )
+        if name == "weight" or "." in name:
+            raise ConfigError(
+                f"state {name!r} of {type(optimizer).__name__} cannot be saved under that name",
+                allowed="any name without a dot but 'weight', which is the table itself",
+            )

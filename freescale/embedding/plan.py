@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from freescale.embedding.optimizer import SparseOptimizer
+from freescale.embedding.optimizer import SparseOptimizer, check_state
 from freescale.errors import PlanError
 
 _MIB = 1 << 20
@@ -45,6 +45,7 @@ class TableSpec:
                 got=f"num_rows={self.num_rows}, dim={self.dim}",
                 allowed="1 or more each",
             )
+        check_state(self.optimizer, self.dim)
 
     @property
     def bytes_per_row(self) -> int:
@@ -91,8 +92,8 @@ class TablePlan:
         """Weights and optimizer state on a rank."""
         return self.block(rank)[1] * self.spec.bytes_per_row / _MIB
 
-    def traffic_mib(self, distinct_ids: int) -> float:
-        """Bytes one rank sends and receives a step when it asks for this many distinct ids.
+    def traffic_mib(self, unique_ids: int) -> float:
+        """Bytes one rank sends and receives a step when it asks for this many unique ids.
 
         Ids (8 bytes) and rows travel for the share of ids that other ranks own; gradients travel back in float32,
         or in float64 where the table is stored so.
@@ -102,7 +103,7 @@ class TablePlan:
         wide = max(4, self.spec.dtype.itemsize)
         if self.replicated:
             return 2 * self.spec.num_rows * (self.spec.dim + 1) * wide / _MIB
-        away = distinct_ids * (self.num_ranks - 1) / self.num_ranks
+        away = unique_ids * (self.num_ranks - 1) / self.num_ranks
         per_id = 8 + self.spec.dim * (self.spec.dtype.itemsize + wide)
         return 2 * away * per_id / _MIB
 
@@ -125,7 +126,7 @@ def plan_tables(
     ]
 
 
-def plan_rows(plans: Sequence[TablePlan], *, distinct_ids: int) -> list[dict[str, str]]:
+def plan_rows(plans: Sequence[TablePlan], *, unique_ids: int) -> list[dict[str, str]]:
     """The plan as rows of a table to print: one for each rank and table."""
     if not plans:
         return []
@@ -137,7 +138,7 @@ def plan_rows(plans: Sequence[TablePlan], *, distinct_ids: int) -> list[dict[str
             "first row": f"{plan.block(rank)[0]:,}",
             "rows": f"{plan.block(rank)[1]:,}",
             "MiB": f"{plan.memory_mib(rank):,.1f}",
-            "traffic MiB/step": f"{plan.traffic_mib(distinct_ids):,.2f}",
+            "traffic MiB/step": f"{plan.traffic_mib(unique_ids):,.2f}",
         }
         for rank in range(plans[0].num_ranks)
         for plan in plans

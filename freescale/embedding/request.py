@@ -1,12 +1,12 @@
 """What one batch asks of one table, seen from both sides: who asks for which rows, and who owns them.
 
     asking rank                                owner
-    distinct rows, ascending   ──ids──>        wanted: what every rank asked for, by rank
-    places among them          <──1 bit──      owned: the distinct rows among `wanted`
+    unique rows, ascending     ──ids──>        owned: what all ranks asked for
+    a bit for each of them     <──1 bit──      which of it the neighbouring batch uses, too
 
 Two batches that follow each other may share rows. Only the owner of a row knows, because only it hears from all ranks.
 It tells each rank with one bit for every row asked for: this one is shared. From the bits both sides derive the same
-`Part` of the batch, so parts travel without a word about their sizes.
+`RowSubset` of the batch, so subsets travel without a word about their sizes.
 """
 
 from __future__ import annotations
@@ -19,43 +19,37 @@ import torch
 from torch import Tensor
 
 from freescale.comm import Transport
+from freescale.comm.traffic import OwnedKeys, Route, route_by_edges
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
-from freescale.kernels.rows import shared, unique
+from freescale.kernels.rows import overlap, unique
 from freescale.kernels.runtime import on_device
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of the rows of a batch.
+class RowSubset:
+    """Some of the rows of a batch, as both sides know them.
 
     Args:
-        places: [P] where they stand among this rank's distinct rows, ascending.
-        send: how many of them each rank owns.
-        rows: [Q] local rows asked from this rank, by asking rank.
-        receive: how many of those each rank asked for.
-        owned: distinct local rows among `rows`, ascending.
-        slot: [Q] the place of each of `rows` in `owned`.
+        index: [P] where they stand among this rank's unique rows, ascending.
+        route: between this rank and their owners.
+        owned: the local rows among them that all ranks asked from this one.
     """
 
-    places: Tensor
-    send: list[int]
-    rows: Tensor
-    receive: list[int]
-    owned: Tensor
-    slot: Tensor
+    index: Tensor
+    route: Route
+    owned: OwnedKeys
 
-    def to(self, device: torch.device) -> Part:
+    def to(self, device: torch.device) -> RowSubset:
         """The same with its tensors on a device."""
         if device.type == "cpu":
             return self
-        places, rows, owned, slot = (on_device(tensor, device) for tensor in self.tensors())
-        return Part(places, self.send, rows, self.receive, owned, slot)
+        return RowSubset(on_device(self.index, device), self.route, self.owned.to(device))
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All of them."""
-        return self.places, self.rows, self.owned, self.slot
+        return self.index, *self.owned.tensors()
 
 
 @dataclass(frozen=True)
@@ -66,44 +60,35 @@ class Request:
         table: its name.
         inverse: where each id asked for stands in `unique`.
         unique: [U] row numbers, ascending.
-        send: distinct rows asked from each rank.
-        largest: the most rows any rank asks from any other, over all pairs; the same number on every rank.
-        wanted: [W] local rows asked from this rank, by asking rank.
-        receive: how many of them each rank asked for.
-        owned: [O] distinct rows among `wanted`, ascending.
-        owned_inverse: [W] the place of each of `wanted` in `owned`.
+        route: between this rank and their owners; knows the most rows any rank asks from any other.
+        owned: the local rows that all ranks asked from this one.
     """
 
     table: str
     inverse: Tensor
     unique: Tensor
-    send: list[int]
-    largest: int
-    wanted: Tensor
-    receive: list[int]
-    owned: Tensor
-    owned_inverse: Tensor
+    route: Route
+    owned: OwnedKeys
 
-    def whole(self) -> Part:
-        """All rows as one part."""
-        places = torch.arange(len(self.unique))
-        return Part(places, self.send, self.wanted, self.receive, self.owned, self.owned_inverse)
+    def whole(self) -> RowSubset:
+        """All rows."""
+        return RowSubset(torch.arange(len(self.unique)), self.route, self.owned)
 
-    def split(self, overlap: Overlap) -> tuple[Part, Part]:
+    def split(self, marks: Overlap) -> tuple[RowSubset, RowSubset]:
         """The rows marked, and the others."""
-        from freescale.kernels.rows import split_places, split_values, split_wanted
+        from freescale.kernels.rows import split_index, split_values, split_wanted
 
-        asked, owned = overlap.asked.numpy(), overlap.owned.numpy()
-        send, receive = (np.array(each, np.int64) for each in (self.send, self.receive))
-        inverse, rows = self.owned_inverse.numpy(), self.wanted.numpy()
-        places_in, places_out, send_in = split_places(asked, send)
-        owned_in, owned_out, number = split_values(owned, self.owned.numpy())
-        rows_in, slots_in, rows_out, slots_out, receive_in = split_wanted(
-            owned, number, rows, inverse, receive
+        asked, marked = marks.asked.numpy(), marks.owned.numpy()
+        send, receive = (np.array(each, np.int64) for each in (self.route.send, self.route.receive))
+        wanted, owned, inverse = (each.numpy() for each in self.owned.tensors())
+        index_in, index_out, send_in = split_index(asked, send)
+        owned_in, owned_out, number = split_values(marked, owned)
+        wanted_in, inverse_in, wanted_out, inverse_out, receive_in = split_wanted(
+            marked, number, wanted, inverse, receive
         )
         return (
-            _part(send_in, receive_in, places_in, rows_in, owned_in, slots_in),
-            _part(send - send_in, receive - receive_in, places_out, rows_out, owned_out, slots_out),
+            _subset(send_in, receive_in, index_in, wanted_in, owned_in, inverse_in),
+            _subset(send - send_in, receive - receive_in, index_out, wanted_out, owned_out, inverse_out),
         )
 
 
@@ -118,34 +103,18 @@ class Overlap:
 def exchange_ids(plan: TablePlan, rows: Tensor, *, channel: Transport) -> Request:
     """Tell the owners which rows of a table this rank's batch needs; every rank must call it."""
     check_whole(rows, what="rows")
-    wanted_here, inverse = unique(rows.long())
-    check_range(plan.spec, wanted_here)
-    counts = torch.searchsorted(wanted_here, torch.tensor(plan.edges())).diff()
-    # Beside its count everybody gets the sender's largest one, so that all ranks know the largest of all.
-    told = torch.stack([counts, counts.max().expand_as(counts)], dim=1)
-    ones = [1] * channel.num_ranks
-    heard = channel.start(told, send=ones, receive=ones).wait()
-    send, receive = counts.tolist(), heard[:, 0].tolist()
-    wanted = channel.start(wanted_here, send=send, receive=receive).wait() - plan.block(channel.rank)[0]
-    owned, owned_inverse = unique(wanted)
-    return Request(
-        table=plan.spec.name,
-        inverse=inverse,
-        unique=wanted_here,
-        send=send,
-        largest=int(heard[:, 1].max()),
-        wanted=wanted,
-        receive=receive,
-        owned=owned,
-        owned_inverse=owned_inverse,
-    )
+    own, inverse = unique(rows.long())
+    check_range(plan.spec, own)
+    route = route_by_edges(own, torch.tensor(plan.edges()), channel=channel, tell_largest=True)
+    wanted = route.to_owners(own, channel=channel).wait() - plan.block(channel.rank)[0]
+    return Request(plan.spec.name, inverse, own, route, OwnedKeys.of(wanted))
 
 
 def find_overlap(before: Request, after: Request, *, channel: Transport) -> tuple[Overlap, Overlap]:
-    """The rows that two batches share, marked in each of them; one bit for every distinct id and batch travels."""
-    marks = shared(before.owned, after.owned)
-    told = [mark[request.owned_inverse].numpy() for mark, request in zip(marks, (before, after))]
-    asked, receive = (before.send, after.send), (before.receive, after.receive)
+    """The rows that two batches share, marked in each of them; one bit for every unique id and batch travels."""
+    marks = overlap(before.owned.unique, after.owned.unique)
+    told = [mark[request.owned.inverse].numpy() for mark, request in zip(marks, (before, after))]
+    asked, receive = (before.route.send, after.route.send), (before.route.receive, after.route.receive)
     message, sizes = _pack(told, receive)
     coming = [sum(map(_bytes, pair)) for pair in zip(*asked)]
     heard = channel.start(torch.from_numpy(message), send=sizes, receive=coming).wait()
@@ -155,7 +124,7 @@ def find_overlap(before: Request, after: Request, *, channel: Transport) -> tupl
 
 
 def check_range(spec: TableSpec, rows: Tensor) -> None:
-    """Refuse rows outside the table. Distinct rows are sorted, so the first and the last tell."""
+    """Refuse rows outside the table. Unique rows are sorted, so the first and the last tell."""
     if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= spec.num_rows):
         bad = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
         raise DataError(
@@ -163,9 +132,9 @@ def check_range(spec: TableSpec, rows: Tensor) -> None:
         )
 
 
-def _part(send: np.ndarray, receive: np.ndarray, *arrays: np.ndarray) -> Part:
-    places, rows, owned, slot = (torch.from_numpy(each) for each in arrays)
-    return Part(places, send.tolist(), rows, receive.tolist(), owned, slot)
+def _subset(send: np.ndarray, receive: np.ndarray, *arrays: np.ndarray) -> RowSubset:
+    index, *owned = (torch.from_numpy(each) for each in arrays)
+    return RowSubset(index, Route(send.tolist(), receive.tolist()), OwnedKeys(*owned))
 
 
 def _bytes(bits: int) -> int:

@@ -2,19 +2,18 @@
 
 One lookup on one rank:
 
-    rows asked for ──unique──> distinct rows ──ids──> their owners ──rows──> leaf tensor [U, dim] ──slots──> model
-                                                                                   │ .grad after backward
-    owner: sum in rank order, update in place  <──────────────gradients───────────┘
+    rows asked for ──unique──> unique rows ──ids──> their owners ──rows──> leaf tensor [U, dim] ──inverse──> model
+                                                                                  │ .grad after backward
+    owner: sum in rank order, update in place  <─────────────gradients───────────┘
 
-Ids are deduplicated before they travel, so each distinct row crosses the wire once each way for each rank. Blocks
-are contiguous, so the sorted distinct rows already stand grouped by owner. The owner adds the gradients of a row in
-rank order: the same sum in every run.
+`comm/traffic/routing.py` says how ids, rows and gradients travel. Blocks are contiguous, so the sorted unique rows
+already stand grouped by owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from freescale import trace
-from freescale.comm import Transport, agree_on_counts
+from freescale.comm import Transport
+from freescale.comm.traffic import OwnedKeys, Route, route_by_edges
 from freescale.comm.transports import make_transport
 from freescale.comm.world import all_reduce
 from freescale.embedding.id_map import check_whole
@@ -37,7 +37,7 @@ from freescale.trace import compute, stage
 
 @dataclass(frozen=True)
 class UniqueRows:
-    """The distinct rows of one batch, of which nothing has been read yet.
+    """The unique rows of one batch, of which nothing has been read yet.
 
     Args:
         unique: [U] row numbers, ascending.
@@ -55,27 +55,23 @@ class UniqueRows:
 
 @dataclass
 class Lookup:
-    """The distinct rows of one batch, ready for a forward pass.
+    """The unique rows of one batch, ready for a forward pass.
 
     Args:
         table: name of the table.
         rows: [U, dim] leaf with requires_grad; its `.grad` after backward is what goes home.
         inverse: where each id asked for stands in `rows`; same shape as the ids.
         unique: [U] row numbers, ascending.
-        send: distinct rows asked from each rank.
-        receive: rows each rank asked from this one.
-        owned: distinct local rows this rank will update.
-        owned_inverse: for every row asked from this rank, its place in `owned`.
+        route: how they came, and how their gradients go home; None where every rank holds the table.
+        owned: the local rows that all ranks asked from this one, which it will update.
     """
 
     table: str
     rows: Tensor
     inverse: Tensor
     unique: Tensor
-    send: list[int] = field(default_factory=list)
-    receive: list[int] = field(default_factory=list)
-    owned: Tensor | None = None
-    owned_inverse: Tensor | None = None
+    route: Route | None = None
+    owned: OwnedKeys | None = None
 
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
@@ -146,7 +142,7 @@ class ShardedEmbedding:
         self._pending = []
 
     def find(self, name: str, asked: Tensor) -> UniqueRows:
-        """The distinct rows of one batch: a matter of its ids alone, so it can be done under the compute of another.
+        """The unique rows of one batch: a matter of its ids alone, so it can be done under the compute of another.
 
         Ids on the CPU are sorted there, from any thread, and nobody waits for a GPU.
         """
@@ -160,7 +156,7 @@ class ShardedEmbedding:
         return found
 
     def lookup(self, name: str, asked: Tensor | UniqueRows, *, updates_done: bool = False) -> Lookup:
-        """Fetch the distinct rows of one batch from their owners; `updates_done`: no update of theirs is under way."""
+        """Fetch the unique rows of one batch from their owners; `updates_done`: no update of theirs is under way."""
         if not updates_done:
             self.wait_for_updates()
         plan, table = self.plan_of(name), self.tables[name]
@@ -170,17 +166,16 @@ class ShardedEmbedding:
             with compute("gather rows"):
                 return Lookup(name, as_leaf(table.gather(rows)), inverse, rows)
         with stage("exchange counts"):
-            send_counts = torch.searchsorted(rows, self._edges[name]).diff()
-            send, receive = agree_on_counts(self.transport, send_counts)
+            route = route_by_edges(rows, self._edges[name], channel=self.transport)
         with stage("exchange ids"):
-            wanted = self.transport.start(rows, send=send, receive=receive).wait() - table.first_row
+            wanted = route.to_owners(rows, channel=self.transport).wait() - table.first_row
         with compute("gather rows"):
             gathered = table.gather(wanted)
         with stage("exchange rows"):
-            arriving = self.transport.start(gathered, send=receive, receive=send)
+            arriving = route.to_askers(gathered, channel=self.transport)
             with compute("find own rows"):
-                owned, owned_inverse = unique(wanted)  # needed for the update only, so done while rows travel
-            return Lookup(name, as_leaf(arriving.wait()), inverse, rows, send, receive, owned, owned_inverse)
+                owned = OwnedKeys.of(wanted)  # needed for the update only, so done while rows travel
+            return Lookup(name, as_leaf(arriving.wait()), inverse, rows, route, owned)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
@@ -231,14 +226,13 @@ class ShardedEmbedding:
     def _scatter_gradients(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
         """The local rows that any rank looked up, and the sums of their gradients in rank order."""
         grad = lookup.gradient()
-        if self.plans[lookup.table].replicated:
+        route, owned = lookup.route, lookup.owned
+        if route is None or owned is None:
             return self._sum_replicated(lookup, grad)
-        assert lookup.owned is not None
-        assert lookup.owned_inverse is not None
         with stage("send row gradients home"):
-            home = self.transport.start(grad, send=lookup.send, receive=lookup.receive).wait()
+            home = route.to_owners(grad, channel=self.transport).wait()
         with compute("sum row gradients"):
-            return lookup.owned, sum_by_row(lookup.owned_inverse, home, len(lookup.owned))
+            return owned.unique, owned.sum(home)
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
@@ -285,7 +279,7 @@ class ShardedEmbedding:
 
 
 def _merge_gradients(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Distinct rows of several (rows, gradients), and the sums of their gradients in the order given."""
+    """Unique rows of several (rows, gradients), and the sums of their gradients in the order given."""
     if len(parts) == 1:
         return parts[0]
     rows, inverse = unique(torch.cat([rows for rows, _ in parts]))

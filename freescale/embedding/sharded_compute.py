@@ -1,12 +1,12 @@
 """ShardedCompute: vectors that must be computed, each by one rank, once for all ranks that need it.
 
-    this rank's items ──distinct──numbers──> who computes them ──distinct──> compute ──┐
-           │                                                                          │
-    their vectors   <───────────────────────── deliver ───────────────────────────────┘
+    this rank's items ──unique──numbers──> who computes them ──unique──> compute ──┐
+           │                                                                      │
+    their vectors   <───────────────────── deliver ───────────────────────────────┘
            └──────────── gradients ── collect ──> added up in rank order, then one backward
 
 It is to a computed vector what `ShardedEmbedding` is to a stored row: items are shared out over the ranks as the rows
-of a table would be, and every distinct item of the global batch is computed once. Nothing can travel early: what
+of a table would be, and every unique item of the global batch is computed once. Nothing can travel early: what
 computes the vectors changes with every step.
 """
 
@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from freescale.comm import AloneTransport, Transport
-from freescale.embedding.id_map import DirectMap
-from freescale.embedding.optimizer import SGD
+from freescale.embedding.id_maps.direct import DirectMap
+from freescale.embedding.optimizers.sgd import SGD
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.embedding.request import Request, exchange_ids
-from freescale.kernels.rows import sum_by_row
-from freescale.kernels.runtime import on_device
 from freescale.trace import compute, stage
 
 _ALONE = AloneTransport()
@@ -44,35 +42,31 @@ class ShardedCompute:
         self.plan = TablePlan(spec=spec, num_ranks=numbers.num_ranks, replicated=False)
         self._numbers, self._vectors = numbers, vectors
         # Neighbours are often alike in popularity and length of text, so they go to different ranks.
-        self._place = DirectMap(num_items).rows(torch.arange(num_items))
-        item_at = torch.empty_like(self._place).scatter_(0, self._place, torch.arange(num_items))
+        self._position = DirectMap(num_items).rows(torch.arange(num_items))
+        item_at = torch.empty_like(self._position).scatter_(0, self._position, torch.arange(num_items))
         first, count = self.plan.block(numbers.rank)
         self.own = item_at[first : first + count]
-        """[own places] the item at each place of this rank's share."""
+        """[own positions] the item at each position of this rank's share."""
 
     def request(self, items: Tensor) -> Request:
-        """Tell who computes them which items this rank needs. `slots` say where each stands in what is delivered."""
+        """Tell who computes them which items this rank needs. `inverse` says where each stands in what is delivered."""
         with stage("exchange item numbers"):
-            return exchange_ids(self.plan, self._place[items], channel=self._numbers)
+            return exchange_ids(self.plan, self._position[items], channel=self._numbers)
 
     def wanted(self, request: Request) -> Tensor:
-        """[O] the distinct items that any rank asked from this one: those to compute."""
-        return self.own[request.owned]
+        """[O] the unique items that any rank asked from this one: those to compute."""
+        return self.own[request.owned.unique]
 
     def deliver(self, computed: Tensor, request: Request) -> Tensor:
         """[U, dim] the vectors this rank asked for; `computed` are those of `wanted`, [O, dim]."""
         with compute("gather item vectors"):
-            leaving = computed.index_select(0, _on(computed, request.owned_inverse))
+            leaving = request.owned.spread(computed)
         with stage("exchange item vectors"):
-            return self._vectors.start(leaving, send=request.receive, receive=request.send).wait()
+            return request.route.to_askers(leaving, channel=self._vectors).wait()
 
     def collect(self, grad: Tensor, request: Request) -> Tensor:
         """[O, dim] the gradients of what was computed here, added up in rank order; `grad` is this rank's, [U, dim]."""
         with stage("send item gradients home"):
-            home = self._vectors.start(grad, send=request.send, receive=request.receive).wait()
+            home = request.route.to_owners(grad, channel=self._vectors).wait()
         with compute("sum item gradients"):
-            return sum_by_row(_on(home, request.owned_inverse), home, len(request.owned))
-
-
-def _on(like: Tensor, index: Tensor) -> Tensor:
-    return on_device(index, like.device)
+            return request.owned.sum(home)

@@ -1,6 +1,6 @@
 """ShardedIdMap: a zero-collision map cut into buckets over the ranks; only the owner of a bucket knows the ids in it.
 
-    ids asked for ──unique──> distinct ids ──by bucket──> their owners: find or give rows ──row numbers──> back
+    ids asked for ──unique──> by bucket ──> their owners: find or give rows ──row numbers──> back
 
 This is a step of its own before rows are fetched, so everything behind it (deduplication, exchange, schedules) works
 with row numbers and knows nothing of ids.
@@ -12,13 +12,15 @@ same vectors on any number of ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm import Transport, agree_on_counts
+from freescale.comm import Transport
+from freescale.comm.traffic import ask_owners
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.zero_collision import ZeroCollisionMap
@@ -30,7 +32,7 @@ _STEPS_KEPT = 64
 
 
 class ShardedIdMap:
-    """Ids to rows of one table of a ShardedEmbedding; rows that change owner start afresh. Implements IdMap.
+    """Ids to rows of one table of a ShardedEmbedding; rows that change owner start afresh. A `LearningIdMap`.
 
     Every rank must make the same calls. `rows` with a step changes the map and the table at once: rows of the last
     `guard` batches are never taken over, so their gradients may still be on their way.
@@ -42,6 +44,8 @@ class ShardedIdMap:
             thread of their own. Ids travel as the embedding's rows do unless given.
         options: of ZeroCollisionMap (max_probe, eviction, num_buckets, admit_after, admission, guard).
     """
+
+    learns = True
 
     def __init__(
         self, embedding: ShardedEmbedding, table: str, *, channel: Transport | None = None, **options: Any
@@ -73,20 +77,17 @@ class ShardedIdMap:
         self._evicted: list[Tensor] = []
         self._counts: dict[int, Tensor] = {}
 
+    @property
+    def guard(self) -> int:
+        """Rows of this many batches before the current one are never given to another id."""
+        return self.map.guard
+
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; with a step, ids met for the first time get rows. Others share overflow rows."""
         asked, inverse = unique(ids.reshape(-1).to(self._travels_on).long())
-        channel = self._channel
-        if channel.num_ranks == 1:
-            return self._answer(asked, step)[inverse].view(ids.shape)
-        owner = self.map.layout.bucket(asked) // self._buckets_per_rank
-        order = owner.argsort(stable=True)
-        send, receive = agree_on_counts(channel, torch.bincount(owner, minlength=channel.num_ranks))
-        wanted = channel.start(asked[order], send=send, receive=receive).wait()
-        merged, back = unique(wanted)
-        answer = self._answer(merged, step).to(self._travels_on)[back]
-        found = torch.empty_like(asked)
-        found[order] = channel.start(answer, send=receive, receive=send).wait()
+        found = ask_owners(
+            asked, owner=self._owner, answer=lambda own: self._answer(own, step), channel=self._channel
+        )
         return found[inverse].view(ids.shape)
 
     def take_counts(self, step: int) -> Tensor:
@@ -106,6 +107,10 @@ class ShardedIdMap:
         ids, rows = self.map.residents()
         return ids, rows + self._first_row
 
+    def stats(self) -> Mapping[str, Any]:
+        """Occupancy, counts and histograms of this rank's buckets."""
+        return self.map.stats()
+
     def state_dict(self) -> dict[str, Tensor]:
         """The map's tensors; all but the clock as parts of global tensors, bucket by bucket."""
         return {
@@ -119,8 +124,12 @@ class ShardedIdMap:
         self._evicted = []
         self._counts = {}
 
+    def _owner(self, ids: Tensor) -> Tensor:
+        """The rank that holds the bucket of each id."""
+        return self.map.layout.bucket(ids) // self._buckets_per_rank
+
     def _answer(self, ids: Tensor, step: int | None) -> Tensor:
-        """Row numbers of distinct ids of this rank's buckets, ascending."""
+        """Row numbers of unique ids of this rank's buckets, ascending."""
         if step is None:
             return self.map.lookup_or_shared(ids) + self._first_row
         assigned = self.map.assign(ids, step)

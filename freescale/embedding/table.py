@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from freescale.embedding.hashing import keyed, keyed_normal
-from freescale.embedding.optimizer import SparseOptimizer
+from freescale.embedding.optimizer import SparseOptimizer, updated
 from freescale.kernels.rows import add_scaled
 
 _INIT_CHUNK_ROWS = 1 << 16
@@ -81,7 +81,7 @@ class EmbeddingTable:
         return self.weight.index_select(0, rows)
 
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
-        """Update these distinct local rows with their summed gradients; step counts from 1."""
+        """Update these unique local rows with their summed gradients; step counts from 1."""
         wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         state = {name: values.index_select(0, rows) for name, values in self.state.items()}
         if self.weight.dtype == wide:
@@ -89,7 +89,8 @@ class EmbeddingTable:
             direction, scale = self.optimizer.move(state, grad.to(wide), lr=lr, step=step)
             add_scaled(self.weight, rows, direction, scale)
         else:
-            new = self.optimizer.update(self.gather(rows).to(wide), state, grad.to(wide), lr=lr, step=step)
+            current = self.gather(rows).to(wide)
+            new = updated(self.optimizer, current, state, grad.to(wide), lr=lr, step=step)
             if self.weight.dtype == torch.bfloat16:
                 new = self._round_to_bfloat16(new, rows, step)
             self.weight.index_copy_(0, rows, new.to(self.weight.dtype))

@@ -226,9 +226,9 @@ class ZeroCollisionMap:
         if self._admission is None:
             return None
         known = id_table.find(flat, self._identity, self.layout) >= 0
-        missing, slots = unique(flat[~known])
+        missing, inverse = unique(flat[~known])
         if len(missing):
-            known[~known] = self._admission.admitted(missing, batch=batch)[slots]
+            known[~known] = self._admission.admitted(missing, batch=batch)[inverse]
         return known
 
     def _touch(self, rows: Tensor, values: Tensor, batch: int) -> None:
@@ -243,7 +243,7 @@ class ZeroCollisionMap:
         outside = (rows < 0).nonzero().flatten()
         if len(outside) == 0:
             return rows[:0], asked[:0]
-        wanting, slots = unique(asked[outside])
+        wanting, inverse = unique(asked[outside])
         taken, gone = id_table.evict(
             wanting,
             self._identity,
@@ -255,7 +255,7 @@ class ZeroCollisionMap:
             threshold=self.eviction.threshold(now),
             blank=1 if self.eviction.mode == "add" else FIRST,
         )
-        rows[outside] = taken[slots]
+        rows[outside] = taken[inverse]
         self._touch(rows[outside], values[outside] if len(values) > 1 else values, batch)
         got = taken >= 0
         return taken[got], gone[got]

@@ -1,4 +1,4 @@
-"""One batch on its way through the schedule, with the parts of its rows and what it cost to move them."""
+"""One batch on its way through the schedule, with the subsets of its rows and what it cost to move them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from freescale.embedding import Lookup, Part, Request, ShardedEmbedding
+from freescale.comm.traffic import Route
+from freescale.embedding import Lookup, Request, RowSubset, ShardedEmbedding
 from freescale.pipeline.streams import Waitable, record_stream, wait_for
 
 B = TypeVar("B")
@@ -22,7 +23,7 @@ class Traffic:
     """What one step moved on this rank; sums over ranks are those of the step.
 
     Args:
-        distinct_rows: distinct rows the batch asked for.
+        unique_rows: unique rows the batch asked for.
         shared_rows: those among them that the batch before used, too, on any rank.
         parked_rows: rows whose gradients travel under the next batch.
         exposed_bytes: sent and received while the rank stood still.
@@ -31,7 +32,7 @@ class Traffic:
         split_ms: time of the communication thread to find and tell the shared rows.
     """
 
-    distinct_rows: float = 0
+    unique_rows: float = 0
     shared_rows: float = 0
     parked_rows: float = 0
     exposed_bytes: float = 0
@@ -45,8 +46,8 @@ class Traffic:
 
     @property
     def overlap(self) -> float:
-        """Share of the distinct rows that had to wait for the batch before."""
-        return self.shared_rows / self.distinct_rows if self.distinct_rows else 0.0
+        """Share of the unique rows that had to wait for the batch before."""
+        return self.shared_rows / self.unique_rows if self.unique_rows else 0.0
 
 
 @dataclass
@@ -59,21 +60,21 @@ class TableFlight:
         late: rows it does touch; fetched after its update. None where there is no batch before.
         urgent: rows the next batch uses, too; their gradients go home at once.
         parked: the others; their gradients go home under the next batch. None where there is none.
-        inverse: those of the request, where the model computes.
+        inverse: that of the request, where the model computes.
     """
 
     request: Request
-    early: Part
+    early: RowSubset
     inverse: Tensor
-    late: Part | None = None
-    urgent: Part | None = None
-    parked: Part | None = None
+    late: RowSubset | None = None
+    urgent: RowSubset | None = None
+    parked: RowSubset | None = None
 
     def record_stream(self) -> None:
         """This stream uses what another thread has copied to the device so far."""
         record_stream(self.inverse)
-        for part in (self.early, self.late, self.urgent, self.parked):
-            for tensor in () if part is None else part.tensors():
+        for subset in (self.early, self.late, self.urgent, self.parked):
+            for tensor in () if subset is None else subset.tensors():
                 record_stream(tensor)
 
 
@@ -87,7 +88,7 @@ class InFlightBatch(Generic[B]):
         prioritized: whether its ids went ahead of it.
         hidden: whether another batch computes while its ids and early rows travel.
         ids: done when `tables` is there and, for the batch before, which rows both share.
-        copied: when the parts of `tables`, and those of the batch before, are on the GPU.
+        copied: when the subsets of `tables`, and those of the batch before, are on the GPU.
         early: done when the early rows are here: storage for all rows by table, filled in part.
     """
 
@@ -117,7 +118,7 @@ class ReadyRows(Generic[B]):
     Args:
         step: its number, from 0.
         batch: as it came from the loader.
-        lookups: the distinct rows of every table.
+        lookups: the unique rows of every table.
         traffic: what the step moves; complete after the update.
     """
 
@@ -132,17 +133,17 @@ class ReadyRows(Generic[B]):
         return {name: lookup.vectors() for name, lookup in self.lookups.items()}
 
 
-def off_rank_bytes(send: list[int], receive: list[int], rank: int, row_bytes: int) -> int:
+def off_rank_bytes(route: Route, rank: int, row_bytes: int) -> int:
     """Bytes this rank sends and receives when rows travel once; its own rows do not."""
-    return row_bytes * (sum(send) - send[rank] + sum(receive) - receive[rank])
+    return row_bytes * (sum(route.send) - route.send[rank] + sum(route.receive) - route.receive[rank])
 
 
 def count_plain(traffic: Traffic, lookups: Iterable[Lookup], embedding: ShardedEmbedding) -> None:
     """Ids, rows and gradients of a plain step: all of it while the rank stands still."""
     for lookup in lookups:
-        if lookup.owned is None:
+        if lookup.route is None:
             continue
         stored = embedding.plans[lookup.table].spec.dtype.itemsize
         width = lookup.rows.shape[1] * (stored + lookup.rows.itemsize) + _ID_BYTES
-        traffic.distinct_rows += len(lookup.unique)
-        traffic.exposed_bytes += off_rank_bytes(lookup.send, lookup.receive, embedding.rank, width)
+        traffic.unique_rows += len(lookup.unique)
+        traffic.exposed_bytes += off_rank_bytes(lookup.route, embedding.rank, width)

@@ -20,13 +20,13 @@ class RowOrder(Protocol):
     """Hears of everything that happens to the rows of this rank."""
 
     def uses(self, step: int, table: str, rows: Tensor) -> None:
-        """A batch will update these distinct local rows."""
+        """A batch will update these unique local rows."""
 
     def read(self, step: int, table: str, rows: Tensor, *, stage: str) -> None:
         """A stage reads rows for a batch."""
 
     def updated(self, step: int, table: str, rows: Tensor, *, stage: str) -> None:
-        """A stage has updated distinct rows of a batch."""
+        """A stage has updated unique rows of a batch."""
 
 
 class NoCheck:
@@ -51,7 +51,7 @@ class OrderCheck:
         self.num_checks = 0
 
     def uses(self, step: int, table: str, rows: Tensor) -> None:
-        """A batch will update these distinct local rows."""
+        """A batch will update these unique local rows."""
         with self._lock:
             self._waiting[table, step] = rows.cpu()
 

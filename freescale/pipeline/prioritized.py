@@ -183,9 +183,9 @@ class PrioritizedPipeline(Generic[B]):
             self.queue.close()
 
     def rows_in_flight(self, table: str) -> Tensor:
-        """Distinct local rows that batches under way use and that may still change, ascending; from any thread."""
+        """Unique local rows that batches under way use and that may still change, ascending; from any thread."""
         flights = list(self._under_way.values())
-        rows = [flight.tables[table].request.owned for flight in flights if table in flight.tables]
+        rows = [flight.tables[table].request.owned.unique for flight in flights if table in flight.tables]
         return unique(torch.cat(rows))[0] if rows else torch.zeros(0, dtype=torch.int64)
 
     # What happens ahead of the model, and after it.
@@ -298,8 +298,8 @@ class PrioritizedPipeline(Generic[B]):
             if name not in flight.tables:
                 self._embedding.update(lookup, lr=lr, step=flight.step + 1)
         if left:
-            parts = [flight.tables[name].parked for name in left]
-            flight.traffic.parked_rows += sum(len(part.places) for part in parts if part is not None)
+            parked = [flight.tables[name].parked for name in left]
+            flight.traffic.parked_rows += sum(len(subset.index) for subset in parked if subset is not None)
             self._left = (flight, left, lr)
         else:
             self._under_way.pop(flight.step)

@@ -8,8 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from freescale.comm.traffic import Channels, Deadline, TrafficQueue
-from freescale.embedding import Lookup, Part, ShardedEmbedding, exchange_ids, find_overlap
-from freescale.kernels.rows import sum_by_row
+from freescale.embedding import Lookup, RowSubset, ShardedEmbedding, exchange_ids, find_overlap
 from freescale.kernels.runtime import on_device, to_host
 from freescale.pipeline.in_flight import InFlightBatch, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
@@ -62,7 +61,7 @@ class RowMoves:
             self._queue.gate.wait(Deadline.IDS)
             with stage("exchange ids", step=flight.step + 1):
                 request = exchange_ids(plan, to_host(rows), channel=self._channels.ids)
-                self._order.uses(flight.step, name, request.owned)
+                self._order.uses(flight.step, name, request.owned.unique)
             inverse = on_device(request.inverse, self._embedding.device)
             flight.tables[name] = TableFlight(request, early=request.whole(), inverse=inverse)
             neighbour = None if before is None else before.tables.get(name)
@@ -95,42 +94,42 @@ class RowMoves:
         storage = {}
         with stage("fetch NOL rows", step=flight.step + 1):
             for name, table in flight.tables.items():
-                part = table.early
-                leaving = self._gather(flight, name, part, "fetch NOL rows")
+                subset = table.early
+                leaving = self._gather(flight, name, subset, "fetch NOL rows")
                 arrived = self._side.send(
                     self._channels.bulk,
                     leaving,
                     deadline=Deadline.NOL_ROWS,
-                    send=part.receive,
-                    receive=part.send,
-                    largest=table.request.largest,
+                    send=subset.route.receive,
+                    receive=subset.route.send,
+                    largest=table.request.route.largest,
                 )
                 if table.late is None:
                     storage[name] = arrived
                 else:
                     storage[name] = leaving.new_empty(len(table.request.unique), leaving.shape[1])
-                    storage[name].index_copy_(0, record_stream(part.places), arrived)
-                self._count(flight, part, leaving, exposed=not flight.hidden)
+                    storage[name].index_copy_(0, record_stream(subset.index), arrived)
+                self._count(flight, subset, leaving, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:
         """Send gradients home that the next batch does not depend on, and apply them as those of their own step."""
         for name, grad in grads.items():
-            table, part = flight.tables[name], flight.tables[name].parked
-            assert part is not None
+            table, subset = flight.tables[name], flight.tables[name].parked
+            assert subset is not None
             with stage("send NOL gradients", step=flight.step + 1):
-                leaving = record_stream(grad).index_select(0, record_stream(part.places))
+                leaving = record_stream(grad).index_select(0, record_stream(subset.index))
                 home = self._side.send(
                     self._channels.bulk,
                     leaving,
                     deadline=Deadline.NOL_GRADIENTS,
-                    send=part.send,
-                    receive=part.receive,
-                    largest=table.request.largest,
+                    send=subset.route.send,
+                    receive=subset.route.receive,
+                    largest=table.request.route.largest,
                 )
             with stage("apply NOL gradients", step=flight.step + 1):
-                self._apply(flight, name, part, home, lr=lr)
-            self._count(flight, part, leaving, exposed=False)
+                self._apply(flight, name, subset, home, lr=lr)
+            self._count(flight, subset, leaving, exposed=False)
 
     # On the training thread, which stands still meanwhile.
 
@@ -139,14 +138,14 @@ class RowMoves:
         coming = []
         with self._queue.gate.urgent(Deadline.OL_ROWS), stage("fetch OL rows", step=flight.step + 1):
             for name, table in flight.tables.items():
-                part = table.late
-                if part is not None:
-                    leaving = self._gather(flight, name, part, "fetch OL rows")
-                    self._count(flight, part, leaving, exposed=True)
-                    pending = self._channels.express.start(leaving, send=part.receive, receive=part.send)
-                    coming.append((storage[name], part, pending))
-            for rows, part, pending in coming:
-                rows.index_copy_(0, part.places, pending.wait())
+                subset = table.late
+                if subset is not None:
+                    leaving = self._gather(flight, name, subset, "fetch OL rows")
+                    self._count(flight, subset, leaving, exposed=True)
+                    pending = subset.route.to_askers(leaving, channel=self._channels.express)
+                    coming.append((storage[name], subset, pending))
+            for rows, subset, pending in coming:
+                rows.index_copy_(0, subset.index, pending.wait())
 
     def send_urgent(
         self, flight: InFlightBatch[B], lookups: dict[str, Lookup], *, lr: float
@@ -157,39 +156,42 @@ class RowMoves:
         with gate.urgent(Deadline.OL_GRADIENTS), stage("send OL gradients", step=flight.step + 1):
             for name, table in flight.tables.items():
                 grad = lookups[name].gradient()
-                part = table.urgent
-                if part is None:
-                    part = table.request.whole().to(self._embedding.device)
+                subset = table.urgent
+                if subset is None:
+                    subset = table.request.whole().to(self._embedding.device)
                     leaving = grad
                 else:
                     left[name] = grad
-                    leaving = grad.index_select(0, part.places)
-                self._count(flight, part, leaving, exposed=True)
-                coming.append(
-                    (name, part, self._channels.express.start(leaving, send=part.send, receive=part.receive))
-                )
-            arrived = [(name, part, pending.wait()) for name, part, pending in coming]
+                    leaving = grad.index_select(0, subset.index)
+                self._count(flight, subset, leaving, exposed=True)
+                pending = subset.route.to_owners(leaving, channel=self._channels.express)
+                coming.append((name, subset, pending))
+            arrived = [(name, subset, pending.wait()) for name, subset, pending in coming]
         with stage("apply OL gradients", step=flight.step + 1):
-            for name, part, home in arrived:
-                self._apply(flight, name, part, home, lr=lr)
+            for name, subset, home in arrived:
+                self._apply(flight, name, subset, home, lr=lr)
         return left
 
     # What the stages share.
 
-    def _gather(self, flight: InFlightBatch[B], name: str, part: Part, where: str) -> Tensor:
-        self._order.read(flight.step, name, part.rows, stage=where)
+    def _gather(self, flight: InFlightBatch[B], name: str, subset: RowSubset, where: str) -> Tensor:
+        self._order.read(flight.step, name, subset.owned.wanted, stage=where)
         with compute("gather rows"):
-            return self._embedding.tables[name].gather(record_stream(part.rows))
+            return self._embedding.tables[name].gather(record_stream(subset.owned.wanted))
 
-    def _apply(self, flight: InFlightBatch[B], name: str, part: Part, home: Tensor, *, lr: float) -> None:
-        # What arrives stands in rank order, and so it is added up: as without parts.
+    def _apply(
+        self, flight: InFlightBatch[B], name: str, subset: RowSubset, home: Tensor, *, lr: float
+    ) -> None:
+        # What arrives stands in rank order, and so it is added up: as without subsets.
+        owned = subset.owned
+        for tensor in owned.tensors():
+            record_stream(tensor)
         with compute("update rows"):
-            summed = sum_by_row(record_stream(part.slot), home, len(part.owned))
-            self._embedding.tables[name].apply(record_stream(part.owned), summed, lr=lr, step=flight.step + 1)
-        self._order.updated(flight.step, name, part.owned, stage="apply gradients")
+            self._embedding.tables[name].apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
+        self._order.updated(flight.step, name, owned.unique, stage="apply gradients")
 
-    def _count(self, flight: InFlightBatch[B], part: Part, rows: Tensor, *, exposed: bool) -> None:
-        count = off_rank_bytes(part.send, part.receive, self._embedding.rank, rows.shape[1] * rows.itemsize)
+    def _count(self, flight: InFlightBatch[B], subset: RowSubset, rows: Tensor, *, exposed: bool) -> None:
+        count = off_rank_bytes(subset.route, self._embedding.rank, rows.shape[1] * rows.itemsize)
         if exposed:
             flight.traffic.exposed_bytes += count
         else:
@@ -198,13 +200,13 @@ class RowMoves:
     def _count_ids(self, flight: InFlightBatch[B], name: str) -> None:
         table, rank = flight.tables[name], self._embedding.rank
         request, traffic = table.request, flight.traffic
-        traffic.distinct_rows += len(request.unique)
-        traffic.shared_rows += 0 if table.late is None else len(table.late.places)
-        moved = off_rank_bytes(request.send, request.receive, rank, _ID_BYTES)
-        moved += 2 * _COUNT_BYTES * (len(request.send) - 1)
+        traffic.unique_rows += len(request.unique)
+        traffic.shared_rows += 0 if table.late is None else len(table.late.index)
+        moved = off_rank_bytes(request.route, rank, _ID_BYTES)
+        moved += 2 * _COUNT_BYTES * (len(request.route.send) - 1)
         if table.late is not None:
             # Two masks, this batch's and the one before's, of about as many bits.
-            moved += off_rank_bytes(request.send, request.receive, rank, 1) // 4
+            moved += off_rank_bytes(request.route, rank, 1) // 4
         if flight.hidden:
             traffic.hidden_bytes += moved
         else:

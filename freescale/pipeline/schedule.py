@@ -20,11 +20,12 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, learns_ids
+from freescale.errors import ConfigError
 from freescale.pipeline.ahead import Ahead
 from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.loader import PlannedBatch
-from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
 
 TABLE = "item"
@@ -36,8 +37,8 @@ class ReadyBatch:
 
     Args:
         plan: what the whole step consists of.
-        batch: carries "item_slot", "target_slot" and "negative_slot": places in `lookup.rows`.
-        lookup: the distinct rows; none where items have no table.
+        batch: carries "item_slot", "target_slot" and "negative_slot": indices into `lookup.rows`.
+        lookup: the unique rows; none where items have no table.
         traffic: what the step moves between ranks; complete after the update.
         loaded: the batch as it came from the loader, on the CPU.
     """
@@ -74,8 +75,8 @@ class _Prepared:
 
     Args:
         planned: as it came from the loader.
-        batch: on its device, with places instead of ids.
-        found: its distinct rows; None where items have no table.
+        batch: on its device, with indices instead of ids.
+        found: its unique rows; None where items have no table.
     """
 
     planned: PlannedBatch
@@ -155,8 +156,8 @@ class PlainSchedule:
         if planned is None:
             return None
         plan, batch = planned
-        found, placed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
-        return _Prepared(planned, placed, found)
+        found, indexed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
+        return _Prepared(planned, indexed, found)
 
 
 class PrioritizedSchedule:
@@ -179,6 +180,13 @@ class PrioritizedSchedule:
         device: torch.device,
         **options: Any,
     ) -> None:
+        if learns_ids(id_map) and id_map.guard <= LOOK_AHEAD:
+            raise ConfigError(
+                "ids may take over rows of batches under way",
+                got=f"guard={id_map.guard}",
+                allowed=f"{LOOK_AHEAD + 1} or more",
+                next_step="raise the id map's guard, or set pipeline.prioritized=false",
+            )
         self._id_map = id_map
         self._device = device
         self._taken: ReadyRows[PlannedBatch] | None = None
@@ -189,8 +197,8 @@ class PrioritizedSchedule:
         for ready in self.pipeline:
             self._taken = ready
             (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
-            placed = with_indices(batch.to(self._device, non_blocking=True), lookup.inverse)
-            yield ReadyBatch(plan, placed, lookup, ready.traffic, loaded=batch)
+            indexed = with_indices(batch.to(self._device, non_blocking=True), lookup.inverse)
+            yield ReadyBatch(plan, indexed, lookup, ready.traffic, loaded=batch)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients home that the next batch depends on; the others follow under its forward."""
@@ -220,12 +228,12 @@ def with_slots(
     *,
     step: int | None = None,
 ) -> tuple[Lookup, SequenceBatch]:
-    """Look up everything a batch mentions at once; the batch on its device, with places instead of ids.
+    """Look up everything a batch mentions at once; the batch on its device, with indices instead of ids.
 
     In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
     """
-    found, placed = find_rows(batch, embedding, id_map, device, step=step)
-    return fetch(found, embedding), placed
+    found, indexed = find_rows(batch, embedding, id_map, device, step=step)
+    return fetch(found, embedding), indexed
 
 
 def find_rows(
@@ -236,11 +244,11 @@ def find_rows(
     *,
     step: int | None = None,
 ) -> tuple[UniqueRows | None, SequenceBatch]:
-    """The distinct rows of everything a batch mentions, and the batch on its device, with places in them."""
+    """The unique rows of everything a batch mentions, and the batch on its device, with indices into them."""
     if not embedding.plans:
         return None, batch.to(device, non_blocking=True)
-    # Ids are mapped and made distinct where the map lives. Formulas work on the CPU, where ids come from: nobody waits
-    # for the GPU to learn how many rows are distinct.
+    # Ids are mapped and made unique where the map lives. Formulas work on the CPU, where ids come from: nobody waits
+    # for the GPU to learn how many rows are unique.
     found = embedding.find(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step)).to(device)
     return found, with_indices(batch.to(device, non_blocking=True), found.inverse)
 
@@ -260,10 +268,10 @@ def ids_of(batch: SequenceBatch) -> list[Tensor]:
     return parts if negatives is None else [*parts, negatives.flatten()]
 
 
-def with_indices(batch: SequenceBatch, slots: Tensor) -> SequenceBatch:
-    """The batch with the place of every id in the vectors it goes with; `slots` in the order of `ids_of`."""
-    item, target, *rest = slots.split([len(part) for part in ids_of(batch)])
-    placed = batch.with_tokens(item_slot=item, target_slot=target)
+def with_indices(batch: SequenceBatch, inverse: Tensor) -> SequenceBatch:
+    """The batch with the index of every id in the vectors it goes with; `inverse` in the order of `ids_of`."""
+    item, target, *rest = inverse.split([len(part) for part in ids_of(batch)])
+    indexed = batch.with_tokens(item_slot=item, target_slot=target)
     if rest:
-        placed = placed.with_samples(negative_slot=rest[0].view(batch.samples["negatives"].shape))
-    return placed
+        indexed = indexed.with_samples(negative_slot=rest[0].view(batch.samples["negatives"].shape))
+    return indexed

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import changed, extra_keys, key
+from freescale import registry
+from freescale.recipe.keys import changed, extra_keys, key, options_of
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
     from freescale.data import SequenceSource
-    from freescale.embedding import IdMap, ShardedEmbedding
+    from freescale.embedding import IdMap, IdMapKind, ShardedEmbedding, TableRows
     from freescale.recipe.config import Config
 
 
@@ -84,54 +85,38 @@ def problems(config: Config) -> list[str]:
 
 def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
     """The item table, and how raw ids become its rows; no table where nothing looks at ids."""
-    from freescale.embedding import DirectMap, HashMap, ShardedEmbedding, ShardedIdMap, make_eviction
-    from freescale.kernels.id_table import make_layout
+    from freescale.embedding import HashMap, ShardedEmbedding
     from freescale.pipeline import TABLE
     from freescale.recipe.comm import channel
     from freescale.recipe.pipeline import hides_traffic
 
-    options = config.embedding
     if config.items.kind != "ids" and not config.items.add_ids:
         return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
-    if options.id_map == "hash":
-        assert options.rows is not None
-        hashed = HashMap(options.rows)
-        return build_embedding(config, hashed.num_rows, ranks), hashed
-    if options.id_map == "direct":
-        direct = DirectMap(options.rows or int(source.items.ids[-1]) + 1)
-        return build_embedding(config, direct.num_rows, ranks), direct
-    rows = options.rows or max(64, len(source.items.ids) * 3 // 2)
-    layout = make_layout(rows, num_buckets=options.buckets, max_probe=options.max_probe)
-    embedding = build_embedding(config, layout.num_rows, ranks, row_group=layout.bucket_rows)
-    return embedding, ShardedIdMap(
-        embedding,
-        TABLE,
-        channel=channel(config, ranks) if hides_traffic(config, embedding, ranks) else None,
-        max_probe=options.max_probe,
-        eviction=make_eviction(options.eviction, ttl=options.ttl),
-        admit_after=options.admit_after,
-        admission=options.admission,
-        guard=options.guard,
-    )
+    kind: IdMapKind = registry.find("id_map", config.embedding.id_map).make
+    options, items = options_of(config.embedding, "id_map"), source.items.ids
+    rows = kind.plan(num_items=len(items), largest_id=int(items[-1]), options=options)
+    embedding = build_embedding(config, rows, ranks)
+    beside_training = kind.learns and hides_traffic(config, embedding, ranks)
+    own = channel(config, ranks) if beside_training else None
+    return embedding, kind.build(embedding=embedding, table=TABLE, channel=own, options=options)
 
 
-def build_embedding(config: Config, num_rows: int, ranks: Ranks, *, row_group: int = 1) -> ShardedEmbedding:
+def build_embedding(config: Config, rows: TableRows, ranks: Ranks) -> ShardedEmbedding:
     """The item table."""
     import torch
 
     from freescale.comm.transports import TracedTransport, make_transport
-    from freescale.embedding import ShardedEmbedding, TableSpec, make_optimizer
+    from freescale.embedding import ShardedEmbedding, TableSpec
     from freescale.pipeline import TABLE
 
     options = config.embedding
+    optimizer = registry.find("optimizer", options.optimizer)
     spec = TableSpec(
         name=TABLE,
-        num_rows=num_rows,
-        row_group=row_group,
+        num_rows=rows.num_rows,
+        row_group=rows.row_group,
         dim=config.model.dim,
-        optimizer=make_optimizer(
-            options.optimizer, beta1=config.optim.beta1, beta2=options.beta2, eps=options.eps
-        ),
+        optimizer=optimizer.make(options_of(options, "optimizer", beta1=config.optim.beta1)),
         dtype=torch.float64 if config.model.dtype == "float64" else getattr(torch, options.dtype),
         seed=config.run.seed,
     )

@@ -61,10 +61,11 @@ def changed(section: Any, *names: str) -> list[str]:
     ]
 
 
-def options_of(section: Any, family: str) -> Any:
+def options_of(section: Any, family: str, **told: Any) -> Any:
     """The options of the kind that a section names, as its dataclass; None where the kind has none.
 
-    A field called as a key of the section is that key; the others are further keys, which come with the kind.
+    A field called as a key of the section is that key; the others are further keys, which come with the kind. What is
+    `told` comes from elsewhere in the recipe.
     """
     (name,) = [name for name, each in kind_keys(section) if each == family]
     kind = registry.find(family, getattr(section, name))
@@ -75,8 +76,8 @@ def options_of(section: Any, family: str) -> Any:
     for item in dataclasses.fields(kind.options):
         if item.name in own:
             given[item.name] = getattr(section, item.name)
-        elif item.name in extra:
-            given[item.name] = extra[item.name]
+        elif item.name in extra or item.name in told:
+            given[item.name] = extra.get(item.name, told.get(item.name))
     return registry.options_of(kind, given)
 
 

@@ -62,12 +62,13 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
     return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
-def prepares_ahead(config: Config, ranks: Ranks) -> bool:
+def prepares_ahead(config: Config, ranks: Ranks, id_map: IdMap) -> bool:
     """Whether a thread makes batches ready: on one GPU, where the host is the bottleneck and has cores to spare."""
+    from freescale.embedding import learns_ids
     from freescale.pipeline import AHEAD
 
     wanted = ranks.device.type == "cuda" if config.pipeline.ahead is None else config.pipeline.ahead
-    guarded = config.embedding.id_map != "zero_collision" or config.embedding.guard >= AHEAD
+    guarded = not learns_ids(id_map) or id_map.guard >= AHEAD
     return wanted and guarded and ranks.num_ranks == 1
 
 
@@ -84,16 +85,13 @@ def schedule_opener(
     timetable: Timetable,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end."""
-    from freescale.embedding import ShardedIdMap
     from freescale.pipeline import PlainSchedule, PrioritizedSchedule, load_batches
     from freescale.recipe.comm import row_channels
     from freescale.train import due_at
 
-    learns_ids = isinstance(id_map, ShardedIdMap)
-
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
-        return not learns_ids or not any(
+        return not id_map.learns or not any(
             due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every)
         )
 
@@ -114,7 +112,7 @@ def schedule_opener(
             "look_past": may_look_past,
         }
         if not hides_traffic(config, embedding, ranks):
-            return PlainSchedule(batches, **shared, ahead=prepares_ahead(config, ranks))
+            return PlainSchedule(batches, **shared, ahead=prepares_ahead(config, ranks, id_map))
         return PrioritizedSchedule(
             batches,
             **shared,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.comm.world import Ranks
-from freescale.embedding import COUNTS, IdMap, ShardedIdMap, advice, gather_ids, merged
+from freescale.embedding import COUNTS, IdMap, advice, gather_ids, learns_ids, merged
 from freescale.pipeline import ReadyBatch
 
 
@@ -27,7 +27,7 @@ class IdReport:
 
     def __init__(self, id_map: IdMap, ranks: Ranks) -> None:
         self._map = id_map
-        self._ids = id_map if isinstance(id_map, ShardedIdMap) else None
+        self._ids = id_map if learns_ids(id_map) else None
         self._ranks = ranks
         self._totals = dict.fromkeys(COUNTS, 0)
         self._warned = False
@@ -60,8 +60,9 @@ class IdReport:
         """Counts since the last picture, occupancy, histograms, evicted ids; the same on every rank."""
         if self._ids is None:
             return None
-        stats = self._ids.map.stats()
-        parts = self._gather({name: stats[name] for name in ("occupied", "probe_histogram", "age_histogram")})
+        stats = self._ids.stats()
+        histograms = {name: stats.get(name, {}) for name in ("probe_histogram", "age_histogram")}
+        parts = self._gather({"occupied": stats["occupied"], **histograms})
         occupancy = sum(part["occupied"] for part in parts) / self._ids.num_slots
         counts, self._totals = self._totals, dict.fromkeys(COUNTS, 0)
         evicted = gather_ids(self._ids.take_evicted(), self._ranks.control)

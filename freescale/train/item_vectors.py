@@ -215,7 +215,7 @@ class EncodedItems:
     def look_up(self, batch: SequenceBatch, vectors: Tensor) -> tuple[Tensor, SequenceBatch]:
         """The items of a batch out of `vectors`, which hold this rank's share."""
         request = self._work.request(self.numbers(batch))
-        rows = self._work.deliver(vectors.index_select(0, request.owned.to(vectors.device)), request)
+        rows = self._work.deliver(vectors.index_select(0, request.owned.unique.to(vectors.device)), request)
         return rows, with_indices(
             batch.to(self._device, non_blocking=True), on_device(request.inverse, self._device)
         )

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.embedding.id_map import DirectMap, HashMap
+from freescale.embedding import DirectMap, HashMap
 from freescale.errors import DataError
 
 

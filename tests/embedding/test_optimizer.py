@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad, make_optimizer
+from freescale.embedding import SGD, Adam, RowwiseAdagrad, TableSpec
+from freescale.embedding.optimizer import make_optimizer, updated
 from freescale.errors import ConfigError
+from freescale.registry import names
 
 NUM_ROWS, DIM, NUM_STEPS = 6, 3, 7
 LRS = [0.1 / (step + 1) for step in range(NUM_STEPS)]
@@ -34,7 +36,9 @@ def run_ours(optimizer, touched_by_step, dim=DIM):
         zip(touched_by_step, make_gradients(touched_by_step, dim)), start=1
     ):
         part = {name: values[touched] for name, values in state.items()}
-        weight[touched] = optimizer.update(weight[touched], part, grad[touched], lr=LRS[step - 1], step=step)
+        weight[touched] = updated(
+            optimizer, weight[touched], part, grad[touched], lr=LRS[step - 1], step=step
+        )
         for name, values in part.items():
             state[name][touched] = values
     return weight, state
@@ -117,20 +121,42 @@ def test_a_zero_gradient_on_a_fresh_row_changes_nothing(optimizer):
     rows, zeros = start(), torch.zeros(NUM_ROWS, DIM, dtype=torch.float64)
     shapes = optimizer.state_shapes(NUM_ROWS, DIM)
     state = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    assert torch.equal(optimizer.update(rows.clone(), state, zeros, lr=1.0, step=1), rows)
+    assert torch.equal(updated(optimizer, rows.clone(), state, zeros, lr=1.0, step=1), rows)
 
 
 def test_optimizers_are_made_by_name_with_their_options():
     assert make_optimizer("sgd") == SGD()
     assert make_optimizer("rowwise_adagrad", eps=0.5) == RowwiseAdagrad(eps=0.5)
     assert make_optimizer("adam", beta1=0.1, beta2=0.2, eps=0.3) == Adam(beta1=0.1, beta2=0.2, eps=0.3)
-    assert [make_optimizer(name).name for name in ("sgd", "rowwise_adagrad", "adam")] == [
-        "sgd",
-        "rowwise_adagrad",
-        "adam",
-    ]
+    assert names("optimizer")[:3] == ["adam", "rowwise_adagrad", "sgd"]
     with pytest.raises(ConfigError, match="adamw"):
         make_optimizer("adamw")
+
+
+def test_an_option_the_kind_does_not_know_is_refused_by_name():
+    with pytest.raises(ConfigError, match="optimizer 'sgd' has no option 'beta1'"):
+        make_optimizer("sgd", beta1=0.9)
+    with pytest.raises(ConfigError, match="did you mean 'beta2'"):
+        make_optimizer("adam", beta_2=0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wrong"),
+    [
+        ("age", lambda n: (n,), "is not one row of numbers"),
+        ("age", lambda n: (7, 1), "is not one row of numbers"),
+        ("age", lambda n: (n, 0), "is not one row of numbers"),
+        ("weight", lambda n: (n, 1), "cannot be saved under that name"),
+        ("a.b", lambda n: (n, 1), "cannot be saved under that name"),
+    ],
+)
+def test_state_that_could_not_be_kept_row_by_row_is_refused(name, shape, wrong):
+    class Strange(SGD):
+        def state_shapes(self, num_rows, dim):
+            return {name: shape(num_rows)}
+
+    with pytest.raises(ConfigError, match=wrong):
+        TableSpec(name="item", num_rows=5, dim=2, optimizer=Strange())
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,8 +179,8 @@ def test_a_row_gets_the_same_bits_whichever_rows_are_updated_with_it(
     }
     some = data.draw(st.lists(st.integers(0, num_rows - 1), unique=True).map(sorted))
     part = {name: values[some] for name, values in state.items()}
-    apart = optimizer.update(rows[some], part, grad[some], lr=0.1, step=3)
-    together = optimizer.update(rows, state, grad, lr=0.1, step=3)
+    apart = updated(optimizer, rows[some], part, grad[some], lr=0.1, step=3)
+    together = updated(optimizer, rows, state, grad, lr=0.1, step=3)
     assert torch.equal(apart, together[some])
     for name, values in part.items():
         assert torch.equal(values, state[name][some])

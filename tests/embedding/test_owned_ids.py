@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from freescale.embedding import SGD, Adam, RowwiseAdagrad, SparseOptimizer
 from freescale.embedding.eviction import LRU, Eviction
 from freescale.embedding.id_stats import COUNTS
-from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad, SparseOptimizer
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
+from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TablePlan, TableSpec, plan_rows, plan_tables
 from freescale.errors import PlanError
 
@@ -97,7 +97,7 @@ def test_the_printed_plan_has_a_line_for_each_rank_and_table():
     plans = plan_tables(
         [spec(10_001, 64, name="item"), spec(20, 4, name="country")], num_ranks=2, replicate_below_mb=0.01
     )
-    rows = plan_rows(plans, distinct_ids=1000)
+    rows = plan_rows(plans, unique_ids=1000)
     assert [(r["rank"], r["table"], r["kind"], r["first row"], r["rows"]) for r in rows] == [
         ("0", "item", "rows", "0", "5,001"),
         ("0", "country", "replicated", "0", "20"),
@@ -106,7 +106,7 @@ def test_the_printed_plan_has_a_line_for_each_rank_and_table():
     ]
     assert rows[0]["MiB"] == f"{5001 * 64 * 4 / MIB:.1f}"
     assert rows[0]["traffic MiB/step"] == f"{plans[0].traffic_mib(1000):.2f}"
-    assert plan_rows([], distinct_ids=5) == []
+    assert plan_rows([], unique_ids=5) == []
 
 
 def test_two_tables_of_one_name_are_refused():

@@ -1,4 +1,4 @@
-"""What two batches share is found by the owners and told in one bit a row; parts are the same on both sides."""
+"""What two batches share is found by the owners and told in one bit a row; subsets are the same on both sides."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport
-from freescale.embedding.optimizer import SGD
+from freescale.embedding import SGD
 from freescale.embedding.plan import TableSpec, plan_tables
 from freescale.embedding.request import _pack, _unpack, exchange_ids, find_overlap
 from freescale.errors import DataError
-from freescale.kernels.rows.api import shared
+from freescale.kernels.rows.api import overlap
 from tests.ranks import run_on_ranks
 
 SORTED = st.sets(st.integers(-(2**62), 2**62) | st.integers(0, 30), max_size=40).map(sorted)
@@ -26,7 +26,7 @@ SORTED = st.sets(st.integers(-(2**62), 2**62) | st.integers(0, 30), max_size=40)
 @given(SORTED, SORTED)
 def test_shared_values_are_marked_in_both(first, second):
     a, b = (torch.tensor(each, dtype=torch.int64) for each in (first, second))
-    in_second, in_first = shared(a, b)
+    in_second, in_first = overlap(a, b)
     assert in_second.tolist() == [value in set(second) for value in first]
     assert in_first.tolist() == [value in set(first) for value in second]
 
@@ -70,34 +70,32 @@ def check_parts(rank: int, num_ranks: int, seed: int) -> None:
     ]
     channel.num_bytes = 0
     overlaps = find_overlap(*requests, channel=channel)
-    distinct_ids = sum(len(request.wanted) for request in requests)
-    assert channel.num_bytes <= distinct_ids / 8 + 2 * num_ranks, (
-        "one bit for each distinct id, on full bytes"
-    )
+    unique_ids = sum(len(request.owned.wanted) for request in requests)
+    assert channel.num_bytes <= unique_ids / 8 + 2 * num_ranks, "one bit for each unique id, on full bytes"
     everybody = [{row for part in batch for row in part} for batch in ids]
     both = everybody[0] & everybody[1]
-    for batch, request, overlap in zip(ids, requests, overlaps):
+    for batch, request, marks in zip(ids, requests, overlaps):
         mine = sorted(set(batch[rank]))
         assert request.unique.tolist() == mine
         assert request.unique[request.inverse].tolist() == batch[rank]
-        assert request.largest == max(
+        assert request.route.largest == max(
             sum(b <= row < b + c for row in set(part))
             for part in batch
             for b, c in map(plan.block, range(num_ranks))
         )
-        parts = request.split(overlap)
+        parts = request.split(marks)
         for part, rows in zip(parts, (both, set(range(num_rows)) - both)):
-            assert [mine[place] for place in part.places.tolist()] == [row for row in mine if row in rows]
-            assert sum(part.send) == len(part.places)
+            assert [mine[n] for n in part.index.tolist()] == [row for row in mine if row in rows]
+            assert sum(part.route.send) == len(part.index)
             asked = [row for other in batch for row in sorted(set(other)) if row in rows]
             local = [row - first for row in asked if first <= row < first + count]
-            assert part.rows.tolist() == local
-            assert sum(part.receive) == len(local)
-            assert part.owned.tolist() == sorted(set(local))
-            assert part.owned[part.slot].tolist() == local
+            assert part.owned.wanted.tolist() == local
+            assert sum(part.route.receive) == len(local)
+            assert part.owned.unique.tolist() == sorted(set(local))
+            assert part.owned.unique[part.owned.inverse].tolist() == local
         whole = request.whole()
-        assert whole.places.tolist() == list(range(len(mine)))
-        assert whole.owned[whole.slot].tolist() == whole.rows.tolist()
+        assert whole.index.tolist() == list(range(len(mine)))
+        assert whole.owned.unique[whole.owned.inverse].tolist() == whole.owned.wanted.tolist()
 
 
 def check_many(rank: int, num_ranks: int) -> None:
@@ -106,7 +104,7 @@ def check_many(rank: int, num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_parts_are_what_the_batches_share_and_what_not(num_ranks):
+def test_subsets_are_what_the_batches_share_and_what_not(num_ranks):
     run_on_ranks(check_many, num_ranks, num_ranks)
 
 

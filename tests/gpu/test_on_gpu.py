@@ -14,7 +14,7 @@ import torch
 
 from freescale import ShardedEmbedding, TableSpec
 from freescale.comm.world.ranks import Ranks
-from freescale.embedding.optimizer import SGD
+from freescale.embedding import SGD
 from freescale.kernels import (
     SequenceLayout,
     add_product,

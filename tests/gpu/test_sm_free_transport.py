@@ -243,7 +243,7 @@ def test_a_gloo_group_adds_up_tensors_of_a_shared_gpu() -> None:
 def prioritized_bits(rank: int, kind: str) -> bool:
     """Plain and prioritized training over the transport: the same bits."""
     from freescale.comm.traffic.channels import open_channels
-    from freescale.embedding.optimizer import Adam
+    from freescale.embedding import Adam
     from freescale.embedding.plan import TableSpec
     from freescale.embedding.sharded import ShardedEmbedding
     from freescale.pipeline.prioritized import PrioritizedPipeline

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from freescale.balance.sampler import StepPlan
 from freescale.data.sequence_batch import SequenceBatch
+from freescale.embedding import Adam, DirectMap, HashMap
 from freescale.embedding.eviction import LRU, TTL
-from freescale.embedding.id_map import DirectMap, HashMap
-from freescale.embedding.optimizer import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.sharded_id_map import ShardedIdMap

@@ -15,7 +15,7 @@ from freescale.comm.traffic.priority import Channels
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.registry import make_transport
-from freescale.embedding.optimizer import SGD, Adam, RowwiseAdagrad
+from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.pipeline.prioritized import PrioritizedPipeline

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from freescale.embedding.optimizer import Adam, RowwiseAdagrad
+from freescale.embedding import Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError

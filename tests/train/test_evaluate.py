@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
-from freescale.embedding.id_map import DirectMap, HashMap
-from freescale.embedding.optimizer import SGD
+from freescale.embedding import SGD, DirectMap, HashMap
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.kernels import SequenceLayout

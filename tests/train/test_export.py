@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from freescale.data.examples import Examples
-from freescale.embedding.id_map import DirectMap, HashMap
-from freescale.embedding.optimizer import SGD
+from freescale.embedding import SGD, DirectMap, HashMap
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError

@@ -14,8 +14,7 @@ from torch import nn
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
-from freescale.embedding.id_map import HashMap
-from freescale.embedding.optimizer import SGD
+from freescale.embedding import SGD, HashMap
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.sharded_compute import ShardedCompute

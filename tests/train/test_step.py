@@ -11,8 +11,7 @@ from freescale.balance.step_plan import StepPlan
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.data.synthetic import SyntheticSource
-from freescale.embedding.id_map import DirectMap
-from freescale.embedding.optimizer import Adam
+from freescale.embedding import Adam, DirectMap
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import TrainingError

@@ -1,4 +1,4 @@
-"""What travels in which order: priorities, deterministic all-reduce, expert exchange."""
+"""What travels in which order: priorities, routing by owner, deterministic all-reduce, expert exchange."""
 
 from typing import TYPE_CHECKING
 
@@ -9,5 +9,6 @@ if TYPE_CHECKING:
     from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
     from freescale.comm.traffic.expert_exchange import ExpertExchange
     from freescale.comm.traffic.priority import Channels, Deadline, Gate, TrafficQueue
+    from freescale.comm.traffic.routing import OwnedKeys, Route, ask_owners, route_by_edges, route_by_owner
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
         adam_direction,
         add_scaled,
         mean_squares,
-        shared,
+        overlap,
         sum_by_row,
         sum_gradients,
         sum_rows,
         take,
         unique,
     )
-    from freescale.kernels.rows.part_loops import split_places, split_values, split_wanted
+    from freescale.kernels.rows.split_loops import split_index, split_values, split_wanted
     from freescale.kernels.rows.triton.sums import sum_by_position, sum_by_slot
 else:
     __getattr__, __dir__ = open_door(__name__)

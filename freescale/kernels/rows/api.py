@@ -1,4 +1,4 @@
-"""What a table does with the rows of a batch: find the distinct ones, spread them out, add gradients up.
+"""What a table does with the rows of a batch: find the unique ones, spread them out, add gradients up.
 
 On the CPU the loops of `row_loops` do it, on a GPU torch and the kernels of `triton_table`. All add in the order the
 values stand.
@@ -18,13 +18,13 @@ _WIDEST = 8192
 
 
 def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct values of int64 ids, ascending, and the place of every id among them, in the shape of the ids."""
+    """Unique values of int64 ids, ascending, and the position of every id among them, in the shape of the ids."""
     if ids.device.type != "cpu" or ids.numel() == 0:
         return torch.unique(ids, return_inverse=True)
     from freescale.kernels.rows import loops as row_loops
 
-    values, slots = row_loops.unique(ids.contiguous().view(-1).numpy())
-    return torch.from_numpy(values), torch.from_numpy(slots).view(ids.shape)
+    values, inverse = row_loops.unique(ids.contiguous().view(-1).numpy())
+    return torch.from_numpy(values), torch.from_numpy(inverse).view(ids.shape)
 
 
 def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
@@ -55,7 +55,7 @@ def sum_rows(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
 
 
 def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
-    """table[rows[n]] += scale[n] * values[n] for distinct rows, in place."""
+    """table[rows[n]] += scale[n] * values[n] for unique rows, in place."""
     if _on_gpu(table) and table.is_contiguous():
         from freescale.kernels.rows.triton import table as triton_table
 
@@ -71,12 +71,12 @@ def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> No
     )
 
 
-def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """For two ascending lists of distinct int64 on the CPU: which values of each stand in the other, too."""
+def overlap(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """For two ascending lists of unique int64 on the CPU: which values of each stand in the other, too."""
     from freescale.kernels.rows import loops as row_loops
 
     masks = torch.zeros(len(first), dtype=torch.bool), torch.zeros(len(second), dtype=torch.bool)
-    row_loops.shared(
+    row_loops.overlap(
         first.contiguous().numpy(), second.contiguous().numpy(), masks[0].numpy(), masks[1].numpy()
     )
     return masks

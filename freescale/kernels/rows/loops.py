@@ -22,16 +22,16 @@ DIGIT = 11
 
 @njit((INTS,), cache=True, nogil=True, error_model="numpy")
 def unique(ids: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct values, ascending, and the place of every id among them; a fifth of the time of torch.unique."""
+    """Unique values, ascending, and the position of every id among them; a fifth of the time of torch.unique."""
     count, smallest, largest = len(ids), ids[0], ids[0]
     for value in ids:
         smallest, largest = min(smallest, value), max(largest, value)
     # Differences may wrap: only their bits count below, so any two int64 can stand side by side.
     width = largest - smallest
     keys, order = np.empty(count, np.int64), np.empty(count, np.int64)
-    for place in range(count):
-        keys[place] = ids[place] - smallest
-        order[place] = place
+    for at in range(count):
+        keys[at] = ids[at] - smallest
+        order[at] = at
     other_keys, other_order = np.empty_like(keys), np.empty_like(order)
     ends = np.empty((1 << DIGIT) + 1, np.int64)
     shift = 0
@@ -41,22 +41,22 @@ def unique(ids: IntArray) -> tuple[IntArray, IntArray]:
             ends[((key >> shift) & ((1 << DIGIT) - 1)) + 1] += 1
         for digit in range(1 << DIGIT):
             ends[digit + 1] += ends[digit]
-        for place in range(count):
-            digit = (keys[place] >> shift) & ((1 << DIGIT) - 1)
+        for at in range(count):
+            digit = (keys[at] >> shift) & ((1 << DIGIT) - 1)
             end = ends[digit]
             ends[digit] = end + 1
-            other_keys[end] = keys[place]
-            other_order[end] = order[place]
+            other_keys[end] = keys[at]
+            other_order[end] = order[at]
         keys, other_keys = other_keys, keys
         order, other_order = other_order, order
         shift += DIGIT
-    values, slots, found = other_keys, other_order, -1
-    for place in range(count):
-        if place == 0 or keys[place] != keys[place - 1]:
+    values, inverse, found = other_keys, other_order, -1
+    for at in range(count):
+        if at == 0 or keys[at] != keys[at - 1]:
             found += 1
-            values[found] = keys[place] + smallest
-        slots[order[place]] = found
-    return values[: found + 1].copy(), slots
+            values[found] = keys[at] + smallest
+        inverse[order[at]] = found
+    return values[: found + 1].copy(), inverse
 
 
 @njit([void(INTS, t[:, ::1], t[:, ::1]) for t in FLOAT_TYPES], cache=True, nogil=True, error_model="numpy")
@@ -97,8 +97,8 @@ def add_scaled(table: FloatArray, rows: IntArray, values: FloatArray, scale: Flo
 
 
 @njit(void(INTS, INTS, boolean[::1], boolean[::1]), cache=True, nogil=True, error_model="numpy")
-def shared(first: IntArray, second: IntArray, in_second: BoolArray, in_first: BoolArray) -> None:
-    """Which values of two ascending lists of distinct values stand in the other one, too: one walk through both."""
+def overlap(first: IntArray, second: IntArray, in_second: BoolArray, in_first: BoolArray) -> None:
+    """Which values of two ascending lists of unique values stand in the other one, too: one walk through both."""
     m = n = 0
     while m < len(first) and n < len(second):
         if first[m] < second[n]:

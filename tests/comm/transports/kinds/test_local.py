@@ -14,7 +14,7 @@ from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world.facts import on_one_machine
-from freescale.embedding.optimizer import Adam
+from freescale.embedding import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from tests.ranks import run_on_ranks
