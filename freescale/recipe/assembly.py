@@ -18,13 +18,11 @@ from freescale.comm.transports import TracedTransport, make_transport
 from freescale.comm.world import Ranks, SharedClock, device_name
 from freescale.data import (
     Examples,
-    ParquetSource,
+    ParquetOptions,
     SequenceSource,
     Split,
-    SyntheticSource,
-    check_source,
-    is_dataset,
-    prepare,
+    SyntheticOptions,
+    open_source,
 )
 from freescale.embedding import (
     DirectMap,
@@ -36,7 +34,6 @@ from freescale.embedding import (
     make_eviction,
     make_optimizer,
 )
-from freescale.errors import DataError
 from freescale.kernels.id_table import make_layout
 from freescale.pipeline import (
     AHEAD,
@@ -82,33 +79,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torc
 
 def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource:
     """The data set of a recipe; a raw file is prepared into `cache` first."""
+    options: SyntheticOptions | ParquetOptions = ParquetOptions(cache_mb=config.data.cache_mb)
     if config.data.path == "synthetic":
-        options = config.synthetic
-        return SyntheticSource(
-            num_users=options.users,
-            num_items=options.items,
-            mean_length=options.mean_length,
-            sigma=options.sigma,
-            max_length=options.max_length,
-            zipf=options.zipf,
-            preference=options.preference,
-            seed=config.run.seed,
-        )
-    path = Path(config.data.path)
-    if not path.exists():
-        raise DataError(
-            "data.path does not exist",
-            got=path,
-            next_step="`freescale prepare INPUT OUT_DIR` makes a data set",
-        )
-    if not is_dataset(path):
-        assert cache is not None
-        if not is_dataset(cache):
-            prepare(path, cache)
-        path = cache
-    source = ParquetSource(path, cache_mb=config.data.cache_mb)
-    check_source(source)
-    return source
+        options = SyntheticOptions(**dataclasses.asdict(config.synthetic))
+    return open_source(config.data.path, options=options, seed=config.run.seed, cache=cache)
 
 
 def build_examples(config: Config, source: SequenceSource, split: Split) -> Examples:
