@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from freescale.balance import GlobalBatches, Partition, assignment_report, partition_report
-from freescale.balance.karmarkar_karp import karmarkar_karp_equal
+from freescale.balance.balancers.karmarkar_karp import karmarkar_karp_equal
 
 IntArray = np.ndarray
 Draw = Callable[[int, np.random.Generator], IntArray]

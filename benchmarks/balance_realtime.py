@@ -32,7 +32,7 @@ from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.rank_speed import at_equal_speed, measured_speeds
 from freescale.balance.sampler import BalancedSampler
 from freescale.data.examples import Examples
-from freescale.data.synthetic import SyntheticSource
+from freescale.data.sources.synthetic import SyntheticSource
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from freescale.data.parquet_source import is_dataset
+from freescale.data.manifest import is_dataset
 from freescale.data.preparation import prepare
 from freescale.kernels.moe import reference
 from freescale.kernels.moe.api import expert_mlp

@@ -28,8 +28,8 @@ import torch
 
 from freescale.app.commands import open_run
 from freescale.data.examples import Examples
-from freescale.data.parquet_source import ParquetSource
 from freescale.data.preparation import prepare
+from freescale.data.sources.parquet import ParquetSource
 from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
 from freescale.train.run import Run

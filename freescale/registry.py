@@ -192,18 +192,6 @@ def _shipped(family: str) -> list[str]:
     """Names of the files in the family's folder; nothing in it is imported."""
     spec = importlib.util.find_spec(FAMILIES[family])
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:  # TEMPORARY
-        return {
-            "encoder": ["hstu", "llama", "sasrec"],
-            "head": ["ranking", "retrieval"],
-            "optimizer": ["adam", "rowwise_adagrad", "sgd"],
-            "id_map": ["direct", "hash", "zero_collision"],
-            "transport": ["collective", "copy_engine", "host_staged", "local", "nccl_zero_sm"],
-            "mask": ["causal"],
-            "balancer": ["lpt"],
-            "source": [],
-            "format": [],
-        }[family]
     return sorted(found.name for found in pkgutil.iter_modules(places) if not found.name.startswith("_"))
 
 

@@ -72,11 +72,6 @@ class CostModel:
         """[n] milliseconds of samples with so many tokens and so much attention (`SampleWork`)."""
         return self.per_sample_ms + self.per_token_ms * tokens + self.per_square_ms * squares
 
-    def batch_ms(self, *, num_samples: float, tokens: float, squares: float) -> float:
-        """Milliseconds of a whole batch: its number of samples, sum of lengths and sum of squared lengths."""
-        linear = self.fixed_ms + self.per_sample_ms * num_samples + self.per_token_ms * tokens
-        return linear + self.per_square_ms * squares
-
     def batches_ms(self, table: FloatArray) -> FloatArray:
         """[n] milliseconds of many batches: rows of samples, tokens and squares; further columns are passed over."""
         linear = self.fixed_ms + self.per_sample_ms * table[:, 0] + self.per_token_ms * table[:, 1]

@@ -134,16 +134,33 @@ def resolve_limits(
     if max_tokens is not None:
         _check_max_tokens(problem, max_tokens, total=total, longest=longest)
         return Limits(max_tokens=min(int(max_tokens), total), max_count=count, capped=True, soft=False)
+    return soft_limits(problem, token_cap(problem, max_tokens_ratio), max_count=count)
+
+
+def soft_limits(problem: Problem, max_tokens: int | None, *, max_count: int | None = None) -> Limits:
+    """Caps that give way where they cannot be kept; None for no cap."""
+    total = int(problem.tokens.sum())
+    return Limits(
+        max_tokens=total if max_tokens is None else min(max_tokens, total),
+        max_count=len(problem.costs) if max_count is None else max_count,
+        capped=max_tokens is not None,
+        soft=True,
+    )
+
+
+def token_cap(problem: Problem, max_tokens_ratio: float | None) -> int | None:
+    """The most tokens of a rank, from the mean of a rank; None where there are no tokens or no cap is wanted."""
     if not problem.has_tokens or max_tokens_ratio is None:
-        return Limits(max_tokens=total, max_count=count, capped=False, soft=True)
+        return None
     if not max_tokens_ratio >= 1:
         raise PlanError(
             "The token cap must be at least the mean of a rank.", got=max_tokens_ratio, allowed=">= 1"
         )
+    num_ranks, total = len(problem.speeds), int(problem.tokens.sum())
     # A rank that is given more work for being fast needs the room for it.
     fastest = float(problem.speeds.max()) * num_ranks / problem.total_speed
-    cap = max(longest, math.ceil(max_tokens_ratio * fastest * total / num_ranks))
-    return Limits(max_tokens=min(cap, total), max_count=count, capped=True, soft=True)
+    cap = max(int(problem.tokens.max(initial=0)), math.ceil(max_tokens_ratio * fastest * total / num_ranks))
+    return min(cap, total)
 
 
 def _check_max_tokens(problem: Problem, max_tokens: int, *, total: int, longest: int) -> None:

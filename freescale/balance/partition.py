@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.limits import Limits, Problem, checked_problem, integer_costs, resolve_limits
+from freescale.balance.limits import (
+    Limits,
+    Problem,
+    checked_problem,
+    integer_costs,
+    resolve_limits,
+    soft_limits,
+)
 from freescale.errors import PlanError
 
 # Exchanges stop once no rank is further than this above the bound: finer than any cost model predicts.
@@ -123,6 +130,21 @@ def partition_report(
     if len(problem.costs) == 0:
         return _empty(num_ranks)
     return _solve(problem, limits)
+
+
+def soft_partition_report(
+    costs: Sequence[float] | npt.NDArray[np.floating] | IntArray,
+    num_ranks: int,
+    *,
+    tokens: Sequence[int] | npt.NDArray[np.integer],
+    max_tokens: int | None,
+    speeds: Sequence[float] | FloatArray | None = None,
+) -> Partition:
+    """As `partition_report`, but a cap that no assignment was found for gives way to the tightest that was."""
+    problem = checked_problem(costs, num_ranks, tokens=tokens, speeds=speeds)
+    if len(problem.costs) == 0:
+        return _empty(num_ranks)
+    return _solve(problem, soft_limits(problem, max_tokens))
 
 
 def assignment_report(

@@ -15,7 +15,15 @@ from freescale.balance.cost_model import CostModel
 from freescale.balance.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.limits import checked_speeds
-from freescale.balance.step_plan import Cost, StepPlan, assign, imbalance_in_turn, plan_hash
+from freescale.balance.step_plan import (
+    Balancer,
+    Cost,
+    StepPlan,
+    assign,
+    imbalance_in_turn,
+    named_balancer,
+    plan_hash,
+)
 from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import CheckpointError, PlanError
 
@@ -48,6 +56,8 @@ class BalancedSampler:
         cost_model: predicts the cost of a sample from its length; None takes `CostModel.default()`.
         seed: seed of the order.
         balanced: False deals the batch out in turn: random assignment with equal counts.
+        balancer: a name or an object that shares batches out; unless given, "lpt", or "round_robin" where
+            `balanced` is False.
         max_tokens_ratio: memory cap of a rank in mean tokens a rank, loosened where one sample alone is
             longer or speeds differ; None for no cap.
         window: see GlobalBatches.
@@ -73,6 +83,7 @@ class BalancedSampler:
         cost_model: Cost | None = None,
         seed: int = 0,
         balanced: bool = True,
+        balancer: str | Balancer | None = None,
         max_tokens_ratio: float | None = 1.10,
         window: int = 1,
         window_ranks: int | None = None,
@@ -103,7 +114,7 @@ class BalancedSampler:
         )
         self.num_ranks = num_ranks
         self.rank = rank
-        self.balanced = balanced
+        self.balancer = _chosen(balancer, balanced=balanced)
         self.max_tokens_ratio = max_tokens_ratio
         self.cost_model: Cost = CostModel.default() if cost_model is None else cost_model
         self.speeds = None if speeds is None else checked_speeds(speeds, num_ranks)
@@ -124,7 +135,7 @@ class BalancedSampler:
             costs,
             tokens=self.work.tokens(lengths).astype(np.int64),
             num_ranks=self.num_ranks,
-            balanced=self.balanced,
+            balancer=self.balancer,
             max_tokens_ratio=self.max_tokens_ratio,
             speeds=speeds,
         )
@@ -240,6 +251,18 @@ class BalancedSampler:
         speeds = state.get("speeds")
         if speeds is not None and len(speeds) == self.num_ranks:
             self.set_speeds(speeds)
+
+
+def _chosen(balancer: str | Balancer | None, *, balanced: bool) -> Balancer:
+    if balancer is None:
+        return named_balancer("lpt" if balanced else "round_robin")
+    if not balanced:
+        raise PlanError(
+            "balanced=False names a balancer of its own.",
+            got=f"balancer={balancer!r} besides",
+            next_step="leave out balanced, or balancer",
+        )
+    return named_balancer(balancer)
 
 
 def _check_ranks(*, num_ranks: int, rank: int, max_tokens_ratio: float | None) -> None:

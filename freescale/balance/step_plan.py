@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.partition import Partition, assignment_report, partition_report
+from freescale.balance.limits import checked_problem, token_cap
+from freescale.balance.partition import Partition, assignment_report
+from freescale.errors import PlanError
+from freescale.registry import find
 
 
 class Cost(Protocol):
@@ -17,6 +21,49 @@ class Cost(Protocol):
 
     def cost(self, lengths: IntArray) -> FloatArray:
         """[n] cost of each sample."""
+
+
+class Balancer(Protocol):
+    """A way to share a batch out; `@register("balancer", NAME)` on a class of this shape gives it a name.
+
+    Every rank asks for the whole assignment and nobody compares: the same input must give the same answer on all
+    machines. What it decides moves work from rank to rank and never changes what is learned.
+    """
+
+    def assign(
+        self,
+        costs: FloatArray,
+        num_ranks: int,
+        *,
+        tokens: IntArray,
+        max_tokens: int | None,
+        speeds: FloatArray,
+    ) -> Sequence[IntArray]:
+        """Sample numbers for each rank, in any order, every sample once; asked only where there are several ranks.
+
+        Args:
+            costs: [samples] predicted cost of each sample, in any unit of time.
+            num_ranks: number of ranks.
+            tokens: [samples] tokens of each sample.
+            max_tokens: tokens a rank should not exceed, to keep memory even; None for no cap.
+            speeds: [ranks] relative speeds; a rank of speed 0.8 needs a quarter more time.
+        """
+
+
+@runtime_checkable
+class ReportingBalancer(Balancer, Protocol):
+    """A balancer that knows how even its assignment is: working it out again would take a third of the planning."""
+
+    def report(
+        self,
+        costs: FloatArray,
+        num_ranks: int,
+        *,
+        tokens: IntArray,
+        max_tokens: int | None,
+        speeds: FloatArray,
+    ) -> Partition:
+        """The same assignment with its numbers; trusted, unlike the lists of `assign`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +93,57 @@ class StepPlan:
     imbalance_in_turn: float = 1.0
 
 
+def named_balancer(balancer: str | Balancer) -> Balancer:
+    """The balancer of this name, or the one given; refused if it cannot assign."""
+    made = find("balancer", balancer, key="balancer").make() if isinstance(balancer, str) else balancer
+    if not callable(getattr(made, "assign", None)):
+        raise PlanError(
+            "A balancer needs a method `assign`.",
+            got=repr(made),
+            next_step="see `Balancer` in freescale/balance/step_plan.py",
+        )
+    return cast(Balancer, made)
+
+
 def assign(
     costs: FloatArray,
     *,
     tokens: IntArray,
     num_ranks: int,
-    balanced: bool,
+    balancer: Balancer,
     max_tokens_ratio: float | None,
     speeds: FloatArray | None,
 ) -> Partition:
-    """Which rank computes which sample of a global batch; unbalanced, they are dealt out in turn."""
-    if not balanced or num_ranks == 1:
-        in_turn = np.arange(len(costs), dtype=np.int64) % num_ranks
-        return assignment_report(costs, in_turn, num_ranks, tokens=tokens, speeds=speeds)
-    return partition_report(costs, num_ranks, tokens=tokens, max_tokens_ratio=max_tokens_ratio, speeds=speeds)
+    """Which rank computes which sample of a global batch; one rank computes all of them, whoever balances."""
+    problem = checked_problem(costs, num_ranks, tokens=tokens, speeds=speeds)
+    if num_ranks == 1 or len(costs) == 0:
+        owner = np.zeros(len(costs), dtype=np.int64)
+        return assignment_report(costs, owner, num_ranks, tokens=tokens, speeds=speeds)
+    cap = token_cap(problem, max_tokens_ratio)
+    given: dict[str, Any] = {"tokens": problem.tokens, "max_tokens": cap, "speeds": problem.given_speeds}
+    if isinstance(balancer, ReportingBalancer):
+        return balancer.report(problem.costs, num_ranks, **given)
+    owner = _owner_of(balancer.assign(problem.costs, num_ranks, **given), len(costs), num_ranks)
+    return assignment_report(costs, owner, num_ranks, tokens=tokens, speeds=speeds)
+
+
+def _owner_of(parts: Sequence[IntArray], num_samples: int, num_ranks: int) -> IntArray:
+    """[samples] rank of each sample; every sample must be on exactly one rank."""
+    if len(parts) != num_ranks:
+        raise PlanError("A balancer gives one list of samples a rank.", got=len(parts), allowed=num_ranks)
+    samples = np.concatenate([np.asarray(part) for part in parts])
+    whole = samples.ndim == 1 and samples.dtype.kind in "iuf" and len(samples) == num_samples
+    if whole and samples.dtype.kind == "f":  # an empty plain list is an array of floats
+        samples = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+    if not whole or not np.array_equal(np.sort(samples), np.arange(num_samples)):
+        raise PlanError(
+            "A balancer must give every sample to exactly one rank.",
+            got=f"{len(samples)} numbers for {num_samples} samples",
+            allowed=f"0 to {num_samples - 1}, each once",
+        )
+    owner = np.empty(num_samples, dtype=np.int64)
+    owner[samples] = np.repeat(np.arange(num_ranks), [len(part) for part in parts])
+    return owner
 
 
 def imbalance_in_turn(costs: FloatArray, *, num_ranks: int, speeds: FloatArray | None) -> float:

@@ -23,7 +23,6 @@ import torch
 from freescale.data.negatives import draw_negatives
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource
-from freescale.errors import DataError
 
 Split = Literal["train", "valid", "test"]
 _HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
@@ -95,18 +94,6 @@ class Examples:
             rows, num_negatives=self.num_negatives, num_items=len(ids), seed=self.seed, step=step
         )
         return ids[drawn]
-
-
-def check_source(source: SequenceSource) -> None:
-    """Refuse a data set that cannot be trained on, before anything is built from it."""
-    if len(source.lengths) == 0:
-        raise DataError("the data set holds no histories", got=source.name)
-    if int(np.max(source.lengths)) < 4:
-        raise DataError(
-            "every history is too short to train on",
-            got=f"longest history: {int(np.max(source.lengths))} events",
-            allowed="at least one history of 4 events: two to learn from, one to validate, one to test",
-        )
 
 
 def _spans(starts: npt.NDArray[np.int64], lengths: IntArray) -> tuple[IntArray, IntArray]:

@@ -18,13 +18,14 @@ from typing import Any
 
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_sorter import EventSorter
+from freescale.data.formats._columns import ColumnNames
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import is_dataset
-from freescale.data.raw_columns import ColumnNames
-from freescale.data.raw_input import FORMATS, check_input, find_format, read_events
-from freescale.errors import DataError, nearest
+from freescale.data.raw_format import Reading
+from freescale.data.raw_input import AUTO, check_format, check_input, find_format, read_events
+from freescale.errors import DataError
 
-__all__ = ["FORMATS", "ColumnNames", "DatasetSummary", "Progress", "prepare"]
+__all__ = ["ColumnNames", "DatasetSummary", "Progress", "prepare"]
 
 Progress = Callable[[float, str], None]
 
@@ -54,7 +55,7 @@ def prepare(
     input_path: str | Path,
     out_dir: str | Path,
     *,
-    format: str = "auto",
+    format: str = AUTO,
     columns: ColumnNames = _USUAL_NAMES,
     separator: str | None = None,
     min_events: int = 3,
@@ -72,7 +73,7 @@ def prepare(
     Args:
         input_path: a file, or for csv and parquet a folder of files that are read in name order.
         out_dir: folder to create; an existing data set there is replaced only with `overwrite`.
-        format: one of `FORMATS`; "auto" looks at the name and the first lines.
+        format: one of `format_names()`; "auto" looks at the name and the first lines.
         columns: column names of input that has a header.
         separator: what stands between fields of csv, pairs or sequences, where it is not found by itself.
         min_events: users with fewer events are dropped; three are needed for train, validation and test.
@@ -93,9 +94,10 @@ def prepare(
     sorter = EventSorter(work / "spill", memory)
     writer: DatasetWriter | None = None
     try:
-        kind, decided = find_format(source, separator) if format == "auto" else (format, "as asked for")
+        kind, decided = find_format(source, separator) if format == AUTO else (format, "as asked for")
         work.mkdir(parents=True)
-        for events, fraction in read_events(source, kind, columns, separator, memory):
+        reading = Reading(columns=columns, separator=separator, memory=memory)
+        for events, fraction in read_events(source, kind, reading):
             sorter.add(events)
             report(fraction * _READING_SHARE, f"reading {source.name}")
         writer = DatasetWriter(work, sorter.features, min_events)
@@ -132,14 +134,7 @@ def _summary(out: Path, manifest: dict[str, Any], decided: str, num_texts: int |
 
 
 def _check_options(format: str, *, separator: str | None, min_events: int, memory_mb: float) -> None:
-    if format not in FORMATS:
-        guess = nearest(format, FORMATS)
-        raise DataError(
-            "Unknown input format",
-            got=format,
-            allowed=", ".join(FORMATS),
-            next_step=f"did you mean {guess!r}?" if guess else None,
-        )
+    check_format(format)
     if separator is not None and (len(separator) != 1 or not separator.isascii()):
         raise DataError(
             "A separator is one ASCII character", got=repr(separator), allowed="such as ',' or ';'"

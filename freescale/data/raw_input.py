@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from freescale.data.event_columns import Events, features_of
 from freescale.data.excerpt import excerpt
 from freescale.data.manifest import is_dataset
-from freescale.data.raw_columns import ColumnNames
-from freescale.data.raw_parquet import read_parquet
-from freescale.data.raw_text import read_delimited, read_sequences, sniff_separator
-from freescale.data.text_chunks import suffix_of, text_chunks
-from freescale.errors import DataError
+from freescale.data.raw_format import RawFormat, RawSample, Reading, checked_chunks
+from freescale.errors import DataError, nearest
+from freescale.registry import find, names
 
-FORMATS = ("auto", "movielens", "inter", "pairs", "sequences", "csv", "parquet")
+AUTO = "auto"
+# Who is asked first what a file is, among the formats that ship: a guess from the shape of lines comes after what
+# cannot be mistaken. Whoever is not in this list is asked last.
+_ASKED = ("parquet", "movielens", "inter", "pairs", "sequences", "csv")
 
-_SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "inter": (".inter",)}
-_FOLDER_FORMATS = ("parquet", "csv")
-_MAX_CHUNK_BYTES = 8 << 20
+
+def format_names() -> list[str]:
+    """What `format` can be: "auto", the formats that ship in the order they are asked in, those from outside."""
+    shipped, outside = _formats()
+    return [AUTO, *shipped, *outside]
+
+
+def check_format(name: str) -> None:
+    """Refuse a name that is none."""
+    known = format_names()
+    if name not in known:
+        guess = nearest(name, known)
+        raise DataError(
+            "Unknown input format",
+            got=name,
+            allowed=", ".join(known),
+            next_step=f"did you mean {guess!r}?" if guess else None,
+        )
 
 
 def check_input(source: Path) -> None:
@@ -31,40 +46,39 @@ def check_input(source: Path) -> None:
 
 
 def find_format(source: Path, separator: str | None) -> tuple[str, str]:
-    """The format and the reason, from the name and then from the first lines."""
+    """The format and the reason.
+
+    Formats from outside are asked first, in the order of their names: they are there because the user asked for
+    them. Then those that ship. Of both, all may claim the file by the end of its name before any looks into it.
+    """
+    shipped, outside = _formats()
+    sample = RawSample(source, separator)
+    for asked in (outside, shipped):
+        formats = {name: _format(name) for name in asked}
+        found = _claimed(source, formats) if source.is_dir() else _recognised(sample, formats)
+        if found is not None:
+            return found
     if source.is_dir():
-        for kind in _FOLDER_FORMATS:
-            if _files_of(source, kind):
-                return kind, f"the folder holds {kind} files"
         raise _undecided(source, "a folder without csv or parquet files")
-    suffix = suffix_of(source)
-    for kind, suffixes in _SUFFIXES.items():
-        if suffix in suffixes:
-            return kind, f"the name ends in {suffix}"
-    with source.open("rb") as file:
-        if file.read(4) == b"PAR1":
-            return "parquet", "it starts like a Parquet file"
-    head = next((chunk.data for chunk in text_chunks(source, 1 << 16, quoted=False)), b"")
-    lines = [line.strip() for line in head.splitlines() if line.strip()][:100]
+    lines = sample.read_lines()
     if not lines:
         raise _nothing(f"{source} is empty")
-    return _format_of_lines(source, lines, separator)
+    raise _undecided(source, repr(excerpt(lines[0])))
 
 
-def read_events(
-    source: Path, kind: str, columns: ColumnNames, separator: str | None, memory: int
-) -> Iterator[tuple[Events, float]]:
+def read_events(source: Path, name: str, reading: Reading) -> Iterator[tuple[Events, float]]:
     """All events in input order, with the fraction of the input that has been read."""
-    files = _files_of(source, kind)
+    raw_format = _format(name)
+    files = _files_of(source, raw_format)
     if not files:
-        raise DataError(f"{source} holds no {kind} files", allowed="for a folder: csv or parquet files")
+        raise DataError(f"{source} holds no {name} files", allowed="for a folder: csv or parquet files")
     size = sum(path.stat().st_size for path in files)
     if not size:
         raise _nothing(f"{source} is empty")
     done = num_events = 0
     features: list[str] | None = None
     for path in files:
-        for events, consumed in _read_file(path, kind, columns, separator, memory):
+        for events, consumed in _chunks(name, raw_format, path, reading):
             found = list(features_of(events))
             features = features or found
             if found != features:
@@ -76,41 +90,59 @@ def read_events(
         raise _nothing(f"{source} has no events, at most a header")
 
 
-def _read_file(
-    path: Path, kind: str, columns: ColumnNames, separator: str | None, memory: int
-) -> Iterator[tuple[Events, int]]:
-    chunk_bytes = max(64, min(_MAX_CHUNK_BYTES, memory // 64))
-    if kind == "parquet":
-        return read_parquet(path, columns, max(64, memory // 1024))
-    if kind == "sequences":
-        return read_sequences(path, separator, chunk_bytes)
-    return read_delimited(path, kind, columns, separator, chunk_bytes)
+def _formats() -> tuple[list[str], list[str]]:
+    """Names of the formats that ship, in the order they are asked in, and of those from outside."""
+    known = names("format")
+    shipped = [name for name in known if find("format", name).ships]
+    last = len(_ASKED)
+    shipped.sort(key=lambda name: _ASKED.index(name) if name in _ASKED else last)
+    return shipped, [name for name in known if name not in shipped]
 
 
-def _files_of(source: Path, kind: str) -> list[Path]:
+def _format(name: str) -> RawFormat:
+    """The format of this name, made; one from outside must have all that a format has."""
+    made = find("format", name).make()
+    if not isinstance(made, RawFormat):
+        needed = ("suffixes", "in_folders", "recognises", "chunks")
+        raise DataError(
+            f"Format {name!r} is not complete",
+            got="without " + ", ".join(member for member in needed if not hasattr(made, member)),
+            allowed=", ".join(needed),
+            next_step="see `RawFormat` in freescale/data/raw_format.py",
+        )
+    return made
+
+
+def _claimed(folder: Path, formats: dict[str, RawFormat]) -> tuple[str, str] | None:
+    for name, raw_format in formats.items():
+        if _files_of(folder, raw_format):
+            return name, f"the folder holds {name} files"
+    return None
+
+
+def _recognised(sample: RawSample, formats: dict[str, RawFormat]) -> tuple[str, str] | None:
+    for name, raw_format in formats.items():
+        if sample.suffix in raw_format.suffixes:
+            return name, f"the name ends in {sample.suffix}"
+    for name, raw_format in formats.items():
+        reason = raw_format.recognises(sample)
+        if reason:
+            return name, reason
+    return None
+
+
+def _chunks(name: str, raw_format: RawFormat, path: Path, reading: Reading) -> Iterator[tuple[Events, int]]:
+    if find("format", name).ships:
+        return raw_format.chunks(path, reading)
+    return checked_chunks(name, raw_format, path, reading)
+
+
+def _files_of(source: Path, raw_format: RawFormat) -> list[Path]:
     if not source.is_dir():
         return [source]
-    suffixes = _SUFFIXES[kind] if kind in _FOLDER_FORMATS else ()
+    suffixes = raw_format.suffixes if raw_format.in_folders else ()
     files = (path for path in source.iterdir() if path.is_file() and path.name[0] not in "._")
-    return sorted(path for path in files if suffix_of(path) in suffixes)
-
-
-def _format_of_lines(source: Path, lines: list[bytes], separator: str | None) -> tuple[str, str]:
-    if b"::" in lines[0]:
-        return "movielens", "'::' stands between the fields"
-    if re.search(rb"^\w+:(token|float)(_seq)?\b", lines[0]):
-        return "inter", "the first line names columns and their types"
-    mark = separator.encode() if separator else None
-    widths = [len(line.split(mark)) for line in lines]
-    if all(re.fullmatch(rb"-?\d+", field.strip()) for field in lines[0].split(mark)):
-        # A few broken lines must not make pairs look like sequences: the parser is to name them.
-        if widths.count(2) > 0.9 * len(widths):
-            return "pairs", "lines have two whole numbers"
-        if len(set(widths)) > 1:
-            return "sequences", "lines have different numbers of whole numbers"
-    elif sniff_separator(lines[0].decode("utf-8", "replace")) and re.match(rb"['\"]?[A-Za-z_]", lines[0]):
-        return "csv", "the first line is a header"
-    raise _undecided(source, repr(excerpt(lines[0])))
+    return sorted(path for path in files if RawSample(path).suffix in suffixes)
 
 
 def _nothing(what: str) -> DataError:
@@ -121,6 +153,6 @@ def _undecided(source: Path, got: str) -> DataError:
     return DataError(
         f"Cannot tell the format of {source}",
         got=got,
-        allowed=", ".join(FORMATS[1:]),
+        allowed=", ".join(format_names()[1:]),
         next_step="name the format (`--format`); csv needs a first line that names the columns",
     )

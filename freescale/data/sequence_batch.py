@@ -109,23 +109,6 @@ class SequenceBatch:
         cuts = [0, *torch.searchsorted(self.offsets.double(), targets.double()).tolist(), len(self)]
         return [self._slice(first, last) for first, last in itertools.pairwise(cuts)]
 
-    @staticmethod
-    def concat(batches: Sequence[SequenceBatch]) -> SequenceBatch:
-        """The sequences of several batches, one after the other."""
-        if not batches:
-            raise ValueError("concat needs at least one batch")
-        first = batches[0]
-        for batch in batches:
-            if different := (first.tokens.keys() ^ batch.tokens.keys()) | (
-                first.samples.keys() ^ batch.samples.keys()
-            ):
-                raise ValueError(f"only some of the batches have {', '.join(sorted(different))}")
-        return SequenceBatch(
-            offsets=_offsets(torch.cat([batch.lengths for batch in batches])),
-            tokens={n: torch.cat([batch.tokens[n] for batch in batches]) for n in first.tokens},
-            samples={n: torch.cat([batch.samples[n] for batch in batches]) for n in first.samples},
-        )
-
     def with_tokens(self, **features: Tensor) -> SequenceBatch:
         """The same batch with token features added or replaced."""
         self._check(features, {})

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from freescale.errors import DataError
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -72,3 +74,15 @@ class SequenceSource(Protocol):
 
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
+
+
+def check_source(source: SequenceSource) -> None:
+    """Refuse a data set that cannot be trained on, before anything is built from it."""
+    if len(source.lengths) == 0:
+        raise DataError("the data set holds no histories", got=source.name)
+    if int(np.max(source.lengths)) < 4:
+        raise DataError(
+            "every history is too short to train on",
+            got=f"longest history: {int(np.max(source.lengths))} events",
+            allowed="at least one history of 4 events: two to learn from, one to validate, one to test",
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from freescale.recipe.keys import extra_keys, key
+from freescale import registry
+from freescale.recipe.keys import changed, extra_keys, key, options_of
 
 if TYPE_CHECKING:
-    from freescale.balance import BalancedSampler, Decisions
+    from freescale.balance import BalancedSampler, Balancer, Decisions
     from freescale.comm.world import Ranks
     from freescale.data import Examples
     from freescale.recipe.config import Config
@@ -21,6 +22,7 @@ class BalanceSection:
     """Which rank computes which sample."""
 
     enabled: bool = key(True, "balance predicted cost over the ranks", free=True)
+    kind: str = key("lpt", "how samples are shared out over the ranks", free=True, family="balancer")
     max_tokens_ratio: float = key(1.10, "cap on a rank's tokens, times the mean", at_least=1, free=True)
     window: int = key(1, "steps planned together", at_least=1)
     cost_model: str | None = key(
@@ -36,7 +38,9 @@ class BalanceSection:
 
 
 def problems(config: Config) -> list[str]:
-    """Every mistake in these keys shows in one key alone."""
+    """A way to balance that is switched off."""
+    if not config.balance.enabled and changed(config.balance, "kind"):
+        return ["balance.kind: does nothing with balance.enabled=false"]
     return []
 
 
@@ -46,6 +50,14 @@ def first_decisions(config: Config, ranks: Ranks) -> Decisions:
 
     known = config.balance.cost_model
     return Decisions(CostModel.load(known) if known else CostModel.default(), num_ranks=ranks.num_ranks)
+
+
+def build_balancer(config: Config) -> Balancer:
+    """What shares samples out over the ranks; without balance they are dealt in turn."""
+    if not config.balance.enabled:
+        return cast("Balancer", registry.find("balancer", "round_robin").make())
+    kind, options = registry.find("balancer", config.balance.kind), options_of(config.balance, "balancer")
+    return cast("Balancer", kind.make() if options is None else kind.make(options))
 
 
 def build_sampler(
@@ -63,7 +75,7 @@ def build_sampler(
         num_ranks=ranks.num_ranks,
         rank=ranks.rank,
         seed=config.run.seed,
-        balanced=config.balance.enabled,
+        balancer=build_balancer(config),
         max_tokens_ratio=config.balance.max_tokens_ratio,
         window=config.balance.window,
         groups=train.source.groups,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import extra_keys, key
+from freescale.recipe.keys import extra_keys, filled_options, key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +21,13 @@ class DataSection:
 
     path: str = key(
         "synthetic", "'synthetic', a prepared folder, or a raw file to prepare on the way", free=True
+    )
+    source: str = key(
+        "auto",
+        "what reads data.path; auto: the embedded data set for 'synthetic', else Parquet",
+        free=True,
+        family="source",
+        besides=("auto",),
     )
     global_batch: int = key(128, "samples a step, over all ranks", at_least=1)
     global_tokens: int | None = key(None, "tokens a step over all ranks, instead of global_batch", at_least=1)
@@ -57,31 +64,18 @@ def problems(config: Config) -> list[str]:
 def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource:
     """The data set of a recipe; a raw file is prepared into `cache` first."""
     import dataclasses
-    from pathlib import Path
 
-    from freescale.data import ParquetSource, SyntheticSource, check_source, is_dataset, prepare
-    from freescale.errors import DataError
+    from freescale.data import open_source, source_kind
 
-    if config.data.path == "synthetic":
-        options = dataclasses.asdict(config.synthetic)
-        return SyntheticSource(
-            num_users=options.pop("users"), num_items=options.pop("items"), seed=config.run.seed, **options
-        )
-    path = Path(config.data.path)
-    if not path.exists():
-        raise DataError(
-            "data.path does not exist",
-            got=path,
-            next_step="`freescale prepare INPUT OUT_DIR` makes a data set",
-        )
-    if not is_dataset(path):
-        assert cache is not None
-        if not is_dataset(cache):
-            prepare(path, cache)
-        path = cache
-    source = ParquetSource(path, cache_mb=config.data.cache_mb)
-    check_source(source)
-    return source
+    kind = source_kind(config.data.path, config.data.source)
+    synthetic = dataclasses.asdict(config.synthetic) if kind.ships else {}
+    return open_source(
+        config.data.path,
+        kind=kind.name,
+        options=filled_options(kind, config.data, **synthetic),
+        seed=config.run.seed,
+        cache=cache,
+    )
 
 
 def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:

@@ -62,23 +62,23 @@ def changed(section: Any, *names: str) -> list[str]:
 
 
 def options_of(section: Any, family: str, **told: Any) -> Any:
-    """The options of the kind that a section names, as its dataclass; None where the kind has none.
+    """The options of the kind that a section names, as its dataclass; None where the kind has none."""
+    (name,) = [name for name, each in kind_keys(section) if each == family]
+    return filled_options(registry.find(family, getattr(section, name)), section, **told)
+
+
+def filled_options(kind: registry.Kind, section: Any, **told: Any) -> Any:
+    """The options of a kind from a section.
 
     A field called as a key of the section is that key; the others are further keys, which come with the kind. What is
     `told` comes from elsewhere in the recipe.
     """
-    (name,) = [name for name, each in kind_keys(section) if each == family]
-    kind = registry.find(family, getattr(section, name))
     if kind.options is None:
         return None
-    own, extra = own_fields(section), section.extra
-    given = {}
-    for item in dataclasses.fields(kind.options):
-        if item.name in own:
-            given[item.name] = getattr(section, item.name)
-        elif item.name in extra or item.name in told:
-            given[item.name] = extra.get(item.name, told.get(item.name))
-    return registry.options_of(kind, given)
+    given, own = {**told, **section.extra}, own_fields(section)
+    given |= {name: getattr(section, name) for name in own if name not in told}
+    known = {item.name for item in dataclasses.fields(kind.options)}
+    return registry.options_of(kind, {name: x for name, x in given.items() if name in known})
 
 
 def as_yaml(value: Any) -> Any:

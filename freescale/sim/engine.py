@@ -42,11 +42,6 @@ class Outcome:
     ends: FloatArray
     accounts: StepAccounts
 
-    def step_seconds(self) -> FloatArray:
-        """[steps] time between the ends of two steps, mean over ranks."""
-        mean = self.ends.mean(axis=1)
-        return np.diff(mean, prepend=0.0)
-
 
 def simulate(
     program: Program,

@@ -13,13 +13,13 @@ from freescale.balance import (
     GlobalBatches,
     IntArray,
     assign,
-    assignment_report,
-    karmarkar_karp_equal,
+    named_balancer,
 )
 from freescale.errors import ConfigError, nearest
 from freescale.sim.workload import Workload, draw_lengths
 
-BALANCERS = ("random", "kk_equal", "freescale")
+BALANCERS = {"random": "round_robin", "kk_equal": "karmarkar_karp", "freescale": "lpt"}
+"""What a scenario calls a balancer -> what `freescale.balance` calls it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,21 +92,18 @@ def loads_of(
     samples, tokens, squares = np.empty(shape), np.empty(shape), np.empty(shape)
     fair, planned, bound = np.empty(num_steps), np.empty(num_steps), np.empty(num_steps)
     reason = None
+    sharing = named_balancer(BALANCERS[balancer])
     for step in range(num_steps):
         lengths = lengths_of(step)
         costs = cost_model.cost(lengths)
-        if balancer == "kk_equal":
-            owner = _equal_owner(costs, num_ranks)
-            plan = assignment_report(costs, owner, num_ranks, tokens=lengths, speeds=speeds)
-        else:
-            plan = assign(
-                costs,
-                tokens=lengths,
-                num_ranks=num_ranks,
-                balanced=balancer == "freescale",
-                max_tokens_ratio=max_tokens_ratio,
-                speeds=speeds,
-            )
+        plan = assign(
+            costs,
+            tokens=lengths,
+            num_ranks=num_ranks,
+            balancer=sharing,
+            max_tokens_ratio=max_tokens_ratio,
+            speeds=speeds,
+        )
         sizes = lengths.astype(np.float64)
         samples[step], tokens[step] = plan.counts, plan.tokens
         squares[step] = np.bincount(plan.owner, weights=sizes * sizes, minlength=num_ranks)
@@ -115,15 +112,6 @@ def loads_of(
         reason = reason or plan.reason
     idle, least = (1 - float(fair.sum() / latest.sum()) for latest in (planned, bound))
     return Loads(samples, tokens, squares, bound=max(0.0, least), planned=max(0.0, idle), reason=reason)
-
-
-def _equal_owner(costs: FloatArray, num_ranks: int) -> IntArray:
-    """Karmarkar-Karp with equal counts; what does not make a full round is filled up with samples of no cost."""
-    missing = -len(costs) % num_ranks
-    owner = np.empty(len(costs) + missing, dtype=np.int64)
-    for rank, part in enumerate(karmarkar_karp_equal(np.concatenate((costs, np.zeros(missing))), num_ranks)):
-        owner[part] = rank
-    return owner[: len(costs)]
 
 
 def check_balancer(name: str) -> None:

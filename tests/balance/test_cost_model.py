@@ -28,7 +28,7 @@ def measured(num_steps: int, *, noise: float = 0.0, pauses: float = 0.0, seed: i
 
 def test_cost_of_samples_and_of_a_batch_agree():
     lengths = np.array([0, 1, 100, 8192])
-    batch = TRUE.batch_ms(num_samples=4, tokens=lengths.sum(), squares=(lengths.astype(float) ** 2).sum())
+    (batch,) = TRUE.batches_ms(np.array([[4, lengths.sum(), (lengths.astype(float) ** 2).sum()]]))
     assert TRUE.cost(lengths).dtype == np.float64
     assert batch == pytest.approx(TRUE.fixed_ms + TRUE.cost(lengths).sum())
 
@@ -97,7 +97,7 @@ def test_online_refit_on_alike_batches_stays_near_what_was_known():
     online = OnlineCostModel(TRUE)
     rng = np.random.default_rng(5)
     for _ in range(50):
-        ms = 1.3 * TRUE.batch_ms(num_samples=32, tokens=30_000, squares=5e7) * rng.normal(1, 0.02)
+        ms = 1.3 * TRUE.batches_ms(np.array([[32, 30_000, 5e7]]))[0] * rng.normal(1, 0.02)
         online.observe(num_samples=32, tokens=30_000, squares=5e7, ms=float(ms))
     online.observe(num_samples=0, tokens=0, squares=0.0, ms=1.0)
     online.observe(num_samples=3, tokens=10, squares=100.0, ms=float("nan"))

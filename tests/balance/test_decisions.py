@@ -93,7 +93,7 @@ def steps(speed: float, rng: np.random.Generator) -> list[MeasuredStep]:
     found = []
     for _ in range(40):
         tokens = int(rng.integers(500, 2000))
-        ms = model(1.0).batch_ms(num_samples=8, tokens=tokens, squares=tokens * 50.0) / speed
+        ms = float(model(1.0).batches_ms(np.array([[8, tokens, tokens * 50.0]]))[0]) / speed
         pause = 50.0 if rng.random() < 0.1 else 1.0
         found.append(MeasuredStep(num_samples=8, tokens=tokens, squares=tokens * 50.0, ms=ms * pause))
     return found

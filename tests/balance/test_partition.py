@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.balance import assignment_report, partition, partition_report
-from freescale.balance.karmarkar_karp import karmarkar_karp_equal
+from freescale.balance.balancers.karmarkar_karp import karmarkar_karp_equal
 from freescale.errors import PlanError
 
 COSTS = st.lists(st.floats(0, 1e6, allow_subnormal=False), max_size=60)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from freescale.data.parquet_source import ParquetSource
+from freescale.data.sources.parquet import ParquetSource
 
 # user, item, rating, time; users 7 and 3 interleave, time is out of order, two events of user 7 tie.
 EVENTS = [(7, 10, 5, 100), (3, 20, 4, 50), (7, 30, 3, 90), (3, 10, 2, 60), (7, 40, 1, 100), (3, 30, 5, 40)]

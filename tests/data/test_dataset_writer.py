@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from freescale.data import dataset_writer
-from freescale.data.parquet_source import ParquetSource
 from freescale.data.preparation import prepare
+from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import write
 

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data.examples import Examples, check_source, input_lengths
+from freescale.data.examples import Examples, input_lengths
 from freescale.data.negatives import draw_negatives
-from freescale.errors import DataError
 from tests.list_source import ListSource
 
 # What the module promises: how many of the n events are known before the target of each split.
@@ -136,11 +135,3 @@ def test_input_lengths_are_cut_and_never_negative():
     lengths = np.arange(8)
     assert input_lengths(lengths, split="train", max_length=3).tolist() == [0, 0, 0, 0, 1, 2, 3, 3]
     assert input_lengths(lengths, split="test", max_length=3).tolist() == [0, 0, 1, 2, 3, 3, 3, 3]
-
-
-def test_data_sets_that_cannot_be_trained_on_are_refused():
-    with pytest.raises(DataError, match="no histories"):
-        check_source(ListSource([]))
-    with pytest.raises(DataError, match="longest history: 3 events"):
-        check_source(ListSource([[1], [1, 2, 3]]))
-    check_source(ListSource([[1], [1, 2, 3, 4]]))

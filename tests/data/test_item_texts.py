@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts, read_raw_texts
-from freescale.data.parquet_source import ParquetSource
 from freescale.data.preparation import prepare
+from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 
 RATINGS = "1::5::4::10\n1::7::3::20\n1::9::1::30\n2::7::3::10\n2::9::3::20\n2::5::3::30\n"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from freescale.data.parquet_source import ParquetSource
 from freescale.data.preparation import DatasetSummary, prepare
+from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import histories, lines, write
 

@@ -13,31 +13,46 @@ import pyarrow.parquet as pq
 
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
-from freescale.data.raw_columns import ColumnNames, checked_events, choose_columns
+from freescale.data.formats._columns import checked_events, choose_columns
+from freescale.data.raw_format import RawSample, Reading
 from freescale.data.source import IntArray
 from freescale.errors import DataError
+from freescale.registry import register
 
 
-def read_parquet(path: Path, columns: ColumnNames, batch_events: int) -> Iterator[tuple[Events, int]]:
-    """Events of a Parquet file, each time with about how many bytes of it were read before."""
-    size, done = path.stat().st_size, 0
-    try:
-        # Buffered streams keep huge row groups, which other writers make, out of memory.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            names = file.schema_arrow.names
-            chosen = {role: names[place] for role, place in choose_columns(path, names, columns).items()}
-            num_rows = max(1, file.metadata.num_rows)
-            batch_rows = max(1, batch_events * num_rows // _num_values(file.metadata, chosen["item"]))
-            for batch in file.iter_batches(batch_rows, columns=list(chosen.values()), use_threads=False):
-                raw = {role: batch.column(name) for role, name in chosen.items()}
-                yield _events_of_rows(path, raw, done), size * done // num_rows
-                done += batch.num_rows
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path} cannot be read as Parquet: it is cut off, damaged or something else",
-            got=excerpt(str(error), 200),
-            next_step="write or copy the file again",
-        ) from error
+@register("format", "parquet")
+class ParquetFormat:
+    """One event a row, or one user a row with lists; columns by name."""
+
+    suffixes = (".parquet", ".pq")
+    in_folders = True
+
+    def recognises(self, sample: RawSample, /) -> str | None:
+        """By the four bytes every Parquet file starts with."""
+        return "it starts like a Parquet file" if sample.head.startswith(b"PAR1") else None
+
+    def chunks(self, path: Path, reading: Reading, /) -> Iterator[tuple[Events, int]]:
+        """Events of a Parquet file, each time with about how many bytes of it were read before."""
+        size, done = path.stat().st_size, 0
+        try:
+            # Buffered streams keep huge row groups, which other writers make, out of memory.
+            with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+                names = file.schema_arrow.names
+                places = choose_columns(path, names, reading.columns)
+                chosen = {role: names[place] for role, place in places.items()}
+                num_rows = max(1, file.metadata.num_rows)
+                num_values = _num_values(file.metadata, chosen["item"])
+                batch_rows = max(1, reading.chunk_events * num_rows // num_values)
+                for batch in file.iter_batches(batch_rows, columns=list(chosen.values()), use_threads=False):
+                    raw = {role: batch.column(name) for role, name in chosen.items()}
+                    yield _events_of_rows(path, raw, done), size * done // num_rows
+                    done += batch.num_rows
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise DataError(
+                f"{path} cannot be read as Parquet: it is cut off, damaged or something else",
+                got=excerpt(str(error), 200),
+                next_step="write or copy the file again",
+            ) from error
 
 
 def _num_values(metadata: Any, name: str) -> int:

@@ -8,11 +8,14 @@ So popularity alone does badly, the genre of recent items does better, and the o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from freescale.data.source import Histories, IntArray, ItemCatalog
+from freescale.errors import DataError
+from freescale.registry import register
 
 _ITEMS_PER_GENRE = 25
 _NUM_SUCCESSORS = 3
@@ -86,6 +89,38 @@ class SyntheticSource:
         index = np.arange(offsets[-1]) + np.repeat(self._offsets[:-1][rows] - offsets[:-1], lengths)
         columns = {name: values[index] for name, values in self._columns.items()}
         return Histories(users=rows + 1, offsets=offsets, columns=dict(columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticOptions:
+    """The keys of a recipe's section `synthetic`; see SyntheticSource."""
+
+    users: int = 3000
+    items: int = 1500
+    mean_length: float = 30.0
+    sigma: float = 1.0
+    max_length: int = 400
+    zipf: float = 1.0
+    preference: float = 0.8
+
+
+@register("source", "synthetic", options=SyntheticOptions)
+def make_synthetic(path: str, options: SyntheticOptions, *, seed: int) -> SyntheticSource:
+    """The data set of these sizes; it is made up, so there is no path to read."""
+    if path != "synthetic":
+        raise DataError(
+            "the synthetic data set is read from nowhere", got=f"data.path={path}", allowed="synthetic"
+        )
+    return SyntheticSource(
+        num_users=options.users,
+        num_items=options.items,
+        mean_length=options.mean_length,
+        sigma=options.sigma,
+        max_length=options.max_length,
+        zipf=options.zipf,
+        preference=options.preference,
+        seed=seed,
+    )
 
 
 def _plant(

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.data import dataset_writer
-from freescale.data.parquet_source import ParquetSource, RowRangeError
 from freescale.data.preparation import prepare
 from freescale.data.source import Histories, SequenceSource
+from freescale.data.sources.parquet import ParquetSource, RowRangeError
 from freescale.errors import DataError
 
 NUM_USERS = 300
@@ -125,7 +125,7 @@ def test_the_cache_is_bounded_and_drops_the_oldest(dataset: Path) -> None:
 
 
 def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freescale.data.parquet_source._MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr("freescale.data.sources.parquet._MAX_OPEN_SHARDS", 2)
     source = ParquetSource(dataset, cache_mb=0)
     for row in (0, NUM_USERS - 1, 150, 0, 150, NUM_USERS - 1):
         check(source.read([row]), [row])

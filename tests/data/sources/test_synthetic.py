@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data.synthetic import SyntheticSource
+from freescale.data.sources.synthetic import SyntheticSource
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,28 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from freescale.balance.arrays import IntArray
+from freescale.balance.arrays import FloatArray, IntArray
 from freescale.balance.limits import checked_problem
 from freescale.errors import PlanError
+from freescale.registry import register
+
+
+@register("balancer", "karmarkar_karp")
+class KarmarkarKarp:
+    """Equal counts by largest differencing; it knows no caps and no speeds, as its kind never does."""
+
+    def assign(
+        self,
+        costs: FloatArray,
+        num_ranks: int,
+        *,
+        tokens: IntArray,
+        max_tokens: int | None,
+        speeds: FloatArray,
+    ) -> list[IntArray]:
+        """Sample numbers for each rank; what does not make a full round is filled up with samples of no cost."""
+        filled = np.concatenate((costs, np.zeros(-len(costs) % num_ranks)))
+        return [part[part < len(costs)] for part in karmarkar_karp_equal(filled, num_ranks)]
 
 
 def karmarkar_karp_equal(costs: Sequence[float] | npt.NDArray[np.floating], num_ranks: int) -> list[IntArray]:

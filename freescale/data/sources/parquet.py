@@ -20,13 +20,11 @@ from freescale.data.manifest import (
     ITEMS_FILE,
     LENGTHS_FILE,
     damaged,
-    is_dataset,
     load_manifest,
 )
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.errors import DataError
-
-__all__ = ["ParquetSource", "RowRangeError", "is_dataset"]
+from freescale.registry import register
 
 # Every open shard costs a file descriptor in every worker; opening one again costs about a millisecond.
 _MAX_OPEN_SHARDS = 32
@@ -249,6 +247,19 @@ class ParquetSource:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(shard_number)
         return self._files[shard_number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetOptions:
+    """The keys of a recipe that say how a prepared folder is read; see ParquetSource."""
+
+    cache_mb: float = 256
+
+
+@register("source", "parquet", options=ParquetOptions)
+def make_parquet(path: str, options: ParquetOptions, *, seed: int) -> ParquetSource:
+    """The data set of a prepared folder, the same for every seed."""
+    return ParquetSource(path, cache_mb=options.cache_mb)
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:

@@ -1,0 +1,103 @@
+"""The data set a recipe names: embedded, prepared, raw and prepared on the way, or of a kind from outside.
+
+A kind of source is a function that is called as
+
+    make(path: str, options, *, seed: int) -> SequenceSource
+
+with `data.path`, an instance of the options it was registered with (None where it has none), and `run.seed`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from freescale.data.manifest import is_dataset
+from freescale.data.preparation import prepare
+from freescale.data.source import SequenceSource, check_source
+from freescale.errors import DataError
+from freescale.registry import Kind, find
+
+AUTO, SYNTHETIC, PARQUET = "auto", "synthetic", "parquet"
+
+
+def source_kind(path: str | Path, name: str = AUTO) -> Kind:
+    """The kind of source; "auto" makes up the data set where the path says "synthetic" and reads Parquet else."""
+    if name == AUTO:
+        name = SYNTHETIC if str(path) == SYNTHETIC else PARQUET
+    return find("source", name, key="data.source")
+
+
+def open_source(
+    path: str | Path,
+    *,
+    kind: str = AUTO,
+    options: Any = None,
+    seed: int = 0,
+    cache: Path | None = None,
+) -> SequenceSource:
+    """The data set, checked so that it can be trained on.
+
+    Args:
+        path: "synthetic", a prepared folder, a raw file, or whatever a kind from outside reads.
+        kind: "auto", "synthetic", "parquet" or the name of a kind from outside.
+        options: what the kind was registered to take; None for its defaults.
+        seed: makes another data set where it is made up.
+        cache: where a raw file is prepared, once; None refuses raw files.
+    """
+    found = source_kind(path, kind)
+    if options is None and found.options is not None:
+        options = found.options()
+    if found.ships and found.name == PARQUET:
+        path = _prepared(Path(path), cache)
+    source: SequenceSource = found.make(str(path), options, seed=seed)
+    if not found.ships:
+        _check_complete(found.name, source)
+    check_source(source)
+    return source
+
+
+def _prepared(path: Path, cache: Path | None) -> Path:
+    """The folder to read: this one, or where this raw file is prepared, now or by an earlier run."""
+    if not path.exists():
+        raise DataError(
+            "data.path does not exist",
+            got=path,
+            next_step="`freescale prepare INPUT OUT_DIR` makes a data set",
+        )
+    if is_dataset(path):
+        return path
+    if cache is None:
+        raise DataError(
+            "data.path is not a prepared folder",
+            got=path,
+            next_step="`freescale prepare INPUT OUT_DIR` makes one",
+        )
+    if not is_dataset(cache):
+        prepare(path, cache)
+    return cache
+
+
+def _check_complete(name: str, source: SequenceSource) -> None:
+    """A source from outside must have all that a source has, and agree with itself."""
+    needed = ("name", "features", "lengths", "groups", "items", "read")
+    missing = [member for member in needed if not hasattr(source, member)]
+    if missing:
+        raise DataError(
+            f"source {name!r} is not complete",
+            got=f"without {', '.join(missing)}",
+            allowed=", ".join(needed),
+            next_step="see `SequenceSource` in freescale/data/source.py",
+        )
+    if source.lengths.ndim != 1 or source.lengths.dtype.kind != "i" or "item" not in source.features:
+        raise DataError(
+            f"source {name!r} cannot be read by row",
+            got=f"lengths of {source.lengths.dtype} and shape {source.lengths.shape}, features {source.features}",
+            allowed="int64 lengths, one a history, and the feature 'item'",
+        )
+    if int(source.groups.sum()) != len(source.lengths):
+        raise DataError(
+            f"the groups of source {name!r} do not add up to its rows",
+            got=int(source.groups.sum()),
+            allowed=len(source.lengths),
+        )
