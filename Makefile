@@ -10,7 +10,8 @@ run: $(VENV)/run.stamp  ## train the embedded default and print metrics
 	$(BIN)/freescale train run.out=runs/default
 
 test: $(VENV)/dev.stamp  ## lint, types, layering, tests: what CI runs, side by side
-	$(MAKE) --no-print-directory --keep-going --jobs 2 checks tests
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 checks tests || \
+		{ echo "make test: not all is green; 'make checks' and 'make tests' run each part alone"; exit 1; }
 
 test-slow: $(VENV)/dev.stamp  ## the proofs at full length, and many more examples of hypothesis
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 1800

@@ -3,15 +3,20 @@
 import functools
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.effort import THOROUGH
+import freescale
+from tests.effort import THOROUGH, slow
+from tests.warm_python import warm_python
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -70,10 +75,30 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     _interpret_faster()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Loops are compiled once, before test processes start: each of them and their ranks would compile its own."""
+    if not config.getoption("numprocesses", None):
+        return
+    from freescale.kernels import hstu_attention
+
+    package = Path(freescale.__file__).parent
+    for path in sorted(package.glob("**/*loops.py")) + sorted(package.glob("**/*_kernels.py")):
+        if "from numba import" in path.read_text(encoding="utf-8"):
+            import_module(".".join(path.relative_to(package.parent).with_suffix("").parts))
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (torch.rand(3, 1, 2, dtype=dtype).requires_grad_() for _ in range(3))
+        hstu_attention(q, k, v, torch.tensor([0, 3]), scale=1.0).sum().backward()
+
+
 def pytest_collection_finish() -> None:
     """What is loaded is set aside: each run collects garbage twice, in a forked rank through a copy of every page."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Extension modules count what nobody has collected when the process ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,6 +107,16 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("runs"))
     yield
     tempfile.tempdir = before
+
+
+@pytest.fixture(scope="module", params=["imported once", slow("fresh processes")])
+def python(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What starts Python in tests of commands: with torch imported already, and, where minutes are given, without."""
+    if request.param == "fresh processes":
+        yield sys.executable
+        return
+    with warm_python() as command:
+        yield str(command)
 
 
 @pytest.fixture(autouse=True)

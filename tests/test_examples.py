@@ -5,25 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.effort import slow
-from tests.warm_python import warm_python
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-@pytest.fixture(scope="module", params=["imported once", slow("fresh processes")])
-def python(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "fresh processes":
-        yield sys.executable
-        return
-    with warm_python() as command:
-        yield str(command)
 
 
 Run = Callable[..., str]

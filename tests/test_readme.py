@@ -6,14 +6,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.effort import slow
-from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^<!-- test -->\n```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,15 +30,6 @@ MAKE = """#!/bin/sh
 
 def blocks() -> list[tuple[str, str]]:
     return BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module", params=["imported once", slow("fresh processes")])
-def python(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "fresh processes":
-        yield sys.executable
-        return
-    with warm_python() as command:
-        yield str(command)
 
 
 @pytest.fixture(scope="module")
