@@ -3,17 +3,30 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-slow lint types layers docs clean
+.PHONY: run test test-slow test-extras tests checks lint types layers docs clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/run.stamp  ## train the embedded default and print metrics
 	$(BIN)/freescale train run.out=runs/default
 
-test: $(VENV)/dev.stamp lint types layers  ## lint, types, layering, tests
+test: $(VENV)/dev.stamp  ## lint, types, layering, tests: what CI runs, side by side
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 checks tests || \
+		{ echo "make test: not all is green; 'make checks' and 'make tests' run each part alone"; exit 1; }
+
+test-slow: $(VENV)/dev.stamp  ## the proofs at full length, and many more examples of hypothesis
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 1800
+
+test-extras: $(VENV)/dev.stamp  ## tests that need heavy packages
+	if [ -f requirements/extras.txt ]; then $(BIN)/pip install -q -r requirements/extras.txt; fi
+	$(BIN)/python -m pytest -m extras --timeout 600
+
+tests: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadscope
 
-test-slow: $(VENV)/dev.stamp  ## the proofs that take minutes
-	$(BIN)/python -m pytest -m slow --timeout 1800
+# One block of output, also beside tests that print their own; each is run whatever the others find.
+checks: $(VENV)/dev.stamp
+	@told=$$($(MAKE) --no-print-directory --keep-going lint types layers 2>&1); failed=$$?; \
+		printf '\n%s\n' "$$told"; exit $$failed
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

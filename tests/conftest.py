@@ -1,16 +1,27 @@
 """What every test process needs."""
 
+import functools
+import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import freescale
+from tests.effort import THOROUGH, slow
+from tests.warm_python import warm_python
+
 # How long an example takes says how busy the machine is.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(THOROUGH, settings.get_profile("ci"), max_examples=1000)  # `make test-slow`
+settings.load_profile("ci")
 
 # Several test processes share few cores: one thread each, also in the commands they start.
 torch.set_num_threads(1)
@@ -25,12 +36,87 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def _interpret_faster() -> None:
+    """Spare Triton's interpreter what it does again in every call: a third of the time of the tests of kernels.
+
+    A device function patches the language that its kernel has patched already, and a table of types is made for every
+    value. Versions of Triton that do neither under these names are left as they are.
+    """
+    try:
+        from triton.runtime import interpreter
+    except ImportError:
+        return
+    if not hasattr(interpreter, "_LangPatchScope") or not hasattr(interpreter, "_get_np_dtype"):
+        return
+    patch, language = interpreter._patch_lang, interpreter.tl
+
+    @functools.cache
+    def knows_only_the_language(function: Any) -> bool:
+        return not any(value is language.core for value in function.__globals__.values())
+
+    def patch_once(function: Any) -> Any:
+        is_patched = not language.core.is_builtin(language.load)
+        if is_patched and knows_only_the_language(function):
+            return interpreter._LangPatchScope()
+        return patch(function)
+
+    numpy_type = interpreter._get_np_dtype
+    numpy_type_of_numbers = functools.cache(numpy_type)
+
+    def numpy_type_once(type_: Any) -> Any:
+        scalar = type_.scalar
+        is_pointer = isinstance(scalar, language.pointer_type)
+        return numpy_type(scalar) if is_pointer else numpy_type_of_numbers(scalar)
+
+    interpreter._patch_lang, interpreter._get_np_dtype = patch_once, numpy_type_once
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    _interpret_faster()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Loops are compiled once, before test processes start: each of them and their ranks would compile its own."""
+    if not config.getoption("numprocesses", None):
+        return
+    from freescale.kernels import hstu_attention
+
+    package = Path(freescale.__file__).parent
+    for path in sorted(package.glob("**/*loops.py")) + sorted(package.glob("**/*_kernels.py")):
+        if "from numba import" in path.read_text(encoding="utf-8"):
+            import_module(".".join(path.relative_to(package.parent).with_suffix("").parts))
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (torch.rand(3, 1, 2, dtype=dtype).requires_grad_() for _ in range(3))
+        hstu_attention(q, k, v, torch.tensor([0, 3]), scale=1.0).sum().backward()
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded is set aside: each run collects garbage twice, in a forked rank through a copy of every page."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Extension modules count what nobody has collected when the process ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs that are given no folder leave theirs where pytest cleans up."""
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("runs"))
     yield
     tempfile.tempdir = before
+
+
+@pytest.fixture(scope="module", params=["imported once", slow("fresh processes")])
+def python(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What starts Python in tests of commands: with torch imported already, and, where minutes are given, without."""
+    if request.param == "fresh processes":
+        yield sys.executable
+        return
+    with warm_python() as command:
+        yield str(command)
 
 
 @pytest.fixture(autouse=True)

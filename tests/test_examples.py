@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,21 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(*command: str | Path) -> str:
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(python: str) -> Run:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
-    result = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=110, env=environment
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+
+    def run(*command: str | Path) -> str:
+        result = subprocess.run(
+            [python, *map(str, command)], capture_output=True, text=True, timeout=110, env=environment
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return run
 
 
 def losses(output: str) -> list[float]:
@@ -29,7 +37,7 @@ def losses(output: str) -> list[float]:
 @pytest.mark.parametrize(
     "name", ["balanced_dataloader.py", "sharded_embedding.py", "prioritized_pipeline.py"]
 )
-def test_one_and_two_ranks_print_the_same_losses(name: str) -> None:
+def test_one_and_two_ranks_print_the_same_losses(name: str, run: Run) -> None:
     alone = losses(run(EXAMPLES / name))
     together = losses(
         run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLES / name)
@@ -40,7 +48,7 @@ def test_one_and_two_ranks_print_the_same_losses(name: str) -> None:
     assert together == pytest.approx(alone, abs=2e-4)
 
 
-def test_recommend_from_an_export(tmp_path: Path) -> None:
+def test_recommend_from_an_export(tmp_path: Path, run: Run) -> None:
     output = run(EXAMPLES / "recommend.py", tmp_path)
     recommended = re.findall(r"item (\d+) \(", output.splitlines()[-1])
     assert len(set(recommended)) == 5
@@ -48,7 +56,7 @@ def test_recommend_from_an_export(tmp_path: Path) -> None:
     assert (tmp_path / "export" / "items.parquet").exists()
 
 
-def test_serving_from_token_caches(tmp_path: Path) -> None:
+def test_serving_from_token_caches(tmp_path: Path, run: Run) -> None:
     lines = run(EXAMPLES / "token_cache.py", tmp_path).splitlines()
     assert "user 3: 90 events in the cache, 15 asked with" in "\n".join(lines)
     whole, cached = re.findall(r"(\d+) \((-?\d\.\d+)\)", lines[-4])

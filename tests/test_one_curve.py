@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 
-FLOAT64 = ("model.dtype=float64", "run.steps=200", "run.eval_every=100")
+FLOAT64 = ("model.dtype=float64",)
 
 
 def on_ranks(
@@ -33,17 +34,34 @@ def _train(rank: int, recipe: tuple[str, ...], folder: str, resume_from: Path | 
     return train_small(recipe, folder, resume_from=resume_from)
 
 
-DECODER = ("model.dtype=float64", "run.steps=40", "model.kind=llama", "model.heads=2", "model.kv_heads=1")
+@pytest.fixture(scope="module", params=[40, slow(200)])
+def steps(request: pytest.FixtureRequest) -> int:
+    """Curves that part at all part in their first steps: a few in CI, the long ones where minutes are given."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def decoder_alone() -> dict[str, Any]:
-    return on_ranks(1, DECODER)
+def curve(steps: int) -> tuple[str, ...]:
+    return (*FLOAT64, f"run.steps={steps}", f"run.eval_every={steps // 2}")
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return on_ranks(1, FLOAT64)
+def alone(curve: tuple[str, ...]) -> dict[str, Any]:
+    return on_ranks(1, curve)
+
+
+@pytest.fixture(scope="module", params=[16, slow(40)])
+def short(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """For what needs a reference of its own."""
+    return (*FLOAT64, f"run.steps={request.param}", f"run.eval_every={request.param}")
+
+
+DECODER = ("model.kind=llama", "model.heads=2", "model.kv_heads=1")
+
+
+@pytest.fixture(scope="module")
+def decoder_alone(short: tuple[str, ...]) -> dict[str, Any]:
+    return on_ranks(1, (*short, *DECODER))
 
 
 def assert_same_curve(ours: dict[str, Any], reference: dict[str, Any], first_step: int = 0) -> None:
@@ -56,82 +74,88 @@ def assert_same_curve(ours: dict[str, Any], reference: dict[str, Any], first_ste
         )
 
 
-def test_the_curve_goes_down(alone: dict[str, Any]) -> None:
+def test_the_curve_goes_down() -> None:
+    alone = on_ranks(1, (*FLOAT64, "run.steps=200", "run.eval_every=100"))
     assert np.mean(alone["losses"][-10:]) < 0.7 * np.mean(alone["losses"][:10])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_ranks_do_not_change_the_curve(num_ranks: int, alone: dict[str, Any]) -> None:
-    assert_same_curve(on_ranks(num_ranks, FLOAT64), alone)
+def test_ranks_do_not_change_the_curve(num_ranks: int, curve: tuple[str, ...], alone: dict[str, Any]) -> None:
+    assert_same_curve(on_ranks(num_ranks, curve), alone)
 
 
 @pytest.mark.parametrize(
     "change",
     ["balance.enabled=false", "embedding.replicate_below_mb=100", "optim.accumulate=3", "data.workers=1"],
 )
-def test_speed_features_do_not_change_the_curve(change: str, alone: dict[str, Any]) -> None:
-    assert_same_curve(on_ranks(2, (*FLOAT64, change)), alone)
+def test_speed_features_do_not_change_the_curve(
+    change: str, curve: tuple[str, ...], alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(2, (*curve, change)), alone)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_rows_through_shared_memory_keep_the_curve_and_the_bits(num_ranks: int) -> None:
-    recipe = ("model.dtype=float64", "run.steps=40", "run.eval_every=40")
-    staged = on_ranks(num_ranks, (*recipe, "comm.transport=host_staged"))
-    assert_same_curve(staged, on_ranks(1, recipe))
-    plain = on_ranks(num_ranks, (*recipe, "comm.transport=host_staged", "pipeline.prioritized=false"))
+def test_rows_through_shared_memory_keep_the_curve_and_the_bits(
+    num_ranks: int, short: tuple[str, ...]
+) -> None:
+    staged = on_ranks(num_ranks, (*short, "comm.transport=host_staged"))
+    assert_same_curve(staged, on_ranks(1, short))
+    plain = on_ranks(num_ranks, (*short, "comm.transport=host_staged", "pipeline.prioritized=false"))
     assert plain["losses"] == staged["losses"]
     for name, value in plain["tensors"].items():
         np.testing.assert_array_equal(staged["tensors"][name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-def test_every_table_optimizer_keeps_the_curve(optimizer: str) -> None:
-    recipe = ("model.dtype=float64", "run.steps=40", f"embedding.optimizer={optimizer}", "embedding.lr=0.05")
+def test_every_table_optimizer_keeps_the_curve(optimizer: str, short: tuple[str, ...]) -> None:
+    recipe = (*short, f"embedding.optimizer={optimizer}", "embedding.lr=0.05")
     assert_same_curve(on_ranks(3, recipe), on_ranks(1, recipe))
 
 
-def test_clipping_schedules_and_sasrec_keep_the_curve() -> None:
-    recipe = ("model.dtype=float64", "run.steps=40", "optim.clip_norm=0.1", "optim.schedule=cosine")
+def test_clipping_schedules_and_sasrec_keep_the_curve(short: tuple[str, ...]) -> None:
+    recipe = (*short, "optim.clip_norm=0.1", "optim.schedule=cosine")
     recipe += ("optim.warmup_steps=10", "model.kind=sasrec")
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_decoder_with_shared_heads_keeps_the_curve(num_ranks: int, decoder_alone: dict[str, Any]) -> None:
-    assert_same_curve(on_ranks(num_ranks, DECODER), decoder_alone)
+def test_a_decoder_with_shared_heads_keeps_the_curve(
+    num_ranks: int, short: tuple[str, ...], decoder_alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*short, *DECODER)), decoder_alone)
 
 
 @pytest.mark.parametrize(
     "batches", [("balance.window=4",), ("data.global_tokens=500",)], ids=["window", "token budget"]
 )
-def test_other_global_batches_keep_their_own_curve(batches: tuple[str, ...]) -> None:
-    recipe = ("model.dtype=float64", "run.steps=40", "run.eval_every=40", *batches)
+def test_other_global_batches_keep_their_own_curve(batches: tuple[str, ...], short: tuple[str, ...]) -> None:
+    recipe = (*short, *batches)
     reference = on_ranks(1, recipe)
     assert_same_curve(on_ranks(2, recipe), reference)
     assert_same_curve(on_ranks(2, (*recipe, "balance.enabled=false")), reference)
 
 
-def test_float32_stays_close_for_fifty_steps() -> None:
+@pytest.mark.parametrize("num_ranks", [2, slow(4)])
+def test_float32_stays_close_for_fifty_steps(num_ranks: int) -> None:
     recipe = ("run.steps=50",)
     reference = on_ranks(1, recipe)["losses"]
-    for num_ranks in (2, 4):
-        np.testing.assert_allclose(on_ranks(num_ranks, recipe)["losses"], reference, rtol=1e-4)
+    np.testing.assert_allclose(on_ranks(num_ranks, recipe)["losses"], reference, rtol=1e-4)
 
 
 def test_more_ranks_than_samples() -> None:
-    recipe = ("model.dtype=float64", "run.steps=20", "data.global_batch=2")
+    recipe = (*FLOAT64, "run.steps=20", "data.global_batch=2")
     assert_same_curve(on_ranks(4, recipe), on_ranks(1, recipe))
 
 
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(
-    tmp_path: Path, alone: dict[str, Any]
+    tmp_path: Path, steps: int, alone: dict[str, Any]
 ) -> None:
-    first = (*FLOAT64[:1], "run.steps=50", "run.eval_every=50", "run.keep=10")
-    on_ranks(4, first, str(tmp_path))
-    for step, num_ranks, steps in ((50, 2, 100), (100, 3, 150), (150, 1, 200)):
-        recipe = (*FLOAT64[:1], f"run.steps={steps}", "run.eval_every=50", "run.keep=10")
-        path = tmp_path / "checkpoints" / f"step-{step:08d}"
+    quarter = steps // 4
+    for step, num_ranks in zip(range(0, steps, quarter), (4, 2, 3, 1), strict=True):
+        until = step + quarter
+        recipe = (*FLOAT64, f"run.steps={until}", f"run.eval_every={quarter}", "run.keep=10")
+        path = tmp_path / "checkpoints" / f"step-{step:08d}" if step else None
         result = on_ranks(num_ranks, recipe, str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][step:steps], rtol=1e-9)
+        np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
     for name, value in alone["tensors"].items():
         np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.effort import slow
 from tests.test_one_curve import assert_same_curve, on_ranks
 
 # Everything a router can do, and clipping, which must see the experts of all ranks. With 4 ranks one holds no expert.
@@ -25,12 +26,22 @@ MOE = (
     "optim.clip_norm=0.1",
     "run.keep=10",
 )
-STEPS = ("run.steps=30", "run.eval_every=10")
+
+
+@pytest.fixture(scope="module", params=[5, slow(10)])
+def third(request: pytest.FixtureRequest) -> int:
+    """A third of the steps."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return on_ranks(1, (*MOE, *STEPS), str(tmp_path_factory.mktemp("alone")))
+def recipe(third: int) -> tuple[str, ...]:
+    return (*MOE, f"run.steps={3 * third}", f"run.eval_every={third}")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, recipe: tuple[str, ...]) -> dict[str, Any]:
+    return on_ranks(1, recipe, str(tmp_path_factory.mktemp("alone")))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +54,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ids=["4 ranks", "accumulated, not balanced", "not spread, plain pipeline"],
 )
 def test_ranks_and_speed_features_keep_the_curve(
-    num_ranks: int, changes: tuple[str, ...], tmp_path: Path, alone: dict[str, Any]
+    num_ranks: int,
+    changes: tuple[str, ...],
+    tmp_path: Path,
+    recipe: tuple[str, ...],
+    alone: dict[str, Any],
 ) -> None:
-    assert_same_curve(on_ranks(num_ranks, (*MOE, *STEPS, *changes), str(tmp_path)), alone)
+    assert_same_curve(on_ranks(num_ranks, (*recipe, *changes), str(tmp_path)), alone)
 
 
 def test_routers_learn_and_move_in_that_run(alone: dict[str, Any]) -> None:
@@ -57,12 +72,15 @@ def test_routers_learn_and_move_in_that_run(alone: dict[str, Any]) -> None:
     assert np.mean(alone["losses"][-5:]) < 0.8 * np.mean(alone["losses"][:5])
 
 
-def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one(tmp_path: Path, alone: dict[str, Any]) -> None:
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one(
+    tmp_path: Path, third: int, alone: dict[str, Any]
+) -> None:
     """Experts, their optimizer state and biases find their new homes."""
-    for first, num_ranks in ((0, 4), (10, 2), (20, 1)):
-        recipe = (*MOE, f"run.steps={first + 10}", "run.eval_every=10", "moe.parallel=true")
+    for first, num_ranks in zip(range(0, 3 * third, third), (4, 2, 1), strict=True):
+        until = first + third
+        recipe = (*MOE, f"run.steps={until}", f"run.eval_every={third}", "moe.parallel=true")
         path = tmp_path / "checkpoints" / f"step-{first:08d}" if first else None
         result = on_ranks(num_ranks, recipe, str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][first : first + 10], rtol=1e-9)
+        np.testing.assert_allclose(result["losses"], alone["losses"][first:until], rtol=1e-9)
     for name, value in alone["tensors"].items():
         np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)

@@ -16,6 +16,7 @@ from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.recipe import load_config
 from freescale.train.export import load_export
 from freescale.train.loop import train
+from tests.effort import slow
 from tests.small_run import SMALL, make_run, train_small
 from tests.test_one_curve import assert_same_curve, on_ranks
 
@@ -25,6 +26,7 @@ TIGHT = ("embedding.rows=128", "embedding.max_probe=8", "head.num_negatives=2")
 TIGHT += ("data.global_batch=6", "run.eval_every=40")
 
 
+@pytest.mark.parametrize("steps", [20, slow(40)])
 @pytest.mark.parametrize(
     ("policy", "num_ranks"),
     [
@@ -36,8 +38,8 @@ TIGHT += ("data.global_batch=6", "run.eval_every=40")
     ],
     ids=["lru on 2", "lru on 4", "ttl on 3", "lfu and admission on 2", "no eviction on 3"],
 )
-def test_ranks_do_not_change_the_curve(policy: tuple[str, ...], num_ranks: int) -> None:
-    recipe = (*IDS, *TIGHT, *policy, "run.steps=40")
+def test_ranks_do_not_change_the_curve(policy: tuple[str, ...], num_ranks: int, steps: int) -> None:
+    recipe = (*IDS, *TIGHT, *policy, f"run.steps={steps}")
     alone = on_ranks(1, recipe)
     identity = alone["tensors"]["ids.identity"]
     assert len(np.unique(identity)) > 60
@@ -51,14 +53,15 @@ def test_with_room_for_all_it_learns_as_well_as_one_row_an_id() -> None:
     assert np.mean(learnt["losses"][-20:]) == pytest.approx(np.mean(direct["losses"][-20:]), rel=0.05)
 
 
-def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(tmp_path: Path) -> None:
-    recipe = (*IDS, *TIGHT, "embedding.eviction=lru", "run.keep=10", "run.eval_every=20")
-    alone = on_ranks(1, (*recipe, "run.steps=80"))
-    on_ranks(4, (*recipe, "run.steps=20"), str(tmp_path))
-    for step, num_ranks, steps in ((20, 2, 40), (40, 3, 60), (60, 1, 80)):
-        path = tmp_path / "checkpoints" / f"step-{step:08d}"
-        result = on_ranks(num_ranks, (*recipe, f"run.steps={steps}"), str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][step:steps], rtol=1e-9)
+@pytest.mark.parametrize("quarter", [8, slow(20)])
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(tmp_path: Path, quarter: int) -> None:
+    recipe = (*IDS, *TIGHT, "embedding.eviction=lru", "run.keep=10", f"run.eval_every={quarter}")
+    alone = on_ranks(1, (*recipe, f"run.steps={4 * quarter}"))
+    for step, num_ranks in zip(range(0, 4 * quarter, quarter), (4, 2, 3, 1), strict=True):
+        until = step + quarter
+        path = tmp_path / "checkpoints" / f"step-{step:08d}" if step else None
+        result = on_ranks(num_ranks, (*recipe, f"run.steps={until}"), str(tmp_path), path)
+        np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
     for name, value in alone["tensors"].items():
         np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
 

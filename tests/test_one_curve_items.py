@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from freescale.recipe import build_source, load_config
+from tests.effort import slow
 from tests.item_files import write_made_up_content, write_made_up_texts
 from tests.small_run import SMALL
 from tests.test_one_curve import assert_same_curve, on_ranks
 
-SHORT = ("model.dtype=float64", "run.steps=16", "run.eval_every=16", "optim.lr=0.01")
 TEXT = ("items.kind=text", "items.dim=8", "items.heads=2", "items.layers=1")
 ALONE = ("items.add_ids=false",)
 HASHED = ("embedding.id_map=hash", "embedding.rows=37")
@@ -22,19 +22,25 @@ SEGMENTED = ("segments.recent=6", "segments.length=8", "segments.summaries=2", "
 SEGMENTED += ("model.heads=2", "model.kv_heads=1")
 
 
+@pytest.fixture(scope="module", params=[8, slow(16)])
+def steps(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, ...]]:
+def recipes(tmp_path_factory: pytest.TempPathFactory, steps: int) -> dict[str, tuple[str, ...]]:
+    short = ("model.dtype=float64", f"run.steps={steps}", f"run.eval_every={steps}", "optim.lr=0.01")
     folder: Path = tmp_path_factory.mktemp("items")
     num_items = len(build_source(load_config(None, SMALL)).items.ids)
     texts = (f"items.file={write_made_up_texts(folder / 'texts.parquet', 150)}",)
     content = f"items.file={write_made_up_content(folder / 'content.npy', num_items)}"
     return {
-        "text": (*SHORT, *TEXT, *texts, *ALONE),
-        "text and ids": (*SHORT, *TEXT, *texts),
-        "text and hashed ids": (*SHORT, *TEXT, *texts, *HASHED),
-        "text of a segmented decoder": (*SHORT, *TEXT, *texts, *SEGMENTED),
-        "content": (*SHORT, "items.kind=content", content, *ALONE),
-        "content and ids": (*SHORT, "items.kind=content", content),
+        "text": (*short, *TEXT, *texts, *ALONE),
+        "text and ids": (*short, *TEXT, *texts),
+        "text and hashed ids": (*short, *TEXT, *texts, *HASHED),
+        "text of a segmented decoder": (*short, *TEXT, *texts, *SEGMENTED),
+        "content": (*short, "items.kind=content", content, *ALONE),
+        "content and ids": (*short, "items.kind=content", content),
     }
 
 
@@ -99,9 +105,11 @@ def test_prioritized_and_plain_communication_give_the_same_bits(recipes: dict[st
 
 
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(
-    tmp_path: Path, recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
+    tmp_path: Path, steps: int, recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
 ) -> None:
+    half = steps // 2
     recipe = tuple(key for key in recipes["text and ids"] if not key.startswith("run."))
-    on_ranks(2, (*recipe, "run.steps=8", "run.eval_every=8"), str(tmp_path))
-    rest = on_ranks(1, (*recipe, "run.steps=16"), str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
-    np.testing.assert_allclose(rest["losses"], curves["text and ids"]["losses"][8:], rtol=1e-9)
+    on_ranks(2, (*recipe, f"run.steps={half}", f"run.eval_every={half}"), str(tmp_path))
+    path = tmp_path / "checkpoints" / f"step-{half:08d}"
+    rest = on_ranks(1, (*recipe, f"run.steps={steps}"), str(tmp_path), path)
+    np.testing.assert_allclose(rest["losses"], curves["text and ids"]["losses"][half:], rtol=1e-9)

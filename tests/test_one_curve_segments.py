@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from freescale.model.compressor import Compressor
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run
 from tests.test_one_curve import assert_same_curve, on_ranks
@@ -18,12 +19,23 @@ SEGMENTS = ("segments.recent=6", "segments.length=8", "segments.summaries=2", "s
 RECIPE = (*SEGMENTS, "model.layers=2", "model.dtype=float64", "run.steps=60", "run.eval_every=30")
 
 
+@pytest.fixture(scope="module", params=[24, slow(60)])
+def steps(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return on_ranks(1, RECIPE)
+def recipe(steps: int) -> tuple[str, ...]:
+    return (*RECIPE, f"run.steps={steps}", f"run.eval_every={steps // 2}")
 
 
-def test_the_summaries_are_learnt(alone: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def alone(recipe: tuple[str, ...]) -> dict[str, Any]:
+    return on_ranks(1, recipe)
+
+
+def test_the_summaries_are_learnt() -> None:
+    alone = on_ranks(1, RECIPE)
     assert np.mean(alone["losses"][-10:]) < 0.9 * np.mean(alone["losses"][:10])
     fresh, _ = make_run(RECIPE)
     name = next(name for name in alone["tensors"] if name.endswith("encoder.summaries"))
@@ -43,9 +55,9 @@ def test_the_summaries_are_learnt(alone: dict[str, Any]) -> None:
     ids=["2 ranks", "4 ranks", "unbalanced", "plain and in micro-batches"],
 )
 def test_ranks_and_speed_features_keep_the_curve(
-    num_ranks: int, change: tuple[str, ...], alone: dict[str, Any]
+    num_ranks: int, change: tuple[str, ...], recipe: tuple[str, ...], alone: dict[str, Any]
 ) -> None:
-    assert_same_curve(on_ranks(num_ranks, (*RECIPE, *change)), alone)
+    assert_same_curve(on_ranks(num_ranks, (*recipe, *change)), alone)
 
 
 def test_softmax_attention_keeps_the_curve() -> None:
@@ -53,10 +65,13 @@ def test_softmax_attention_keeps_the_curve() -> None:
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
 
 
-def test_a_run_on_two_ranks_goes_on_with_one(tmp_path: Path, alone: dict[str, Any]) -> None:
-    on_ranks(2, (*RECIPE, "run.steps=30"), str(tmp_path))
-    path = tmp_path / "checkpoints" / "step-00000030"
-    assert_same_curve(on_ranks(1, RECIPE, str(tmp_path), path), alone, first_step=30)
+def test_a_run_on_two_ranks_goes_on_with_one(
+    tmp_path: Path, steps: int, recipe: tuple[str, ...], alone: dict[str, Any]
+) -> None:
+    half = steps // 2
+    on_ranks(2, (*recipe, f"run.steps={half}"), str(tmp_path))
+    path = tmp_path / "checkpoints" / f"step-{half:08d}"
+    assert_same_curve(on_ranks(1, recipe, str(tmp_path), path), alone, first_step=half)
 
 
 def _evaluate_both_ways(rank: int, folder: str) -> Any:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ SMALLER = (
     "synthetic.users=150 synthetic.items=80 data.max_length=30 model.dim=16 head.num_negatives=16 "
     "run.steps=6 run.eval_every=3 run.device=cpu"
 )
-FREESCALE = f"""#!/bin/sh
-if [ "$1" = train ]; then set -- "$@" {SMALLER}; fi
-exec {sys.executable} -m freescale "$@"
+FREESCALE = """#!/bin/sh
+if [ "$1" = train ]; then set -- "$@" {smaller}; fi
+exec {python} -m freescale "$@"
 """
 # `make run` installs packages; what it runs afterwards is checked below to be this.
 MAKE = """#!/bin/sh
@@ -34,13 +33,14 @@ def blocks() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory: pytest.TempPathFactory, python: str) -> Path:
     """What a reader has: the recipes, a .venv with the command, and MovieLens-like data."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     tools = folder / ".venv" / "bin"
     tools.mkdir(parents=True)
-    for name, text in (("freescale", FREESCALE), ("make", MAKE)):
+    freescale = FREESCALE.format(smaller=SMALLER, python=python)
+    for name, text in (("freescale", freescale), ("make", MAKE)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     (tools / "activate").write_text(f"PATH={tools}:$PATH\n")
@@ -49,8 +49,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text]
+def run(language: str, text: str, folder: Path, python: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [python, "-c", text]
     environment = {**os.environ, "PATH": f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
@@ -66,9 +66,9 @@ def test_there_are_blocks_to_test() -> None:
 
 # One test and in this order: later blocks use what earlier ones have made. Each has its own limit (`run`).
 @pytest.mark.timeout(400)
-def test_every_block_runs(clone: Path) -> None:
+def test_every_block_runs(clone: Path, python: str) -> None:
     for language, text in blocks():
-        result = run(language, text, clone)
+        result = run(language, text, clone, python)
         assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
     for made in ("runs/default/report.html", "runs/two/metrics.jsonl", "export/ml1m/manifest.json"):
         assert (clone / made).exists(), made

@@ -22,8 +22,8 @@ from tests.small_run import SMALL
 RECIPE = [*SMALL, "model.dropout=0.2", "run.steps=60", "run.eval_every=20", "run.checkpoint_every=7"]
 
 
-def command(out: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "freescale", "train", *RECIPE, f"run.out={out}", *options]
+def command(out: Path, *options: str, python: str = sys.executable) -> list[str]:
+    return [python, "-m", "freescale", "train", *RECIPE, f"run.out={out}", *options]
 
 
 def events(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -41,19 +41,21 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> Non
     raise AssertionError(f"step {step} was not reached")
 
 
-def kill_at(out: Path, step: int, *options: str) -> None:
-    process = subprocess.Popen(command(out, *options), stdout=subprocess.DEVNULL, start_new_session=True)
+def kill_at(out: Path, step: int, *options: str, python: str = sys.executable) -> None:
+    process = subprocess.Popen(
+        command(out, *options, python=python), stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         wait_for_step(out, step, process)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()  # to the end of its output: whoever could write some is gone
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, python: str) -> Path:
     out = tmp_path_factory.mktemp("whole")
-    subprocess.run(command(out), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    subprocess.run(command(out, python=python), check=True, stdout=subprocess.DEVNULL, timeout=100)
     return out
 
 
@@ -65,24 +67,26 @@ def assert_same_run(out: Path, reference: Path) -> None:
     assert quality == [{k: v for k, v in e.items() if k != "time"} for e in events(reference, "eval")]
 
 
-def test_sigkill_twice_then_finish_is_bit_identical(tmp_path: Path, uninterrupted: Path) -> None:
+def test_sigkill_twice_then_finish_is_bit_identical(tmp_path: Path, uninterrupted: Path, python: str) -> None:
     first, second = sorted(random.sample(range(8, 55), 2))
-    kill_at(tmp_path, first)
-    kill_at(tmp_path, second)
-    subprocess.run(command(tmp_path), check=True, stdout=subprocess.DEVNULL, timeout=100)
+    kill_at(tmp_path, first, python=python)
+    kill_at(tmp_path, second, python=python)
+    subprocess.run(command(tmp_path, python=python), check=True, stdout=subprocess.DEVNULL, timeout=100)
     assert_same_run(tmp_path, uninterrupted)
 
 
-def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:
+def test_a_finished_run_started_again_changes_nothing(uninterrupted: Path, python: str) -> None:
     before = events(uninterrupted, "step")
-    result = subprocess.run(command(uninterrupted), capture_output=True, text=True, timeout=100)
+    result = subprocess.run(
+        command(uninterrupted, python=python), capture_output=True, text=True, timeout=100
+    )
     assert result.returncode == 0, result.stderr
     assert events(uninterrupted, "step") == before
 
 
-def test_another_recipe_in_the_same_folder_is_refused(uninterrupted: Path) -> None:
+def test_another_recipe_in_the_same_folder_is_refused(uninterrupted: Path, python: str) -> None:
     result = subprocess.run(
-        command(uninterrupted, "model.dim=24"), capture_output=True, text=True, timeout=100
+        command(uninterrupted, "model.dim=24", python=python), capture_output=True, text=True, timeout=100
     )
     assert result.returncode == 1
     assert "model.dim: 12 there, 24 now" in result.stderr

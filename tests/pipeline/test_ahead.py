@@ -31,9 +31,10 @@ from freescale.pipeline.schedule import TABLE, PlainSchedule
 from freescale.recipe.embedding import EmbeddingSection
 from freescale.train.evaluate import Evaluator
 from freescale.train.loop import train
+from tests.effort import slow
 from tests.pipeline.test_learnt_ids import RECIPE as LEARNT
+from tests.pipeline.test_learnt_ids import SHORT, trained
 from tests.pipeline.test_learnt_ids import assert_same_bits as assert_same_ids
-from tests.pipeline.test_learnt_ids import trained
 from tests.pipeline.test_schedule import RECIPE, assert_same_bits
 from tests.small_run import make_run, train_small
 
@@ -268,9 +269,10 @@ LEARNT_VARIANTS = {
 }
 
 
+@pytest.mark.parametrize("length", [SHORT, slow(())], ids=["short", "whole"])
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_a_run_has_the_bits_of_the_run_in_turn(variant: str, tmp_path: Path) -> None:
-    recipe = (*RECIPE, *VARIANTS[variant])
+def test_a_run_has_the_bits_of_the_run_in_turn(variant: str, length: tuple[str, ...], tmp_path: Path) -> None:
+    recipe = (*RECIPE, *length, *VARIANTS[variant])
     in_turn, ours = (
         train_small((*recipe, f"pipeline.ahead={way}"), tmp_path / way) for way in ("false", "true")
     )
@@ -279,16 +281,19 @@ def test_a_run_has_the_bits_of_the_run_in_turn(variant: str, tmp_path: Path) -> 
         assert len(ours["losses"]) < 200
 
 
+@pytest.mark.parametrize(("length", "stops"), [(SHORT, (7, 14)), slow((), (22, 33))], ids=["short", "whole"])
 @pytest.mark.parametrize("variant", list(LEARNT_VARIANTS))
-def test_learnt_ids_get_the_rows_of_the_run_in_turn(variant: str, tmp_path: Path) -> None:
-    recipe = (*LEARNT, *LEARNT_VARIANTS[variant])
+def test_learnt_ids_get_the_rows_of_the_run_in_turn(
+    variant: str, length: tuple[str, ...], stops: tuple[int, int], tmp_path: Path
+) -> None:
+    recipe = (*LEARNT, *LEARNT_VARIANTS[variant], *length)
     in_turn, ours = (
         trained((*recipe, f"pipeline.ahead={way}"), str(tmp_path / way)) for way in ("false", "true")
     )
     assert_same_ids(in_turn, ours)
     assert sum(event["evictions"] for event in in_turn["pictures"]) > 20
     # Checkpoints of either path are those of their step: from each of them the other goes on.
-    for start, step, way in (("true", 22, "false"), ("false", 33, "true")):
+    for start, step, way in zip(("true", "false"), stops, ("false", "true")):
         resumed = trained(
             (*recipe, f"pipeline.ahead={way}"),
             str(tmp_path / f"from-{start}"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from freescale.embedding.plan import TableSpec
 from freescale.errors import DataError, FreeScaleError
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+from tests.effort import slow
 from tests.pipeline.two_paths import (
     OPTIMIZERS,
     backward,
@@ -67,7 +68,7 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
 
 @pytest.mark.parametrize(
     ("num_ranks", "num_steps"),
-    [(2, 60), *(pytest.param(n, 300, marks=pytest.mark.slow) for n in (2, 4)), (4, 60)],
+    [(2, 60), *(slow(n, 300) for n in (2, 4)), (4, 30), slow(4, 60)],
 )
 def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks, num_steps):
     shared, unique, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
@@ -80,8 +81,9 @@ def many(rank: int, num_ranks: int, optimizer: str, seeds: list[int], options: d
     sockets = options.get("sockets", False)
     specs = specs_of(optimizer, options.pop("dtype", torch.float32))
     channels = channels_of(sockets=sockets, staged=options.get("staged", False))
+    num_steps = options.pop("num_steps", 25)
     for seed in seeds:
-        batches = random_batches(seed, specs, 25, rank, num_ranks)
+        batches = random_batches(seed, specs, num_steps, rank, num_ranks)
         assert_same(specs, batches, channels=channels, check=True, **options)
 
 
@@ -94,6 +96,7 @@ def never_past_the_fifth(step: int) -> bool:
     return step % 5 != 4
 
 
+@pytest.mark.parametrize("num_steps", [12, slow(25)])  # `alternating` has every change of way after 11
 @pytest.mark.parametrize(
     "options",
     [
@@ -108,8 +111,8 @@ def never_past_the_fifth(step: int) -> bool:
         {"look_past": lambda step: False, "sockets": True},
     ],
 )
-def test_on_every_transport_storage_and_way(options):
-    run_on_ranks(many, 3, 3, "adam", [1], options, timeout=100)
+def test_on_every_transport_storage_and_way(options, num_steps):
+    run_on_ranks(many, 3, 3, "adam", [1], {**options, "num_steps": num_steps}, timeout=100)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule
 from freescale.train.loop import train
 from freescale.train.run_state import restore
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small
 
@@ -28,6 +29,8 @@ RECIPE = (
     "pipeline.decide_every=null",
     "balance.refit_every=null",
 )
+# Each length stops for evaluations and checkpoints in the middle of the data.
+SHORT = ("run.steps=24", "run.eval_every=8", "run.checkpoint_every=7")
 VARIANTS = {
     "adam": ("embedding.optimizer=adam",),
     "adagrad, loader process": ("embedding.optimizer=rowwise_adagrad", "data.workers=1"),
@@ -50,26 +53,32 @@ def assert_same_bits(plain: dict[str, Any], ours: dict[str, Any], first_step: in
     assert [{k: v for k, v in e.items() if "@" in k} for e in ours["evals"]] == quality[-len(ours["evals"]) :]
 
 
+@pytest.mark.parametrize("length", [SHORT, slow(())], ids=["short", "whole"])
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_a_run_has_the_bits_of_the_plain_run(variant, tmp_path):
-    for plain, ours in run_on_ranks(both_paths, 2, (*RECIPE, *VARIANTS[variant]), str(tmp_path), timeout=100):
+def test_a_run_has_the_bits_of_the_plain_run(variant, length, tmp_path):
+    recipe = (*RECIPE, *VARIANTS[variant], *length)
+    for plain, ours in run_on_ranks(both_paths, 2, recipe, str(tmp_path), timeout=100):
         assert_same_bits(plain, ours)
 
 
-def interrupted(rank: int, folder: str) -> list[dict[str, Any]]:
+def interrupted(
+    rank: int, length: tuple[str, ...], stops: tuple[int, int], folder: str
+) -> list[dict[str, Any]]:
     """A plain run to the end; then runs that start from checkpoints of other runs, in the middle of the data."""
-    plain = train_small((*RECIPE, "run.keep=9", "pipeline.prioritized=false"), f"{folder}/plain")
-    first = train_small((*RECIPE, "run.keep=9", "pipeline.prioritized=true"), f"{folder}/first")
+    recipe = (*RECIPE, *length, "run.keep=9")
+    plain = train_small((*recipe, "pipeline.prioritized=false"), f"{folder}/plain")
+    first = train_small((*recipe, "pipeline.prioritized=true"), f"{folder}/first")
     results = [plain, first]
-    for name, step in (("first", 33), ("plain", 22)):
+    for name, step in zip(("first", "plain"), stops):
         path = Path(folder, name, "checkpoints", f"step-{step:08d}")
-        results.append(train_small((*RECIPE, "run.keep=9"), f"{folder}/from-{name}-{step}", resume_from=path))
+        results.append(train_small(recipe, f"{folder}/from-{name}-{step}", resume_from=path))
     return results
 
 
-def test_a_run_resumed_at_any_checkpoint_of_either_path_goes_on_bit_for_bit(tmp_path):
-    plain, *others = run_on_ranks(interrupted, 2, str(tmp_path), timeout=110)[0]
-    for ours, first_step in zip(others, (0, 33, 22)):
+@pytest.mark.parametrize(("length", "stops"), [(SHORT, (14, 7)), slow((), (33, 22))], ids=["short", "whole"])
+def test_a_run_resumed_at_any_checkpoint_of_either_path_goes_on_bit_for_bit(length, stops, tmp_path):
+    plain, *others = run_on_ranks(interrupted, 2, length, stops, str(tmp_path), timeout=110)[0]
+    for ours, first_step in zip(others, (0, *stops)):
         assert_same_bits(plain, ours, first_step)
 
 

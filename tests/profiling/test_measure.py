@@ -136,7 +136,10 @@ def test_hiding_is_told_from_the_same_steps_alone() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_ranks_that_share_a_device_are_measured_side_by_side() -> None:
+def test_ranks_that_share_a_device_are_measured_side_by_side(
+    python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", python)
     config = load_config(None, (*SMALL, "run.device=cpu"))
     found = measure_side_by_side(
         config,

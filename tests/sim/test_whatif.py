@@ -31,6 +31,7 @@ from freescale.sim.whatif import (
     simulate_features,
 )
 from freescale.sim.workload import Workload, draw_lengths
+from tests.effort import examples
 
 FEATURES = st.builds(
     Features,
@@ -59,7 +60,7 @@ def end_of(where: Setting, features: Features, *, ranks: int, loads: object = No
     ).outcome.ends  # type: ignore[arg-type]
 
 
-@settings(max_examples=24, deadline=None)
+@examples(8, thorough=100)
 @given(
     features=FEATURES,
     ranks=st.sampled_from([2, 8, 12, 24]),

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from freescale.train.gc_freeze import _LOADED, GcFreeze
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set_aside() -> Iterator[None]:
+    """As in a process of its own; other tests do without what is loaded (see conftest)."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 class Ring:

@@ -11,6 +11,7 @@ from freescale import kernels
 from freescale.kernels import SequenceLayout, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.kernels.attention.cpu.tile_layout import TileLayout, _bucket
+from tests.effort import along_edges
 
 ODD_LENGTHS = [0, 1, 17, 63, 64, 65, 200, 0, 2]
 INPUTS = ("q", "k", "v", "position_bias", "time_bias")
@@ -87,8 +88,7 @@ def assert_same_as_reference(case, block, *, rtol=1e-10, atol=1e-11):
             )
 
 
-@pytest.mark.parametrize("block", [16, 32, 64, 128])
-@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize(("block", "heads"), along_edges([16, 32, 64, 128], [1, 3]))
 def test_values_and_all_gradients_equal_the_reference_on_odd_lengths(block, heads):
     assert_same_as_reference(make_case(ODD_LENGTHS, heads=heads), block)
 

@@ -24,6 +24,7 @@ from freescale.kernels.attention.plan.bias import joined
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
 from freescale.kernels.attention.triton import bias_gradients
 from freescale.kernels.hstu.parts import GradBuffer
+from tests.effort import along_edges, examples, quick_first
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -123,18 +124,20 @@ def way(request, monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("mask", ["window", "targets", "segments", "all"])
+@pytest.mark.parametrize("mask", quick_first(["window", "targets", "segments", "all"], "segments", "all"))
 def test_sequences_too_long_to_be_counted(monkeypatch, mask):
     monkeypatch.setattr(schedule, "MOST_COUNTED", 10)
     compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("mask", "way"), along_edges(MASKS, WAYS, also=lambda mask, way: mask == "all"), indirect=["way"]
+)
 def test_silu_with_both_biases_under_every_mask(mask, way):
     compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 
-@pytest.mark.parametrize("lengths", [[20], [64, 3]])
+@pytest.mark.parametrize(("lengths", "way"), along_edges([[20], [64, 3]], WAYS), indirect=["way"])
 def test_keys_that_a_prefix_sees_ahead_count_as_distance_0_inside_one_tile(lengths, way):
     compare(make_inputs(lengths), mode="bias", mask=MASKS["prefix"])
 
@@ -144,9 +147,9 @@ def test_softmax_under_every_mask(mask):
     compare(make_inputs(LENGTHS), mode="softmax", mask=MASKS[mask])
 
 
-@pytest.mark.parametrize("mask", ["none", "segments"])
-@pytest.mark.parametrize(("heads", "key_heads"), [(4, 2), (3, 1)])
-def test_heads_that_share_keys_and_values(heads, key_heads, mask):
+@pytest.mark.parametrize(("shared", "mask"), along_edges([(4, 2), (3, 1)], ["none", "segments"]))
+def test_heads_that_share_keys_and_values(shared, mask):
+    heads, key_heads = shared
     compare(make_inputs(LENGTHS, heads=heads, key_heads=key_heads), mode="softmax", mask=MASKS[mask])
 
 
@@ -171,29 +174,40 @@ def test_the_widest_heads_take_a_kernel_for_keys_and_one_for_values():
     compare(make_inputs([33, 5], heads=1, width=200, v_width=200))
 
 
+@pytest.mark.parametrize("way", quick_first(WAYS, "kept"), indirect=True)
 def test_half_precision_adds_the_bias_by_a_product(way):
     compare(make_inputs([70, 17], dtype=torch.float16), mode="bias", atol=5e-2)
 
 
-@pytest.mark.parametrize("mode", ["plain", "softmax"])
-@pytest.mark.parametrize("key_heads", [2, 1])
-def test_queries_may_read_score_gradients_without_a_table(mode, key_heads, way, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    along_edges(
+        [("plain", 2), ("softmax", 2), ("softmax", 1)],
+        WAYS,
+        also=lambda kind, way: kind[1] == 1 and way == "kept",
+    ),
+    indirect=["way"],
+)
+def test_queries_may_read_score_gradients_without_a_table(kind, way, monkeypatch):
+    mode, key_heads = kind
     monkeypatch.setattr(bias_gradients, "KEPT_WIDTHS", (0, 64))
-    case = make_inputs(
-        [140, 17], heads=2, key_heads=key_heads if mode == "softmax" else 2, dtype=torch.float16
-    )
+    case = make_inputs([140, 17], heads=2, key_heads=key_heads, dtype=torch.float16)
     compare(case, mode=mode, atol=5e-2)
 
 
+@pytest.mark.parametrize("way", quick_first(WAYS, "parts"), indirect=True)
 def test_single_precision(way):
     compare(make_inputs([70, 17], dtype=torch.float32), mode="bias", atol=1e-3)
 
 
+@pytest.mark.parametrize("way", quick_first(WAYS, "again"), indirect=True)
 def test_the_widest_heads_with_a_bias(way):
     compare(make_inputs([33, 5], heads=1, width=200, v_width=200), mode="position")
 
 
-@pytest.mark.parametrize("mask", [None, AttentionMask(window=20, prefix=2)])
+@pytest.mark.parametrize(
+    ("mask", "way"), along_edges([None, AttentionMask(window=20, prefix=2)], WAYS), indirect=["way"]
+)
 def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
     """Heads over 64 wide have query tiles twice as high as those of the keys."""
     case = make_inputs([150], heads=1, width=72, v_width=72, dtype=torch.float16)
@@ -202,7 +216,7 @@ def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
 
 def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
     monkeypatch.setattr("freescale.kernels.attention.plan.bias.CHUNK", 2)
-    # Room for the first sequence, so that the second is a part of its own behind three blocks.
+    # GradBuffer for the first sequence, so that the second is a part of its own behind three blocks.
     monkeypatch.setattr(bias_gradients, "SCORE_BYTES", 3 * BIAS_ROWS**2 * 8)
     compare(make_inputs([140, 33], heads=1), mode="bias")
 
@@ -258,7 +272,7 @@ def test_runs_hold_every_tile_once(lengths, programs, window):
         assert sorted(again.tolist()) == sorted(runs.tolist())
 
 
-@settings(max_examples=6, deadline=None)
+@examples(3, thorough=60)
 @given(
     lengths=st.lists(st.integers(0, 140), min_size=1, max_size=3),
     heads=st.integers(1, 3),
@@ -269,6 +283,7 @@ def test_any_jagged_batch(lengths, heads, seed):
         compare(make_inputs(lengths, heads=heads, seed=seed))
 
 
+@pytest.mark.parametrize("way", quick_first(WAYS, "kept"), indirect=True)
 def test_numerical_gradients_agree(way):
     case = make_inputs([3, 9], heads=1, width=2, v_width=2)
     layout = SequenceLayout(case["offsets"])
@@ -280,6 +295,7 @@ def test_numerical_gradients_agree(way):
     assert torch.autograd.gradcheck(attend, (*case["inputs"], *case["tables"]), fast_mode=True)
 
 
+@pytest.mark.parametrize("way", quick_first(WAYS, "parts"), indirect=True)
 def test_gradients_are_the_same_in_every_run(way):
     case = make_inputs([70, 17], dtype=torch.float32)
     options = {"position_bias": case["tables"][0], "time_bias": case["tables"][1], **case["times"]}

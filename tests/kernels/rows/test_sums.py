@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.kernels import SequenceLayout, input_states
+from tests.effort import examples
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -48,7 +49,7 @@ def test_the_sum_of_a_row_does_not_depend_on_the_rows_beside_it():
         assert torch.equal(alone[row], together[row])
 
 
-@settings(max_examples=15, deadline=None)
+@examples(6, thorough=60)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 7, 63, 64, 65, 100]), min_size=1, max_size=40).filter(any),
     width=st.sampled_from([1, 24, 130]),
