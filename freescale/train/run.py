@@ -10,6 +10,7 @@ import torch
 
 from freescale.comm.world import Ranks
 from freescale.embedding import IdMap, ShardedEmbedding
+from freescale.errors import ConfigError
 from freescale.model import Recommender
 from freescale.pipeline import Schedule, Switch
 from freescale.train.accounting import Accounts
@@ -105,3 +106,15 @@ class Run:
     checkpoints: Checkpoints
     progress: Progress
     accounts: Accounts
+
+    def __post_init__(self) -> None:
+        if tuple(self.state.extensions) != self.train_step.extensions:
+            raise ConfigError(
+                "a run and its step must have the same extensions",
+                got=f"state: {_names(self.state.extensions)}; train_step: {_names(self.train_step.extensions)}",
+                next_step="give the same tuple to RunState and to TrainStep",
+            )
+
+
+def _names(extensions: Sequence[StepExtension]) -> str:
+    return ", ".join(extension.name for extension in extensions) or "none"

@@ -38,14 +38,14 @@ def check_weights(run: Run, step: int) -> None:
     bad = torch.tensor([float(len(found))], dtype=torch.float64)
     if not run.ranks.sum_on_cpu(bad, what="compare weights").item():
         return
-    rank, everywhere = _first_found(found, run.ranks)
-    name, value = next(iter(everywhere.items()))
-    others = f", and {len(everywhere) - 1} more tensors" if len(everywhere) > 1 else ""
+    rank, there = _first_found(found, run.ranks)
+    name, value = next(iter(there.items()))
+    others = f", and {len(there) - 1} more tensors" if len(there) > 1 else ""
     raise TrainingError(
         f"weights have blown up after step {step}: {name}",
         got=f"its largest magnitude is {value:.3g} on rank {rank}{others}",
         allowed=f"finite numbers up to {LARGEST_WEIGHT:g} (moments: {LARGEST_MOMENT:g})",
-        next_step=f"lower {_learning_rate(everywhere)}, or set optim.clip_norm=1; this state was not saved, "
+        next_step=f"lower {_learning_rate(there)}, or set optim.clip_norm=1; this state was not saved, "
         "so the run resumes from the checkpoint before it, or starts again with --resume never",
     )
 

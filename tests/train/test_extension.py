@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from freescale.errors import ConfigError, TrainingError
-from freescale.train import RunState, StepExtension
+from freescale.train import StepExtension
 from freescale.train.checkpoint import Checkpoints
 from freescale.train.loop import train
 from freescale.train.reports import lag_of
@@ -129,9 +130,15 @@ def test_a_field_that_is_there_already_is_refused(field: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["ids", "step", "table", "no name"])
 def test_a_name_that_hides_another_is_refused(name: str, tmp_path: Path) -> None:
     run, _ = make_run(RECIPE, tmp_path)
-    parts = {**run.state.__dict__, "extensions": (*run.state.extensions, Parity(name))}
     with pytest.raises(ConfigError, match=f"cannot be called '{name}'"):
-        RunState(**parts)
+        dataclasses.replace(run.state, extensions=(*run.state.extensions, Parity(name)))
+
+
+def test_a_step_without_the_extensions_of_its_run_is_refused(tmp_path: Path) -> None:
+    run, _ = make_run(RECIPE, tmp_path)
+    state = dataclasses.replace(run.state, extensions=(*run.state.extensions, Parity()))
+    with pytest.raises(ConfigError, match="state: ids, experts, parity; train_step: ids, experts"):
+        dataclasses.replace(run, state=state)
 
 
 def test_steps_are_reported_at_once_where_one_depends_on_the_last() -> None:
