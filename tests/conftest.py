@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import freescale
+from freescale import registry
 from tests.effort import THOROUGH, slow
 from tests.warm_python import warm_python
 
@@ -117,6 +118,18 @@ def python(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     with warm_python() as command:
         yield str(command)
+
+
+@pytest.fixture
+def own_kinds() -> Iterator[None]:
+    """Only kinds that ship at first; those a test registers are gone after it, those of other modules are back."""
+    others = {key: kind for key, kind in registry._kinds.items() if not kind.ships}
+    for key in others:
+        del registry._kinds[key]
+    yield
+    for key in [key for key, kind in registry._kinds.items() if not kind.ships]:
+        del registry._kinds[key]
+    registry._kinds.update(others)
 
 
 @pytest.fixture(autouse=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from freescale import registry
+import pytest
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_keys.py"
 
 
-def test_keys_page_is_current(monkeypatch) -> None:
-    # Other tests of this process may have registered kinds of their own.
-    shipped = {key: kind for key, kind in registry._kinds.items() if kind.ships}
-    monkeypatch.setattr(registry, "_kinds", shipped)
+@pytest.mark.usefixtures("own_kinds")
+def test_keys_page_is_current() -> None:
     spec = importlib.util.spec_from_file_location("make_keys", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -12,11 +12,7 @@ import pytest
 from freescale import registry
 from freescale.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    shipped = {key: kind for key, kind in registry._kinds.items() if kind.ships}
-    monkeypatch.setattr(registry, "_kinds", shipped)
+pytestmark = pytest.mark.usefixtures("own_kinds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from freescale.comm.world import Ranks, device_name, join_ranks
 from freescale.data import IntArray
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError
+from freescale.model import compresses, retrieves
 from freescale.pages import write_report
 from freescale.recipe import (
     Config,
@@ -85,7 +86,8 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
 def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -> dict[str, Any]:
     """Evaluate the best checkpoint of a run on its test targets; `cached` as serving would, from token caches."""
     config, run, path = open_run(run_dir, device=device)
-    if cached and (config.segments.recent is None or config.head.kind != "retrieval"):
+    model = run.state.model
+    if cached and not (compresses(model.encoder) and retrieves(model.head)):
         raise ConfigError(
             "only retrieval models that compress histories are served from token caches",
             got=f"segments.recent={config.segments.recent}, head.kind={config.head.kind}",
@@ -97,15 +99,13 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
         "protocol": run.evaluation.protocol + (", from token caches" if cached else ""),
         "metrics": metrics,
         "popularity": dict(run.evaluation.popularity.get("test", {})),
-        "metric": config.eval.metric,
+        "metric": run.evaluation.metric,
     }
 
 
 def export_run(run_dir: Path, out: Path) -> Path:
     """Export the best checkpoint of a run for serving."""
     config, run, path = open_run(run_dir, device="cpu")
-    if config.head.kind != "retrieval":
-        raise ConfigError("only retrieval models can be exported so far", got=f"head.kind={config.head.kind}")
     source = run.evaluation.test.source
     meta = read_meta(path)
     # How experts were computed in training says nothing about the machine that serves them.

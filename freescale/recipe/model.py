@@ -60,6 +60,10 @@ def problems(config: Config) -> list[str]:
     return found
 
 
+# Encoders that ship and look at no times.
+_TIMELESS = ("sasrec", "llama")
+
+
 def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
     """What `make_encoder` needs; also what an exported model keeps."""
     options = config.model
@@ -72,7 +76,7 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "heads": options.heads,
         "max_length": config.data.max_length,
         "position_bias": options.position_bias,
-        "time_bias": options.kind == "hstu" and options.time_bias and has_time,
+        "time_bias": options.kind not in _TIMELESS and options.time_bias and has_time,
         "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
         "kv_heads": options.kv_heads,
         "ffn_dim": options.ffn_dim,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale import registry
 from freescale.balance import BalancedSampler, assignment_report, karmarkar_karp_equal, partition_report
 from freescale.balance.step_plan import assign, named_balancer
 from freescale.errors import ConfigError, PlanError
@@ -23,8 +22,7 @@ LENGTHS = np.minimum(np.exp(np.random.default_rng(3).normal(5, 1, 900)), 2000).a
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+def outside(monkeypatch: pytest.MonkeyPatch, own_kinds: None) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     sys.modules.pop("own_balancer", None)
     load_plugin("own_balancer")

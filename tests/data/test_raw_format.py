@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from freescale import registry
 from freescale.data import prepare
 from freescale.data.raw_format import RawSample, Reading
 from freescale.data.raw_input import format_names
@@ -21,9 +20,8 @@ TEXT = "#arrows\n" + "".join(f"{user}>{item}\n" for user, item, _, _ in EVENTS)
 
 
 @pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def plugin(monkeypatch: pytest.MonkeyPatch, own_kinds: None) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "extend" / "plugins"))
     sys.modules.pop("own_format", None)
     load_plugin("own_format")
     yield

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale import registry
 from freescale.data import ParquetSource, SyntheticOptions, SyntheticSource, open_source, prepare, source_kind
 from freescale.errors import ConfigError, DataError
 from freescale.registry import register
@@ -19,9 +18,7 @@ from tests.list_source import ListSource
 RAW = lines("{user} {item}") * 2
 
 
-@pytest.fixture(autouse=True)
-def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+pytestmark = pytest.mark.usefixtures("own_kinds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tests.embedding.foreign_first_come
-import tests.embedding.foreign_modulo  # noqa: F401  (what --plugin does)
+import tests.extend.plugins.own_id_map  # noqa: F401  (what --plugin does)
 from freescale.app.commands import known_items
 from freescale.embedding import IdMap, learns_ids
 from freescale.recipe.assembly import build_run, build_source
@@ -41,7 +41,7 @@ def train_with(rank: int, id_map: str, folder: str, steps: int, *overrides: str)
 
 
 @pytest.mark.parametrize("prioritized", ["true", "false"])
-@pytest.mark.parametrize("id_map", ["test_modulo", "test_first_come"])
+@pytest.mark.parametrize("id_map", ["modulo", "test_first_come"])
 def test_two_ranks_follow_one_and_go_on_alone(id_map: str, prioritized: str, tmp_path: Path) -> None:
     alone = train_with(0, id_map, str(tmp_path / "1"), 20)
     how = f"pipeline.prioritized={prioritized}"
@@ -69,6 +69,5 @@ def test_they_are_known_by_their_protocol() -> None:
 
     assert not learns_ids(Formula())  # type: ignore[arg-type]
     assert "learns" in IdMap.__annotations__
-    for kind in ("foreign_modulo", "foreign_first_come"):
-        code = (Path(__file__).parent / f"{kind}.py").read_text().splitlines()
-        assert len([line for line in code if line.strip()]) <= 70
+    code = (Path(__file__).parent / "foreign_first_come.py").read_text().splitlines()
+    assert len([line for line in code if line.strip()]) <= 70

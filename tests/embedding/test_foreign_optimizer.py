@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-import tests.embedding.foreign_momentum  # noqa: F401  (what --plugin does)
+import tests.extend.plugins.own_optimizer  # noqa: F401  (what --plugin does)
 from freescale.embedding import make_optimizer
 from freescale.embedding.eviction import LRU
 from freescale.embedding.plan import TableSpec
@@ -23,15 +23,15 @@ from tests.pipeline.test_prioritized import assert_same
 from tests.pipeline.two_paths import channels_of, random_batches
 from tests.ranks import run_on_ranks
 
-OPTIMIZER = make_optimizer("test_momentum", decay=0.5)
+OPTIMIZER = make_optimizer("slowing_momentum", decay=0.5)
 learnt.OPTIMIZERS["momentum"] = OPTIMIZER
 
 
 def test_it_is_made_by_name_with_its_own_options() -> None:
-    assert names("optimizer")[-1] == "test_momentum"
-    assert make_optimizer("test_momentum").decay == 0.75  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="optimizer 'test_momentum' has no option 'beta1'"):
-        make_optimizer("test_momentum", beta1=0.9)
+    assert names("optimizer")[-1] == "slowing_momentum"
+    assert make_optimizer("slowing_momentum").decay == 0.75  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="optimizer 'slowing_momentum' has no option 'beta1'"):
+        make_optimizer("slowing_momentum", beta1=0.9)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

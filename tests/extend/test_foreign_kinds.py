@@ -193,8 +193,8 @@ def export(folder, head):
 
 def forget(monkeypatch):
     """As in a process that has never imported the plugin."""
-    kept = {key: kind for key, kind in registry._kinds.items() if kind.make.__module__ != PLUGIN}
-    monkeypatch.setattr(registry, "_kinds", kept)
+    for key in [key for key, kind in registry._kinds.items() if kind.make.__module__ == PLUGIN]:
+        monkeypatch.delitem(registry._kinds, key)
     monkeypatch.delitem(sys.modules, PLUGIN)
 
 

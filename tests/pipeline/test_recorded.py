@@ -32,7 +32,7 @@ def test_both_threads_of_every_rank_are_recorded(tmp_path: Path) -> None:
     for spans in run_on_ranks(recorded, 2, str(tmp_path)):
         channels: dict[str, set[str]] = {}
         for span in spans:
-            channels.setdefault(span.channel, set()).add(span.name)
+            channels.setdefault(span.lane, set()).add(span.name)
         assert channels["communication"] >= BESIDE
         assert channels["main"] >= {"fetch OL rows", "send OL gradients"}
         asking = [span for span in spans if span.name == "map ids" and span.arrival is not None]

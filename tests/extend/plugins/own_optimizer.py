@@ -1,21 +1,19 @@
-"""A sparse optimizer as somebody else would write it."""
-
-from __future__ import annotations
+"""A sparse optimizer from outside the package, with a state of its own for every row."""
 
 from dataclasses import dataclass
 
-from freescale.registry import register
+from freescale import register
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumOptions:
-    """Keys of a recipe."""
+    """Keys of a recipe, in the section `embedding`."""
 
     decay: float = 0.75
 
 
-@register("optimizer", "test_momentum", options=MomentumOptions)
-class Momentum:
+@register("optimizer", "slowing_momentum", options=MomentumOptions)
+class SlowingMomentum:
     """Descent along a velocity, slower the more often a row was updated."""
 
     def __init__(self, options):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freescale.registry import register
+from freescale import register
 
 
 @register("format", "arrows")

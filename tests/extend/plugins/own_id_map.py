@@ -1,11 +1,11 @@
-"""A map by a formula as somebody else would write it."""
+"""An id map from outside the package: a formula."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freescale import register
 from freescale.embedding import TableRows
-from freescale.registry import register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class ModuloOptions:
     stride: int = 3
 
 
-@register("id_map", "test_modulo", options=ModuloOptions)
+@register("id_map", "modulo", options=ModuloOptions)
 class Modulo:
     """Every id to a row by a formula of two lines."""
 

@@ -1,0 +1,173 @@
+"""From OUTSIDE the package, in one file of at most 60 lines each: a new kind of seven families, on the one curve.
+
+Nothing inside freescale/ knows of any of them. Each is imported as `--plugin` does it, named in a recipe, and trained
+on one and two ranks: losses and final tensors are the same to rounding, in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freescale import load_export, registry
+from freescale.app.commands import export_run
+from freescale.data import ParquetSource, prepare
+from freescale.errors import ConfigError
+from freescale.recipe import load_config
+from tests.small_run import SMALL, full_tensors, make_run, train_small
+from tests.test_one_curve import assert_same_curve, on_ranks
+
+PLUGINS = Path(__file__).parent / "plugins"
+CURVE = ("model.dtype=float64", "run.steps=10", "run.eval_every=5")
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch, own_kinds):
+    """As a folder on PYTHONPATH; what a test registers is gone after it."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    for path in PLUGINS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def one_curve(*recipe: str) -> dict:
+    """Train on one and on two ranks; the same curve."""
+    alone = on_ranks(1, (*CURVE, *recipe))
+    assert_same_curve(on_ranks(2, (*CURVE, *recipe)), alone)
+    assert len(alone["losses"]) == 10
+    assert all(np.isfinite(alone["losses"]))
+    return alone
+
+
+def test_every_plugin_is_one_short_file():
+    files = sorted(PLUGINS.glob("own_*.py"))
+    assert len(files) == 7
+    for path in files:
+        assert len(path.read_text().splitlines()) <= 60, path
+
+
+def test_an_encoder():
+    registry.load_plugin("own_encoder")
+    recipe = ("model.kind=gru4rec", "model.gru_layers=2")
+    trained = one_curve(*recipe)
+    assert "model.encoder.gru.weight_ih_l1" in trained["tensors"]
+    with pytest.raises(ConfigError, match=r"model\.gru_layer: unknown key; did you mean model\.gru_layers\?"):
+        load_config(None, ["model.kind=gru4rec", "model.gru_layer=2"])
+    with pytest.raises(ConfigError, match=r"model\.gru_layers: must be a whole number"):
+        load_config(None, ["model.kind=gru4rec", "model.gru_layers=two"])
+    with pytest.raises(ConfigError, match=r"model\.gru_layers: unknown key"):
+        load_config(None, ["model.gru_layers=2"])
+
+
+def test_a_head_with_its_own_metric_and_export(tmp_path):
+    registry.load_plugin("own_head")
+    recipe = (
+        "head.kind=two_towers",
+        "head.tower_width=5",
+        "eval.metric=hit_or_near",
+        "run.checkpoint_every=5",
+    )
+    trained = one_curve(*recipe)
+    assert {"hit_or_near", "hr@10"} <= set(trained["evals"][-1])
+    run, _ = make_run((*CURVE, *recipe), tmp_path / "run")
+    from freescale.train import train
+
+    (tmp_path / "run" / "config.yaml").write_text(
+        load_config(None, [*SMALL, *CURVE, *recipe, f"run.out={tmp_path / 'run'}"]).to_yaml()
+    )
+    train(run, resume_from=None)
+    served = load_export(export_run(tmp_path / "run", tmp_path / "export"), plugins=["own_head"])
+    manifest = json.loads((tmp_path / "export" / "manifest.json").read_text())
+    assert manifest["head"] == {"name": "two_towers", "options": {"tower_width": 5}}
+    history = [int(item) for item in run.evaluation.test.source.items.ids[:5]]
+    answer = served.recommend(history, times=list(range(5)), k=3)
+    assert len(answer) == 3
+    assert not {item for item, _ in answer} & set(history)
+
+
+@pytest.mark.parametrize("encoder", ["hstu", "sasrec"])
+def test_an_attention_mask(encoder):
+    registry.load_plugin("own_mask")
+    trained = one_curve(f"model.kind={encoder}", "model.mask=dilated", "model.every=4", "model.near=1")
+    causal = on_ranks(1, (*CURVE, f"model.kind={encoder}"))
+    assert trained["losses"][0] != causal["losses"][0], "the mask hides something"
+
+
+def test_a_transport():
+    registry.load_plugin("own_transport")
+    from own_transport import PairsTransport
+
+    trained = one_curve("comm.transport=pairs")
+    assert_same_curve(trained, on_ranks(1, CURVE))
+    assert PairsTransport.name == "pairs"
+    # Bit for bit what the usual transport gives on as many ranks: sums are made in rank order.
+    pairs, usual = (on_ranks(2, (*CURVE, f"comm.transport={kind}")) for kind in ("pairs", "auto"))
+    for name, value in usual["tensors"].items():
+        np.testing.assert_array_equal(pairs["tensors"][name], value)
+
+
+@pytest.mark.parametrize("id_map", ["direct", "zero_collision"])
+def test_a_sparse_optimizer(id_map, tmp_path):
+    registry.load_plugin("own_optimizer")
+    recipe = ("embedding.optimizer=slowing_momentum", "embedding.decay=0.5", f"embedding.id_map={id_map}")
+    trained = one_curve(*recipe)
+    assert {"table.item.velocity", "table.item.updates"} <= set(trained["tensors"])
+    # Killed and resumed: its state is in the checkpoint.
+    saved = (*CURVE, *recipe, "run.checkpoint_every=5")
+    train_small(saved, tmp_path)
+    again = train_small(saved, tmp_path / "b", resume_from=tmp_path / "checkpoints" / "step-00000005")
+    for name, value in trained["tensors"].items():
+        np.testing.assert_allclose(again["tensors"][name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_raw_format(tmp_path):
+    registry.load_plugin("own_format")
+    raw = tmp_path / "events.txt"
+    histories = {user: [(user * 7 + n * n) % 40 for n in range(4 + user % 9)] for user in range(60)}
+    raw.write_text("#arrows\n" + "".join(f"{u}>{' '.join(map(str, h))}\n" for u, h in histories.items()))
+    prepare(raw, tmp_path / "data", format="arrows", min_events=3)
+    source = ParquetSource(tmp_path / "data")
+    assert len(source.lengths) == 60
+    one_curve(f"data.path={tmp_path / 'data'}")
+
+
+def test_an_id_map():
+    registry.load_plugin("own_id_map")
+    trained = one_curve("embedding.id_map=modulo", "embedding.stride=5", "embedding.rows=157")
+    assert trained["tensors"]["table.item.weight"].shape[0] == 157
+
+
+def test_the_command_line_takes_a_plugin_in_every_rank(tmp_path):
+    command = [sys.executable, "-m", "freescale", "train", *SMALL, *CURVE, "model.kind=gru4rec"]
+    command += [f"run.out={tmp_path / 'run'}", "--nproc", "2", "--plugin", "own_encoder"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, cwd=PLUGINS, env={**_environment()}, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["event"] == "step"]
+    registry.load_plugin("own_encoder")
+    alone = on_ranks(1, (*CURVE, "model.kind=gru4rec"))
+    np.testing.assert_allclose(losses, alone["losses"], rtol=1e-9)
+    without = subprocess.run(
+        command[:-2], capture_output=True, text=True, timeout=60, env={**_environment()}, check=False
+    )
+    assert without.returncode == 1
+    assert "--plugin MODULE" in without.stderr or "did you mean" in without.stderr
+
+
+def _environment():
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_full_tensors_see_foreign_state():
+    # What the other tests compare really holds every tensor of a run.
+    registry.load_plugin("own_optimizer")
+    run, _ = make_run((*CURVE, "embedding.optimizer=slowing_momentum"))
+    assert "table.item.velocity" in full_tensors(run)
