@@ -155,7 +155,9 @@ def id_channel(config: Config, ranks: Ranks) -> Transport:
     """How ids travel to their owners while the training thread has traffic of its own under way."""
     assert ranks.group is not None
     return TracedTransport(
-        open_cpu_channel(ranks.group, kind=config.comm.transport, timeout_s=ranks.timeout_s)
+        open_cpu_channel(
+            ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+        )
     )
 
 

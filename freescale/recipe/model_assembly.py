@@ -188,7 +188,7 @@ def build_item_encoder(
     ways: dict[str, Transport] = {}
     if ranks.group is not None:
         options: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
-        numbers = TracedTransport(open_cpu_channel(ranks.group, **options))
+        numbers = TracedTransport(open_cpu_channel(ranks.group, device=ranks.device, **options))
         on_cpu = ranks.device.type == "cpu"
         vectors = (
             numbers if on_cpu else TracedTransport(open_channel(ranks.group, device=ranks.device, **options))
