@@ -48,7 +48,7 @@ def channel(config: Config, ranks: Ranks, *, device: torch.device | None = None)
     assert ranks.group is not None
     how: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
     if device is None:
-        return TracedTransport(open_cpu_channel(ranks.group, **how))
+        return TracedTransport(open_cpu_channel(ranks.group, device=ranks.device, **how))
     return TracedTransport(open_channel(ranks.group, device=device, **how))
 
 

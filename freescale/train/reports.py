@@ -119,7 +119,7 @@ def open_report_channel(ranks: Ranks, *, kind: str = "auto") -> Transport | None
     """
     if ranks.control is None or not (on_one_machine() or is_foreign(kind)):
         return None
-    return open_cpu_channel(ranks.control, kind=kind, timeout_s=ranks.timeout_s)
+    return open_cpu_channel(ranks.control, device=ranks.device, kind=kind, timeout_s=ranks.timeout_s)
 
 
 def lag_of(ranks: Ranks, extensions: Sequence[StepExtension]) -> int:

@@ -24,7 +24,7 @@ def open_channels(
     on_cpu = torch.device(device).type == "cpu"
     express, bulk = (open_channel(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
-    ids = bulk if on_cpu else open_cpu_channel(group, kind=kind, timeout_s=timeout_s)
+    ids = bulk if on_cpu else open_cpu_channel(group, device=device, kind=kind, timeout_s=timeout_s)
     return Channels(express=express, bulk=bulk, ids=ids)
 
 
@@ -42,6 +42,13 @@ def open_channel(
     return transport
 
 
-def open_cpu_channel(group: dist.ProcessGroup, *, kind: str = "auto", timeout_s: float = 600.0) -> Transport:
-    """A connection for values on the CPU of ranks that may compute on GPUs: as the recipe says where that can be."""
-    return open_channel(group, kind=kind_for_cpu(group, kind), timeout_s=timeout_s)
+def open_cpu_channel(
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+) -> Transport:
+    """A connection for values that are on the CPU, of ranks that compute on `device`."""
+    kind = kind_for_cpu(group, kind, device=torch.device(device))
+    return open_channel(group, kind=kind, timeout_s=timeout_s)

@@ -127,13 +127,16 @@ def make_transport(
     return with_reason(transport, f"auto: {why}" if kind == AUTO else "as the recipe says")
 
 
-def kind_for_cpu(group: dist.ProcessGroup, kind: str) -> str:
-    """How CPU values (ids, the sums of a step) travel between ranks that may compute on GPUs; every rank must call it.
+def kind_for_cpu(group: dist.ProcessGroup, kind: str, *, device: torch.device) -> str:
+    """How CPU values (ids, the sums of a step) of ranks that compute on a device travel; every rank must call it.
 
-    As the recipe says if that kind carries them, else as `auto` decides: a route of GPU tensors does not apply to them.
+    Ranks on CPUs do as the recipe says. On GPUs it speaks of GPU tensors: `collective`, or a transport from outside
+    that can, carries CPU values, too. The others leave them to `auto`: rings take longer than sockets for so few bytes.
     """
-    if kind == AUTO:
+    if kind == AUTO or device.type == "cpu":
         return kind
+    if kind != "collective" and not is_foreign(kind):
+        return AUTO
     return kind if find_route(kind).why_not(gather_facts(group, torch.device("cpu"))) is None else AUTO
 
 

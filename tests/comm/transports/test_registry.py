@@ -22,6 +22,7 @@ from freescale.comm.transports.registry import (
     describe_transport,
     find_route,
     goes_on_with_group,
+    kind_for_cpu,
     make_transport,
     open_route,
     pick,
@@ -184,7 +185,8 @@ def everything_over_mine(rank: int) -> None:
     channels = open_channels(dist.group.WORLD, kind="mine")
     groups = {id(each._group) for each in (transport, channels.express, channels.bulk)}  # type: ignore[attr-defined]
     assert len(groups) == 3, "a channel of a transport that goes on with its group has a group of its own"
-    assert isinstance(open_cpu_channel(dist.group.WORLD, kind="mine"), MyTransport)
+    for device in ("cpu", "cuda"):
+        assert isinstance(open_cpu_channel(dist.group.WORLD, device=device, kind="mine"), MyTransport)
     ranks = Ranks(
         rank=rank,
         num_ranks=2,
@@ -276,3 +278,21 @@ def test_every_kind_says_whether_it_goes_on_with_the_group() -> None:
     assert [name for name in kinds.names("transport") if goes_on_with_group(find_route(name))] == [
         "collective"
     ]
+
+
+def cpu_kinds(rank: int) -> list[str]:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    return [
+        kind_for_cpu(dist.group.WORLD, kind, device=device)
+        for kind, device in (
+            ("auto", gpu),
+            ("host_staged", cpu),
+            ("host_staged", gpu),
+            ("copy_engine", gpu),
+            ("collective", gpu),
+        )
+    ]
+
+
+def test_cpu_values_of_gpu_ranks_are_left_to_auto_where_the_kind_speaks_of_gpus() -> None:
+    assert run_on_ranks(cpu_kinds, 2)[0] == ["auto", "host_staged", "auto", "auto", "collective"]
