@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale import registry
 from freescale.balance import BalancedSampler, assignment_report, karmarkar_karp_equal, partition_report
 from freescale.balance.step_plan import assign, named_balancer
 from freescale.errors import ConfigError, PlanError
 from freescale.registry import load_plugin
+from tests.own_kinds import own_kinds
 from tests.ranks import run_on_ranks
 
 COSTS = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=60)
@@ -23,13 +23,9 @@ LENGTHS = np.minimum(np.exp(np.random.default_rng(3).normal(5, 1, 900)), 2000).a
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    sys.modules.pop("own_balancer", None)
-    load_plugin("own_balancer")
-    yield
-    sys.modules.pop("own_balancer", None)
+def outside() -> Iterator[None]:
+    with own_kinds("own_balancer", folder=Path(__file__).parent):
+        yield
 
 
 @st.composite

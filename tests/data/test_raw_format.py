@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from freescale import registry
 from freescale.data import prepare
 from freescale.data.raw_format import RawSample, Reading
 from freescale.data.raw_input import format_names
 from freescale.errors import DataError
-from freescale.registry import load_plugin, register
+from freescale.registry import register
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
+from tests.own_kinds import own_kinds
 
 TEXT = "#arrows\n" + "".join(f"{user}>{item}\n" for user, item, _, _ in EVENTS)
 
 
 @pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    sys.modules.pop("own_format", None)
-    load_plugin("own_format")
-    yield
-    sys.modules.pop("own_format", None)
+def plugin() -> Iterator[None]:
+    with own_kinds("own_format", folder=Path(__file__).parent):
+        yield
 
 
 @pytest.mark.parametrize("memory_mb", [512, 0.0001])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale import registry
 from freescale.data import ParquetSource, SyntheticOptions, SyntheticSource, open_source, prepare, source_kind
 from freescale.errors import ConfigError, DataError
 from freescale.registry import register
 from tests.data.raw_forms import lines, write
 from tests.list_source import ListSource
+from tests.own_kinds import own_kinds
 
 RAW = lines("{user} {item}") * 2
 
 
 @pytest.fixture(autouse=True)
-def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+def kinds() -> Iterator[None]:
+    with own_kinds():
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
