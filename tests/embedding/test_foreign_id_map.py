@@ -13,8 +13,7 @@ import tests.embedding.foreign_first_come
 import tests.extend.plugins.own_id_map  # noqa: F401  (what --plugin does)
 from freescale.app.commands import known_items
 from freescale.embedding import IdMap, learns_ids
-from freescale.recipe.assembly import build_run, build_source
-from freescale.recipe.load import load_config
+from freescale.recipe import build_run, build_source, load_config
 from freescale.train.events import Progress
 from freescale.train.loop import load_run, train
 from tests.ranks import run_on_ranks

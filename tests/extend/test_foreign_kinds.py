@@ -15,8 +15,7 @@ import torch.distributed as dist
 from freescale import registry
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
-from freescale.embedding.id_map import DirectMap
-from freescale.embedding.optimizer import SGD
+from freescale.embedding import SGD, DirectMap
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, ConfigError

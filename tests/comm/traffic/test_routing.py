@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from freescale.comm.traffic.routing import OwnedKeys, Route, ask_owners, route_by_edges, route_by_owner
-from freescale.comm.transport import AloneTransport, CollectiveTransport, Pending, Transport
+from freescale.comm.transport import AloneTransport
+from freescale.comm.transports.kinds.collective import CollectiveTransport, Pending, Transport
 from tests.ranks import run_on_ranks
 
 
