@@ -351,7 +351,7 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     def run() -> None:
         lookup = embedding.lookup("item", coming.pop().result())
         coming.append(ahead.submit(embedding.find, "item", asked))
-        item, target, negative = lookup.slots.split([tokens, tokens, negatives.numel()])
+        item, target, negative = lookup.inverse.split([tokens, tokens, negatives.numel()])
         batch = SequenceBatch(
             offsets=offsets,
             tokens={"item_slot": item, "target_slot": target},

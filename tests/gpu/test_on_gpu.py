@@ -250,7 +250,7 @@ def test_rows_found_on_the_cpu_are_those_found_on_the_gpu() -> None:
     embedding = ShardedEmbedding([spec], device="cuda")
     asked = torch.randint(5000, (30, 100), generator=torch.Generator().manual_seed(0))
     there, here = embedding.lookup("item", asked.cuda()), embedding.lookup("item", asked)
-    for ours, wanted in ((here.rows, there.rows), (here.slots, there.slots), (here.unique, there.unique)):
+    for ours, wanted in ((here.rows, there.rows), (here.inverse, there.inverse), (here.unique, there.unique)):
         assert ours.is_cuda
         assert torch.equal(ours, wanted)
 
