@@ -130,9 +130,9 @@ def test_a_loop_that_is_interrupted_ends_the_thread() -> None:
 
 
 def make_map(
-    kind: str, *, guard: int, inverse: int = 48, num_ids: int = NUM_IDS, dim: int = DIM, device: str = "cpu"
+    kind: str, *, guard: int, slots: int = 48, num_ids: int = NUM_IDS, dim: int = DIM, device: str = "cpu"
 ) -> tuple[ShardedEmbedding, Any]:
-    layout = make_layout(inverse, num_buckets=2, max_probe=8)
+    layout = make_layout(slots, num_buckets=2, max_probe=8)
     learnt = kind not in ("direct", "hash")
     spec = TableSpec(
         name=TABLE,

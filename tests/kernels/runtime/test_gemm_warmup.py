@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.kernels.runtime import gemm_warmup as products
+from freescale.kernels.runtime import gemm as products
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
