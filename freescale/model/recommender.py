@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from freescale import registry
 from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
-from freescale.kernels import SequenceLayout, make_mask_kind
+from freescale.kernels import MaskKind, SequenceLayout, make_mask_kind
 from freescale.kernels.rows import take
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.head import Head
@@ -73,7 +73,7 @@ def make_encoder(
     *,
     segments: Mapping[str, int] | None = None,
     options: object = None,
-    mask: Mapping[str, Any] | None = None,
+    mask: Mapping[str, Any] | MaskKind | None = None,
     **shape: Any,
 ) -> nn.Module:
     """The encoder a recipe or an exported manifest names.
@@ -82,18 +82,19 @@ def make_encoder(
         kind: "hstu", "sasrec", "llama", or one from outside that is registered.
         segments: of `SegmentRule`, for histories compressed into summaries.
         options: of the kind, or a mapping with the same keys.
-        mask: name and options of what tokens see; causal unless given. Does not go with segments.
+        mask: what tokens see, or its name and options; causal unless given. Does not go with segments.
         shape: of `EncoderShape`; max_length in events.
     """
     found = registry.find("encoder", kind)
-    wanted = EncoderShape(**shape, mask=None if mask is None else make_mask_kind(**mask))
+    seen = make_mask_kind(**mask) if isinstance(mask, Mapping) else mask
+    wanted = EncoderShape(**shape, mask=seen)
     own = registry.options_of(found, options)
     if segments is None:
         encoder: nn.Module = found.make(wanted, own)
-        if wanted.mask is not None and getattr(encoder, "mask", None) is not wanted.mask:
+        if seen is not None and getattr(encoder, "mask", None) is not seen:
             raise ConfigError(
                 f"encoder {kind!r} knows no masks",
-                got=f"model.mask={dict(mask or {}).get('name')}",
+                got=f"model.mask={mask['name'] if isinstance(mask, Mapping) else seen!r}",
                 next_step="leave model.mask out; an encoder that takes one keeps it as `mask`",
             )
         return encoder

@@ -107,7 +107,7 @@ def test_losses_and_states_of_a_recommender_are_under_the_mask(kind):
     wanted = encoder.encode(vectors[:30][slots], DenseView(batch, matrix(Dilated().plainly, LENGTHS)))
     states = model.states(vectors[:30], batch, layout)
     torch.testing.assert_close(states, wanted, rtol=1e-10, atol=1e-10)
-    loss = model.head(wanted, vectors[:30], batch, layout)
+    loss = model.head.loss(wanted, vectors[:30], batch, layout)
     torch.testing.assert_close(model(vectors[:30], batch), loss, rtol=1e-10, atol=1e-10)
 
 
