@@ -33,7 +33,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.compressor import Compressor
 from freescale.model.segmented import SegmentedEncoder
-from freescale.train.full_ranking import Asked, ItemBlock, rank_of_targets
+from freescale.train.quality.full_ranking import Asked, ItemBlock, rank_of_targets
 
 RECENT = 50
 GROUPS = {"all": 0, "200+": 200, "400+": 400, "800+": 800}

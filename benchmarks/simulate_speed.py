@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from freescale.sim.cluster import load_cluster
-from freescale.sim.durations import Features, Setting
-from freescale.sim.profile import load_profile
-from freescale.sim.whatif import plan, plan_steps_for, simulate_features
-from freescale.sim.workload import Workload
+from freescale.sim.answers.whatif import plan, plan_steps_for, simulate_features
+from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.inputs.cluster import load_cluster
+from freescale.sim.inputs.profile import load_profile
+from freescale.sim.inputs.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -52,12 +52,12 @@ from freescale.balance.cost_model import COEFFICIENTS
 from freescale.balance.global_batches import GlobalBatches
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config
-from freescale.sim.cluster import load_cluster
-from freescale.sim.durations import Setting
-from freescale.sim.plans import loads_of
-from freescale.sim.profile import Profile
-from freescale.sim.whatif import simulate_features
-from freescale.sim.workload import Workload
+from freescale.sim.answers.whatif import simulate_features
+from freescale.sim.costs.durations import Setting
+from freescale.sim.costs.plans import loads_of
+from freescale.sim.inputs.cluster import load_cluster
+from freescale.sim.inputs.profile import Profile
+from freescale.sim.inputs.workload import Workload
 from freescale.trace.bubbles import CAUSES
 
 LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.recipe import build_run, build_source, load_config, open_span_file
 from freescale.trace import spans
-from freescale.train.accounting import Accounts
-from freescale.train.events import Progress
+from freescale.train.log.accounting import Accounts
+from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, take_steps, timed_batches
 from freescale.train.run import Run
 

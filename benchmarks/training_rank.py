@@ -22,7 +22,7 @@ from freescale.comm.transports import registry as choose
 from freescale.comm.world.launcher import RENDEZVOUS, as_rank
 from freescale.recipe import Config, build_source, load_config
 from freescale.train import loop
-from freescale.train.evaluate import Evaluator
+from freescale.train.quality.evaluate import Evaluator
 
 SOURCES: dict[str, Any] = {}
 

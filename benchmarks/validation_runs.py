@@ -14,8 +14,8 @@ from pathlib import Path
 from one_training import LONG_TAILED, Recipe, losses_of, ranks_on, train_in_turn, warm_account
 
 from freescale.recipe import Config
-from freescale.sim.durations import Features
-from freescale.sim.profile import Profile, cost_model_of, load_profile
+from freescale.sim.costs.durations import Features
+from freescale.sim.inputs.profile import Profile, cost_model_of, load_profile
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import read_metrics
 from freescale.trace.span_file import read_spans

@@ -34,7 +34,7 @@ from freescale.comm.world.ranks import Ranks
 from freescale.kernels.id_table import api as id_probe
 from freescale.kernels.id_table.layout import EMPTY, SlotLayout, make_layout
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train.events import Progress
+from freescale.train.log.events import Progress
 
 LOADS = (0.5, 0.75, 0.9)
 BLOCK = 10

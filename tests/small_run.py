@@ -15,10 +15,10 @@ import torch.distributed as dist
 from freescale.comm.world.ranks import Ranks
 from freescale.model import Recommender
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train.events import Progress
+from freescale.train.log.events import Progress
 from freescale.train.loop import train
 from freescale.train.run import Run
-from freescale.train.run_state import run_tensors
+from freescale.train.state.run_state import run_tensors
 
 SMALL = (
     "synthetic.users=300",

@@ -14,8 +14,8 @@ from freescale.app.commands import evaluate_run, export_run, known_items
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.recipe import load_config
-from freescale.train.export import load_export
 from freescale.train.loop import train
+from freescale.train.state.export import load_export
 from tests.effort import slow
 from tests.small_run import SMALL, make_run, train_small
 from tests.test_one_curve import assert_same_curve, on_ranks

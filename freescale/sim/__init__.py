@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.sim.answers.terminal import answer_lines, profile_table
     from freescale.sim.command import described_keys, simulate_from_options
-    from freescale.sim.profile import Profile, Timing, cost_model_of
-    from freescale.sim.terminal import answer_lines, profile_table
+    from freescale.sim.inputs.profile import Profile, Timing, cost_model_of
 else:
     __getattr__, __dir__ = open_door(__name__)

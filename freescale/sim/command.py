@@ -8,15 +8,15 @@ from pathlib import Path
 
 from freescale.errors import ConfigError
 from freescale.pages import replace_file
-from freescale.sim.answer import Answer, profiled_cluster, simulate_answer
-from freescale.sim.cluster import load_cluster
-from freescale.sim.durations import Features, Setting
-from freescale.sim.keys import as_typed, changed, known_keys, parse_changes, value_of
-from freescale.sim.page import render_page
-from freescale.sim.profile import load_profile
-from freescale.sim.timeline import simulated_spans, write_timeline
-from freescale.sim.whatif import Failures
-from freescale.sim.workload import Workload
+from freescale.sim.answers.answer import Answer, profiled_cluster, simulate_answer
+from freescale.sim.answers.keys import as_typed, changed, known_keys, parse_changes, value_of
+from freescale.sim.answers.page import render_page
+from freescale.sim.answers.timeline import simulated_spans, write_timeline
+from freescale.sim.answers.whatif import Failures
+from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.inputs.cluster import load_cluster
+from freescale.sim.inputs.profile import load_profile
+from freescale.sim.inputs.workload import Workload
 
 MOST_GPUS = 16_384
 

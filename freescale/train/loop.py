@@ -13,12 +13,12 @@ from freescale.balance import StepPlan
 from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import stage, total
-from freescale.train.checkpoint import read_meta
 from freescale.train.gc_freeze import GcFreeze
-from freescale.train.reports import StepReports, lag_of, open_report_channel
+from freescale.train.log.reports import StepReports, lag_of, open_report_channel
 from freescale.train.run import Run
-from freescale.train.run_state import load_run, report_checkpoint, restore, save
-from freescale.train.weight_check import check_weights
+from freescale.train.state.checkpoint import read_meta
+from freescale.train.state.run_state import load_run, report_checkpoint, restore, save
+from freescale.train.state.weight_check import check_weights
 
 
 @dataclass

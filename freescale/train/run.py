@@ -13,13 +13,13 @@ from freescale.embedding import IdMap, ShardedEmbedding
 from freescale.errors import ConfigError
 from freescale.model import Recommender
 from freescale.pipeline import Schedule, Switch
-from freescale.train.accounting import Accounts
-from freescale.train.checkpoint import Checkpoints
-from freescale.train.events import Progress
 from freescale.train.extension import StepExtension, check_names
+from freescale.train.log.accounting import Accounts
+from freescale.train.log.events import Progress
 from freescale.train.owned_parameters import OwnedParameters
+from freescale.train.quality.run_evaluation import Evaluation
 from freescale.train.rebalance import Rebalancer
-from freescale.train.run_evaluation import Evaluation
+from freescale.train.state.checkpoint import Checkpoints
 from freescale.train.step import TrainStep
 
 

@@ -20,8 +20,8 @@ from freescale.trace import compute
 from freescale.train.dense_gradients import Sums, reduced_in_backward, sum_gradients
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
+from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
-from freescale.train.timer import StepTimer
 
 
 @dataclass(frozen=True)

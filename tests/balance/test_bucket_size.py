@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance.bucket_size import BUCKETS, LEAST_BYTES, MOST_BYTES, bucket_bytes
-from freescale.sim.workload import Workload
+from freescale.sim.inputs.workload import Workload
 
 
 @given(st.integers(0, 1 << 34))

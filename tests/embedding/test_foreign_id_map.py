@@ -14,7 +14,7 @@ import tests.extend.plugins.own_id_map  # noqa: F401  (what --plugin does)
 from freescale.app.commands import known_items
 from freescale.embedding import IdMap, learns_ids
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train.events import Progress
+from freescale.train.log.events import Progress
 from freescale.train.loop import load_run, train
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, Recorder, full_tensors, these_ranks

@@ -10,7 +10,7 @@ import pytest
 from freescale.app.commands import evaluate_run, export_run, train_run
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.recipe import build_source, load_config
-from freescale.train.export import load_export
+from freescale.train.state.export import load_export
 from tests.item_files import write_made_up_content, write_made_up_texts
 from tests.small_run import SMALL, Recorder, make_run
 

@@ -12,7 +12,7 @@ from freescale.comm.world.ranks import Ranks
 from freescale.pipeline.schedule import PlainSchedule
 from freescale.recipe import build_run, build_source, load_config
 from freescale.trace.spans import record_into
-from freescale.train.events import Progress
+from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, timed_batches
 from tests.gpu.test_on_gpu import train_on
 from tests.pipeline.test_ahead import learn, make_batch, make_map, threads_ahead

@@ -10,7 +10,7 @@ import torch
 
 from freescale.errors import TrainingError
 from freescale.model.moe import MoE
-from freescale.train.expert_load import ExpertLoad
+from freescale.train.log.expert_load import ExpertLoad
 from tests.gpu.test_on_gpu import train_on
 
 pytestmark = [

@@ -28,7 +28,7 @@ from freescale.kernels import (
 from freescale.kernels.attention import reference
 from freescale.kernels.rows.api import sum_by_row
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train.events import Progress
+from freescale.train.log.events import Progress
 from freescale.train.loop import train
 from freescale.train.step import seed_random_numbers
 from tests.small_run import SMALL, Recorder, full_tensors
@@ -283,7 +283,7 @@ def test_torchrun_with_nccl(tmp_path: Path) -> None:
 def test_the_clock_of_the_gpu_reads_work_without_waiting_for_it() -> None:
     import time
 
-    from freescale.train.cuda_clock import CudaClock
+    from freescale.train.log.cuda_clock import CudaClock
 
     clock = CudaClock(torch.device("cuda"))
     matrix = torch.randn(4096, 4096, device="cuda")
@@ -309,7 +309,7 @@ def test_the_clock_of_the_gpu_reads_work_without_waiting_for_it() -> None:
 def test_the_clock_is_right_on_a_stream_that_is_never_idle() -> None:
     import time
 
-    from freescale.train.cuda_clock import CudaClock
+    from freescale.train.log.cuda_clock import CudaClock
 
     clock = CudaClock(torch.device("cuda"))
     matrix = torch.randn(4096, 4096, device="cuda")

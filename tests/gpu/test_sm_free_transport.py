@@ -281,7 +281,7 @@ def steps_without_waiting(rank: int, folder: str) -> int:
     """Whole training steps, prioritized; a call that makes the host wait for the GPU is an error."""
     from freescale.comm.world.ranks import Ranks
     from freescale.recipe import build_run, build_source, load_config
-    from freescale.train.events import Progress
+    from freescale.train.log.events import Progress
     from freescale.train.loop import reports_of, timed_batches
     from tests.small_run import SMALL
 

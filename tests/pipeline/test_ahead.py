@@ -29,8 +29,8 @@ from freescale.pipeline.ahead import AHEAD, Ahead
 from freescale.pipeline.loader import PlannedBatch
 from freescale.pipeline.schedule import TABLE, PlainSchedule
 from freescale.recipe.embedding import EmbeddingSection
-from freescale.train.evaluate import Evaluator
 from freescale.train.loop import train
+from freescale.train.quality.evaluate import Evaluator
 from tests.effort import slow
 from tests.pipeline.test_learnt_ids import RECIPE as LEARNT
 from tests.pipeline.test_learnt_ids import SHORT, trained

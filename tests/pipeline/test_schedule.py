@@ -10,7 +10,7 @@ import pytest
 
 from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule
 from freescale.train.loop import train
-from freescale.train.run_state import restore
+from freescale.train.state.run_state import restore
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small

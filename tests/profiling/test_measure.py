@@ -20,7 +20,7 @@ from freescale.profiling import measure
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
 from freescale.recipe import Config, load_config
-from freescale.sim.profile import TIMES, Timing, parse_profile
+from freescale.sim.inputs.profile import TIMES, Timing, parse_profile
 
 SMALL = (
     "synthetic.users=120", "synthetic.items=60", "data.max_length=40", "model.dim=16", "head.num_negatives=4",

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 
-from freescale.sim.stages import SIDE, Exchange, Mark, Program, Ready, Start, Wait, Work
+from freescale.sim.engine.stages import SIDE, Exchange, Mark, Program, Ready, Start, Wait, Work
 from freescale.trace.spans import MAIN
 
 Go = Callable[[float], None]

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from freescale import units
 from freescale.app.cli import app
 from freescale.errors import FreeScaleError
+from freescale.sim.answers.keys import changed, known_keys, value_of
 from freescale.sim.command import described_keys, setting_before_changes
-from freescale.sim.durations import Features
-from freescale.sim.keys import changed, known_keys, value_of
+from freescale.sim.costs.durations import Features
 
 SMALL = ["--steps", "12", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
 
@@ -34,7 +34,7 @@ def test_it_never_loads_torch() -> None:
         "import sys; sys.argv = ['freescale', 'simulate', '--gpus', '2', '--steps', '5', '--quick',"
         "'workload.samples_per_gpu=2'];\nfrom freescale.app.cli import app\n"
         "try: app()\nexcept SystemExit: pass\n"
-        "import freescale.sim.page, freescale.sim.timeline; print('torch' in sys.modules)"
+        "import freescale.sim.answers.page, freescale.sim.answers.timeline; print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from freescale.errors import ConfigError, TrainingError
 from freescale.train import StepExtension
-from freescale.train.checkpoint import Checkpoints
+from freescale.train.log.reports import lag_of
 from freescale.train.loop import train
-from freescale.train.reports import lag_of
 from freescale.train.run import Run
-from freescale.train.run_state import run_tensors
+from freescale.train.state.checkpoint import Checkpoints
+from freescale.train.state.run_state import run_tensors
 from tests.ranks import run_on_ranks
 from tests.small_run import Recorder, make_run, spoil_loss
 

@@ -1,0 +1,1 @@
+"""What comes out: predictions, their sensitivity, tables and pages."""

@@ -1,0 +1,184 @@
+"""The whole answer of `freescale simulate`: predictions, ablation, sweep, sensitivity and what to trust of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from freescale.sim.answers.confidence import EXTRAPOLATED, Mark, marks
+from freescale.sim.answers.keys import changed
+from freescale.sim.answers.sensitivity import Influence, influences
+from freescale.sim.answers.whatif import (
+    ABLATION,
+    BASELINE,
+    LADDER,
+    Failures,
+    Prediction,
+    one_gpu_rate,
+    plan_steps_for,
+    predict,
+    reduction,
+    table,
+)
+from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.inputs.cluster import load_cluster
+
+PREDICTION = "Predictions of a model, not measurements."
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One parameter over several values, everything else as asked."""
+
+    key: str
+    values: list[str]
+    predictions: list[Prediction]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What would N GPUs give me?
+
+    Args:
+        setting: what it rests on.
+        gpus: the numbers asked for.
+        ladder: one idea after the other, on every number of GPUs.
+        ablation: everything but one idea, on the largest number.
+        influences: which assumption moves the answer most, on the largest number.
+        marks: what is calibrated and what extrapolated.
+        sweep: one parameter over several values.
+    """
+
+    setting: Setting
+    gpus: list[int]
+    features: Features
+    ladder: list[Prediction]
+    ablation: list[Prediction]
+    influences: list[Influence]
+    marks: list[Mark]
+    sweep: Sweep | None = None
+    failures: Failures | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def best(self, gpus: int) -> Prediction:
+        """Everything on, on this many GPUs."""
+        return next(one for one in self.ladder if one.gpus == gpus and one.features == self.features)
+
+    def baseline(self, gpus: int) -> Prediction:
+        """Everything off."""
+        return next(one for one in self.ladder if one.gpus == gpus)
+
+    def bubble_reduction(self, gpus: int, *, of: str = "bubble") -> float:
+        """Share of the bubble that all ideas together take away."""
+        return reduction(self.baseline(gpus), self.best(gpus), of=of)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "prediction": PREDICTION,
+            "cluster": asdict(self.setting.cluster),
+            "profile": {"hardware": self.setting.profile.hardware, **dict(self.setting.profile.facts)},
+            "workload": asdict(self.setting.workload),
+            "rows": [one.as_row() for one in self.ladder],
+            "ablation": [one.as_row() for one in self.ablation],
+            "bubble_reduction": {str(gpus): self.bubble_reduction(gpus) for gpus in self.gpus},
+            "lost_reduction": {str(gpus): self.bubble_reduction(gpus, of="lost") for gpus in self.gpus},
+            "sensitivity": [asdict(one) for one in self.influences],
+            "confidence": [asdict(one) for one in self.marks],
+            "sweep": None
+            if self.sweep is None
+            else {
+                "key": self.sweep.key,
+                "values": self.sweep.values,
+                "rows": [one.as_row() for one in self.sweep.predictions],
+            },
+            "notes": self.notes,
+        }
+
+
+def profiled_cluster(setting: Setting) -> Setting:
+    """The same, with compute scaled from the profiled GPU to the cluster's, where both are known."""
+    if setting.profile.device != "cuda":
+        return setting
+    name = setting.profile.hardware.upper()
+    for preset in ("h100", "h200", "b200"):
+        if preset.upper() in name:
+            return replace(setting, profiled_on=load_cluster(preset))
+    return setting
+
+
+def simulate_answer(
+    setting: Setting,
+    gpus: Sequence[int],
+    *,
+    features: Features | None = None,
+    sweep: tuple[str, Sequence[str]] | None = None,
+    num_steps: int = 200,
+    failures: Failures | None = None,
+    with_sensitivity: bool = True,
+) -> Answer:
+    """Predict everything that was asked for."""
+    wanted = features or Features()
+    asked = sorted(set(gpus))
+    if sweep is not None:
+        for value in sweep[1]:
+            changed(setting, wanted, sweep[0], value)  # mistakes are told before the work
+    window: dict[str, Any] = {"window": wanted.window, "token_cap": wanted.token_cap}
+    combinations = [one if one == BASELINE else replace(one, **window) for one in LADDER[:-1]]
+    combinations = [one for one in combinations if one != wanted] + [wanted]
+    largest = asked[-1]
+    ladder = list(table(setting, asked, combinations, num_steps=num_steps, failures=failures))
+    alone = one_gpu_rate(setting)
+
+    def on_largest(changed_setting: Setting, chosen: Features, *, single: float | None = alone) -> Prediction:
+        return predict(
+            changed_setting,
+            chosen,
+            num_ranks=largest,
+            num_steps=num_steps,
+            plan_steps=plan_steps_for(largest),
+            alone=single,
+            failures=failures,
+        )
+
+    ablation = (
+        [on_largest(setting, replace(one, **window)) for one in ABLATION] if wanted == Features() else []
+    )
+    swept = None
+    if sweep is not None:
+        key, values = sweep
+        rows = [on_largest(*changed(setting, wanted, key, value), single=None) for value in values]
+        swept = Sweep(key, list(values), rows)
+    answer = Answer(
+        setting=setting,
+        gpus=asked,
+        features=wanted,
+        ladder=ladder,
+        ablation=ablation,
+        influences=influences(setting, wanted, num_ranks=largest) if with_sensitivity else [],
+        marks=marks(setting),
+        sweep=swept,
+        failures=failures,
+    )
+    answer.notes.extend(_notes(answer))
+    return answer
+
+
+def _notes(answer: Answer) -> list[str]:
+    """What a reader should not have to find out from the table."""
+    notes = []
+    best, word = answer.best(answer.gpus[-1]), answer.setting.rank_word
+    if best.bound > 0.01:
+        notes.append(
+            f"On {answer.setting.ranks_in_words(best.gpus)} the longest samples are longer than a rank's share: no "
+            f"assignment of one step gets below {best.bound:.0%} idle. Try features.window=4, or more samples a {word}."
+        )
+    if best.efficiency > 1:
+        notes.append(f"Efficiency above 1: one {word} alone updates the whole table, many share it.")
+    parts = [mark.part for mark in answer.marks if mark.state == EXTRAPOLATED]
+    if parts:
+        notes.append(
+            f"Extrapolated, not measured, {len(parts)} of {len(answer.marks)} parts: {', '.join(parts)}."
+        )
+    return notes

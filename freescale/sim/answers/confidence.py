@@ -1,0 +1,77 @@
+"""What of a prediction was measured, what was looked up, what was assumed: said before any number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freescale.sim.costs.durations import Setting
+from freescale.sim.inputs.profile import OPTIONAL_TIMES, TIMES
+
+CALIBRATED, SPECIFIED, EXTRAPOLATED = "calibrated", "specified", "extrapolated"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One part of a prediction: `state` is calibrated, specified or extrapolated; `why` says how so."""
+
+    part: str
+    state: str
+    why: str
+
+
+def marks(setting: Setting) -> list[Mark]:
+    """Every part of a prediction and how far to trust it."""
+    profile, cluster = setting.profile, setting.cluster
+    found = [_time_mark(setting, name) for name in (*TIMES, *OPTIONAL_TIMES) if name in profile.times]
+    found.append(
+        Mark(
+            "jitter",
+            CALIBRATED if "jitter" in profile.measured and setting.jitter is None else EXTRAPOLATED,
+            f"spread of measured steps on {profile.hardware}"
+            if "jitter" in profile.measured and setting.jitter is None
+            else "assumed",
+        )
+    )
+    if profile.device == "cpu":
+        state = CALIBRATED if "rates.exchange_gb_per_s" in profile.measured else EXTRAPOLATED
+        found.append(Mark("exchange rate and latency", state, "between two ranks of this machine"))
+        found.append(Mark("more ranks than were measured", EXTRAPOLATED, "the exchange was measured on two"))
+        return found
+    if profile.shared_by > 1:
+        count = profile.shared_by
+        found.append(Mark("exchange rate and latency", CALIBRATED, f"between {count} ranks that share a GPU"))
+        found.append(Mark(f"other numbers of ranks than {count}", EXTRAPOLATED, "shares of SMs are another"))
+        return found
+    for name, part in (("nvlink_gb_per_s", "links in the node"), ("nic_gb_per_s", "network")):
+        found.append(Mark(part, SPECIFIED, cluster.sources.get(name, "given")))
+    for name, part in (("latency_us", "latency"), ("sm_kernel_slowdown", "slowdown beside kernels")):
+        source = cluster.sources.get(name, "given")
+        _, by_profile = profile.slowdowns().get(name, (0.0, None))
+        here = source.startswith("measured") and not (source == by_profile and _is_scaled(setting))
+        found.append(Mark(part, CALIBRATED if here else EXTRAPOLATED, source))
+    found.append(
+        Mark(
+            "many GPUs at once",
+            EXTRAPOLATED,
+            "no multi-node run was measured; queues in switches are not modelled",
+        )
+    )
+    return found
+
+
+def _time_mark(setting: Setting, name: str) -> Mark:
+    profile, timing = setting.profile, setting.profile.times[name]
+    if f"times.{name}" not in profile.measured:
+        return Mark(name, EXTRAPOLATED, str(profile.facts.get("made_from", "assumed")))
+    error = ""
+    if timing.error is not None:
+        error = f", held-out error {timing.error:.1%} (90 % below {timing.worst_error or 0:.1%})"
+    where = f"profile of {profile.hardware}{error}"
+    if _is_scaled(setting):
+        return Mark(name, EXTRAPOLATED, f"{where}, times {setting.scale():.2f} for {setting.cluster.name}")
+    return Mark(name, CALIBRATED, where)
+
+
+def _is_scaled(setting: Setting) -> bool:
+    """Whether the cluster has other GPUs than the profiled one."""
+    return abs(setting.scale() - 1) > 1e-9

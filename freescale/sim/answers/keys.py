@@ -1,0 +1,151 @@
+"""Every number a prediction rests on, under one dotted name: for changes, sweeps and the sensitivity table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from freescale.errors import ConfigError, nearest
+from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.costs.plans import BALANCERS
+from freescale.sim.inputs.cluster import checked_number, numbers, with_numbers
+from freescale.sim.inputs.workload import Workload
+
+_SETTING = {
+    "setting.jitter": "relative spread of a step's compute on a rank, from step to step",
+    "setting.speed_spread": "relative spread of the speeds of ranks, for good; the balancer knows them",
+    "setting.seed": "seed of lengths and jitter",
+}
+_FEATURES = {
+    "features.balancer": f"one of {', '.join(BALANCERS)}",
+    "features.prioritized": "true or false",
+    "features.dedup": "true or false",
+    "features.sm_free": "true or false",
+    "features.window": "steps planned together",
+    "features.token_cap": "most tokens of a rank, in means",
+}
+
+
+def known_keys() -> dict[str, str]:
+    """Key -> one line of help."""
+    workload = {
+        f"workload.{item.name}": item.metadata["help"]
+        for item in dataclasses.fields(Workload)
+        if "help" in item.metadata
+    }
+    cluster = {f"cluster.{name}": limits["help"] for name, limits in numbers().items()}
+    return {**workload, "workload.lengths": "a distribution or a file", **cluster, **_SETTING, **_FEATURES}
+
+
+def value_of(setting: Setting, features: Features, key: str) -> Any:
+    """What a key is now."""
+    section, _, name = _checked(key).partition(".")
+    if key == "setting.jitter":
+        return setting.profile.jitter if setting.jitter is None else setting.jitter
+    owner = {"workload": setting.workload, "cluster": setting.cluster, "features": features}.get(
+        section, setting
+    )
+    return getattr(owner, name)
+
+
+def as_typed(value: object) -> str:
+    """A value as it is given on a command line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def changed(setting: Setting, features: Features, key: str, text: object) -> tuple[Setting, Features]:
+    """The same with another value under one key.
+
+    Raises:
+        ConfigError: unknown key, or a value it cannot have.
+    """
+    section, _, name = _checked(key).partition(".")
+    change: dict[str, Any]
+    try:
+        if section == "cluster":
+            given = {name: (checked_number(name, text), "given")}
+            return replace(setting, cluster=with_numbers(setting.cluster, given)), features
+        if section == "workload":
+            value = _workload_value(name, text)
+            return replace(setting, workload=replace(setting.workload, **{name: value})), features
+        if section == "setting":
+            number = _number(text, at_least=0.0)
+            change = {name: int(number) if name == "seed" else number}
+            return replace(setting, **change), features
+        return setting, replace(features, **{name: _feature_value(name, text)})
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def parse_changes(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """`section.key=value` as pairs."""
+    pairs = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError("a change looks like workload.samples_per_gpu=64", got=text)
+        pairs.append((_checked(key.strip()), value.strip()))
+    return pairs
+
+
+def _checked(key: str) -> str:
+    if key not in known_keys():
+        close = _meant(key)
+        raise ConfigError(
+            f"{key} is no number of a prediction",
+            allowed=f"did you mean {' or '.join(close)}?" if close else ", ".join(known_keys()),
+            next_step="`freescale simulate --keys` lists them with their defaults",
+        )
+    return key
+
+
+def _meant(key: str) -> list[str]:
+    """Keys of the section that have the word as one of theirs; otherwise the one that is spelt most alike."""
+    section, _, word = key.rpartition(".")
+    holding = [
+        name
+        for name in known_keys()
+        if name.startswith(f"{section}." if section else "") and word in name.rpartition(".")[2].split("_")
+    ]
+    close = nearest(key, known_keys())
+    return holding or ([close] if close else [])
+
+
+def _workload_value(name: str, text: object) -> Any:
+    if name == "lengths":
+        return str(text)
+    item = next(item for item in dataclasses.fields(Workload) if item.name == name)
+    number = _number(text, at_least=item.metadata["at_least"], at_most=item.metadata["at_most"])
+    return int(number) if isinstance(item.default, int) else number
+
+
+def _feature_value(name: str, text: object) -> Any:
+    if name == "balancer":
+        if text not in BALANCERS:
+            raise ValueError(f"allowed: {', '.join(BALANCERS)}; got {text!r}")
+        return text
+    if name in ("window", "token_cap"):
+        if name == "token_cap" and str(text).lower() in ("none", "null"):
+            return None
+        number = _number(text, at_least=1.0)
+        return int(number) if name == "window" else number
+    words = {"true": True, "false": False}
+    if str(text).lower() not in words:
+        raise ValueError(f"must be true or false, got {text!r}")
+    return words[str(text).lower()]
+
+
+def _number(text: object, *, at_least: float, at_most: float = math.inf) -> float:
+    try:
+        number = float(str(text).replace("_", ""))
+    except ValueError:
+        raise ValueError(f"must be a number, got {text!r}") from None
+    if not (math.isfinite(number) and at_least <= number <= at_most):
+        limits = f"at least {at_least:g}" + (f" and at most {at_most:g}" if math.isfinite(at_most) else "")
+        raise ValueError(f"must be {limits}, got {text!r}")
+    return number

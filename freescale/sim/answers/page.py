@@ -1,0 +1,262 @@
+"""The answer as one offline HTML page, in the style of a run's report; first of all it says that it is a prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from freescale import pages, units
+from freescale.pages import Chart, Series, bar, draw, draw_timeline
+from freescale.sim.answers.answer import PREDICTION, Answer, Sweep
+from freescale.sim.answers.confidence import EXTRAPOLATED
+from freescale.sim.answers.keys import value_of
+from freescale.sim.answers.whatif import Prediction, short_names
+from freescale.sim.inputs.cluster import numbers
+from freescale.trace import CAUSES, RunSpans
+
+COLUMNS = (
+    "features",
+    "step",
+    "tokens/s",
+    "efficiency",
+    "bubble",
+    "straggler",
+    "comm",
+    "host",
+    "SM loss",
+    "limit",
+    "$ / 10⁹ tokens",
+)
+
+
+def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
+    """The page as text."""
+    setting, largest = answer.setting, answer.gpus[-1]
+    timeline = draw_timeline(spans.ranks) if spans is not None else ""
+    reasons: dict[str, list[str]] = {}
+    for mark in answer.marks:
+        if mark.state == EXTRAPOLATED:
+            reasons.setdefault(mark.why, []).append(mark.part)
+    extrapolated = [f"{', '.join(parts)}: {why}" for why, parts in reasons.items()]
+    body = [
+        _warning(extrapolated),
+        pages.cards(_cards(answer, largest)),
+        *(f'<p class="note">{escape(note)}</p>' for note in answer.notes),
+        pages.section(f"A step on {setting.ranks_in_words(largest)}", _bars(answer, largest), kind="panel"),
+        pages.section(f"By number of {setting.rank_word}s", _scaling_charts(answer), kind="charts"),
+        *(
+            pages.section(
+                setting.ranks_in_words(count),
+                _table([p for p in answer.ladder if p.gpus == count]),
+                kind="panel",
+            )
+            for count in answer.gpus
+        ),
+        pages.section("Everything but one", _table(answer.ablation) if answer.ablation else "", kind="panel"),
+        pages.section(
+            f"Sweep of {answer.sweep.key}" if answer.sweep else "", _sweep(answer.sweep), kind="charts"
+        ),
+        pages.section("Which assumption moves it most", _influences(answer), kind="panel"),
+        pages.section("Timeline, simulated", timeline, kind="panel"),
+        pages.section("What is measured and what is not", _marks(answer), kind="panel"),
+        pages.section("Cluster", _cluster(answer), kind="panel"),
+    ]
+    title = f"{largest:,} x {setting.cluster.name}"
+    header = pages.heading(
+        brand="FreeScale simulation",
+        title=title,
+        state="prediction",
+        finished=False,
+        lines=[setting.workload.words(rank=setting.rank_word), f"Compute from: {setting.profile.hardware}"],
+    )
+    return pages.document(
+        title=f"{title} - FreeScale simulation",
+        header=header,
+        body=body,
+        footer=f"Written by freescale simulate. {PREDICTION}",
+        scripts=("report.js", "timeline.js") if timeline else ("report.js",),
+    )
+
+
+def cells(one: Prediction, name: str) -> list[str]:
+    """One row of the table, as in the terminal."""
+    return [
+        name,
+        units.milliseconds(one.step_ms),
+        units.compact(one.tokens_per_s),
+        f"{one.efficiency:.0%}",
+        *(units.percent(value) for value in (one.bubble, one.straggler, one.comm, one.host, one.contention)),
+        one.limit,
+        f"{one.cost_per_billion:,.2f}",
+    ]
+
+
+def _warning(extrapolated: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in extrapolated)
+    return f'<section class="missing"><b>{escape(PREDICTION)} Extrapolated:</b><ul>{items}</ul></section>'
+
+
+def _cards(answer: Answer, gpus: int) -> list[pages.Card]:
+    best, off = answer.best(gpus), answer.baseline(gpus)
+    faster = units.factor(best.tokens_per_s, off.tokens_per_s) or "-"
+    return [
+        pages.Card(
+            "Step", units.milliseconds(best.step_ms), f"{units.milliseconds(off.step_ms)} with all off"
+        ),
+        pages.Card("Tokens per second", units.compact(best.tokens_per_s), f"{faster} all off"),
+        pages.Card("Scaling efficiency", f"{best.efficiency:.0%}", f"{off.efficiency:.0%} with all off"),
+        pages.Card("Bubble", units.percent(best.bubble), f"{units.percent(off.bubble)} with all off"),
+        pages.Card(
+            "Bubble reduction", units.percent(answer.bubble_reduction(gpus)), f"limit now: {best.limit}"
+        ),
+        pages.Card(
+            "10⁹ tokens", f"${best.cost_per_billion:,.2f}", f"${off.cost_per_billion:,.2f} with all off"
+        ),
+    ]
+
+
+def _bars(answer: Answer, gpus: int) -> str:
+    rows = []
+    chosen = [one for one in answer.ladder if one.gpus == gpus]
+    for name, one in zip(short_names([one.features for one in chosen]), chosen):
+        shares = {"compute": 1 - one.bubble, **{cause: getattr(one, cause) for cause in CAUSES}}
+        rows.append(
+            f'<div class="rank named"><span>{escape(name)}</span>{bar(shares)}'
+            f"<b>{units.percent(one.bubble)}</b></div>"
+        )
+    words = {
+        "compute": "compute",
+        "straggler": "waiting for the slowest rank",
+        "comm": "exposed communication",
+    }
+    words["host"] = "host and the rest"
+    legend = "".join(f'<li><i class="swatch {part}"></i>{escape(text)}</li>' for part, text in words.items())
+    head = '<div class="rank named head"><span></span><span></span><b>bubble</b></div>'
+    return f'<div class="bars"><ul class="legend">{legend}</ul>{head}{"".join(rows)}</div>'
+
+
+def _table(rows: Sequence[Prediction]) -> str:
+    best = min(rows, key=lambda one: one.cost_per_billion)
+    named = zip(short_names([one.features for one in rows]), rows)
+    return pages.table(
+        COLUMNS,
+        [
+            pages.Row(cells(one, name), "best" if one is best else "baseline" if name == "all off" else "")
+            for name, one in named
+        ],
+    )
+
+
+def _scaling_charts(answer: Answer) -> str:
+    if len(answer.gpus) < 2:
+        return ""
+    names = [one.features.words() for one in answer.ladder if one.gpus == answer.gpus[0]]
+    shown = [names[0], *(name for name in names[1:-1] if name == "balance"), names[-1]]
+
+    def series(value: str) -> list[Series]:
+        return [
+            Series(
+                name,
+                [getattr(one, value) for one in answer.ladder if one.features.words() == name],
+                tone=tone,
+            )
+            for tone, name in enumerate(dict.fromkeys(shown))
+        ]
+
+    charts = (
+        Chart(
+            "Tokens per second",
+            answer.gpus,
+            series("tokens_per_s"),
+            from_zero=True,
+            write=units.compact,
+            axis=f"{answer.setting.rank_word}s",
+        ),
+        Chart(
+            "Bubble",
+            answer.gpus,
+            series("bubble"),
+            from_zero=True,
+            write=units.percent,
+            tick=lambda value: f"{100 * value:.4g}%",
+            axis=f"{answer.setting.rank_word}s",
+        ),
+    )
+    return "".join(map(draw, charts))
+
+
+def _sweep(sweep: Sweep | None) -> str:
+    if sweep is None:
+        return ""
+    table = f'<div class="panel chart wide">{_sweep_table(sweep)}</div>'
+    try:
+        places = [float(value) for value in sweep.values]
+    except ValueError:
+        return table
+    if len(set(places)) < 2 or not all(map(math.isfinite, places)):
+        return table
+    order = sorted(range(len(places)), key=lambda place: places[place])
+    rows = [sweep.predictions[place] for place in order]
+    where = [places[place] for place in order]
+    charts = (
+        Chart(
+            "Step time, ms",
+            where,
+            [Series("all features", [one.step_ms for one in rows])],
+            from_zero=True,
+            axis=sweep.key,
+        ),
+        Chart(
+            "Bubble",
+            where,
+            [Series("all features", [one.bubble for one in rows], tone=1)],
+            from_zero=True,
+            write=units.percent,
+            tick=lambda value: f"{100 * value:.4g}%",
+            axis=sweep.key,
+        ),
+    )
+    return "".join(map(draw, charts)) + table
+
+
+def _sweep_table(sweep: Sweep) -> str:
+    rows = [pages.Row([value, *cells(one, value)[1:]]) for value, one in zip(sweep.values, sweep.predictions)]
+    return pages.table([sweep.key, *COLUMNS[1:]], rows)
+
+
+def _influences(answer: Answer) -> str:
+    rows = [
+        pages.Row(
+            [
+                one.key,
+                f"{units.compact(float(value_of(answer.setting, answer.features, one.key)))}",
+                f"{units.compact(one.low)} to {units.compact(one.high)}",
+                f"{units.percent(one.low_lost)} to {units.percent(one.high_lost)}",
+                f"{one.low_tokens:.2f}x to {one.high_tokens:.2f}x",
+                one.source,
+            ]
+        )
+        for one in answer.influences
+    ]
+    return (
+        pages.table(
+            ["assumption", "value", "tried", "time lost", "tokens/s", "source"], rows, ends_in_words=True
+        )
+        if rows
+        else ""
+    )
+
+
+def _marks(answer: Answer) -> str:
+    rows = [pages.Row([one.part, one.state, one.why]) for one in answer.marks]
+    return pages.table(["part", "", "how"], rows, ends_in_words=True)
+
+
+def _cluster(answer: Answer) -> str:
+    cluster = answer.setting.cluster
+    rows = [
+        pages.Row([name, units.count(float(getattr(cluster, name))), cluster.sources.get(name, "")])
+        for name in numbers()
+    ]
+    return pages.table(["number", "value", "source"], rows, ends_in_words=True)

@@ -1,0 +1,1 @@
+"""How long things take: compute, links, traffic of ids, plans."""

@@ -1,0 +1,71 @@
+"""How long exchanges take on a cluster: latency, and bytes over the slower of the two ways a rank sends at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from freescale.balance import FloatArray
+from freescale.sim.inputs.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Links:
+    """Exchanges between so many ranks of a cluster.
+
+    Args:
+        cluster: its rates.
+        num_ranks: all ranks, spread evenly over full nodes.
+    """
+
+    cluster: Cluster
+    num_ranks: int
+
+    @property
+    def _local(self) -> int:
+        return min(self.cluster.gpus_per_node, self.num_ranks)
+
+    def latency(self, *, per_peer: bool = True) -> float:
+        """Seconds of an exchange of nothing."""
+        if self.num_ranks == 1:
+            return 0.0
+        microseconds = self.cluster.latency_us
+        if self.num_ranks > self._local:
+            microseconds += self.cluster.node_latency_us
+        if per_peer:
+            microseconds += self.cluster.per_peer_us * (self.num_ranks - 1)
+        return 1e-6 * microseconds
+
+    def all_to_all(self, nbytes: FloatArray | float, *, sm_free: bool = False) -> FloatArray:
+        """Seconds to move each rank's `nbytes`, its own share of 1 / ranks included, which does not travel.
+
+        SM-free exchanges inside a node go by copy engines at the full rate; between nodes through host memory.
+        """
+        peers = self.num_ranks - 1
+        away = np.asarray(nbytes, dtype=np.float64) * peers / self.num_ranks
+        if peers == 0:
+            return np.zeros_like(away)
+        inside = (self._local - 1) / peers
+        efficiency = 1e9 * self.cluster.link_efficiency
+        outside_rate = self.cluster.inter_gb_per_s()
+        if sm_free:
+            outside_rate = min(outside_rate, self.cluster.host_staged_gb_per_s)
+        ways = (
+            away * inside / (efficiency * self.cluster.nvlink_gb_per_s),
+            away * (1 - inside) / (efficiency * outside_rate),
+        )
+        return np.asarray(self.latency() + np.maximum(*ways), dtype=np.float64)
+
+    def sum_of(self, nbytes: float) -> float:
+        """Seconds to add values up over all ranks: inside nodes, between them with every adapter, inside again."""
+        if self.num_ranks == 1 or nbytes == 0:
+            return 0.0
+        local, nodes = self._local, math.ceil(self.num_ranks / self._local)
+        efficiency = 1e9 * self.cluster.link_efficiency
+        inside = 2 * (local - 1) / local * nbytes / (efficiency * self.cluster.nvlink_gb_per_s)
+        outside = 2 * (nodes - 1) / nodes * nbytes / local / (efficiency * self.cluster.inter_gb_per_s())
+        # A tree over the nodes: every doubling of them adds a hop.
+        hops = self.cluster.node_latency_us * math.ceil(math.log2(max(1, nodes)))
+        return 1e-6 * (self.cluster.latency_us + hops) + inside + outside

@@ -1,0 +1,1 @@
+"""What happens when: stages, schedules, the critical path."""

@@ -1,0 +1,165 @@
+"""Where the simulated time went, by the definitions of `trace.bubbles`, for all ranks and many steps at once.
+
+`trace.bubbles.split_step` is the definition; this is the same for stages whose order is known. The stages of one lane
+never overlap, so lengths of intersections may simply be added up. `spans_of` gives the stages of a rank as the spans a
+real run records: split by `split_step`, they give the same parts (tests/sim/engine/test_engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freescale.balance import FloatArray
+from freescale.sim.engine.stages import SIDE, Exchange, Program, Wait, Work
+from freescale.trace import MAIN, Arrival, Parts, Span
+
+
+@dataclass(eq=False)
+class Record:
+    """The moments of all stages of some steps.
+
+    Args:
+        starts: [stages, steps, ranks].
+        ends: the same; a stage that takes no time (a mark) has both at 0.
+        lasts: the same, last arrival at an exchange.
+        step_ends: [steps, ranks] end of the optimizer step.
+        step_start: [ranks] end of the one before the first.
+    """
+
+    starts: FloatArray
+    ends: FloatArray
+    lasts: FloatArray
+    step_ends: FloatArray
+    step_start: FloatArray
+
+    @classmethod
+    def empty(cls, program: Program, steps: int, ranks: int, *, step_start: FloatArray) -> Record:
+        """Room for the moments of some steps."""
+        shape = (len(program), steps, ranks)
+        return cls(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.empty((steps, ranks)), step_start)
+
+    def last_step(self) -> Record:
+        """The last of these steps alone: its side work may reach into the next one."""
+        starts, ends, lasts = (part[:, -1:].copy() for part in (self.starts, self.ends, self.lasts))
+        return Record(starts, ends, lasts, self.step_ends[-1:].copy(), self.step_start)
+
+
+@dataclass(eq=False)
+class StepAccounts:
+    """[steps, ranks] seconds of every step: in all, computing, waiting for ranks, waiting for transfers."""
+
+    total: FloatArray
+    compute: FloatArray
+    straggler: FloatArray
+    comm: FloatArray
+
+    @classmethod
+    def empty(cls, steps: int, ranks: int) -> StepAccounts:
+        """Room for a run."""
+        return cls(*(np.zeros((steps, ranks)) for _ in range(4)))
+
+    def fill(self, first: int, part: StepAccounts) -> None:
+        """Put the accounts of some steps in their place."""
+        rows = slice(first, first + len(part.total))
+        for name in ("total", "compute", "straggler", "comm"):
+            getattr(self, name)[rows] = getattr(part, name)
+
+    def parts(self, *, warmup: int = 0, rank: int | None = None) -> Parts:
+        """All steps after the first `warmup` as one, of a rank or of the mean rank."""
+        columns = slice(None) if rank is None else slice(rank, rank + 1)
+        sums = [
+            float(getattr(self, name)[warmup:, columns].mean(axis=1).sum())
+            for name in ("total", "compute", "straggler", "comm")
+        ]
+        return Parts(*sums)
+
+    def shares(self, *, warmup: int = 0) -> dict[str, float]:
+        """bubble, straggler, comm, host: the fields of a log line."""
+        return self.parts(warmup=warmup).shares()
+
+
+Interval = tuple[FloatArray, FloatArray]
+
+
+def account(program: Program, record: Record, before: Record | None) -> StepAccounts:
+    """The parts of the steps of a record; `before` is the step in front of it."""
+    side_work = [
+        pair
+        for number, stage in enumerate(program)
+        if isinstance(stage, Work) and stage.lane == SIDE and stage.kind == "compute"
+        for pair in _both_steps(record, before, number)
+    ]
+    side_missing = [
+        pair
+        for number, stage in enumerate(program)
+        if isinstance(stage, Exchange) and stage.lane == SIDE
+        for pair in _both_steps(record, before, number, until_arrival=True)
+    ]
+    total = np.diff(record.step_ends, axis=0, prepend=record.step_start[None])
+    result = StepAccounts(total, *(np.zeros_like(total) for _ in range(3)))
+    for number, stage in enumerate(program):
+        if getattr(stage, "lane", MAIN) != MAIN:
+            continue
+        start, end = record.starts[number], record.ends[number]
+        if isinstance(stage, Work) and stage.kind == "compute":
+            result.compute += end - start
+        elif isinstance(stage, Work):
+            result.compute += _overlap((start, end), side_work)
+        elif isinstance(stage, Exchange):
+            hidden = _overlap((start, end), side_work)
+            missing_until = np.clip(record.lasts[number], start, end)
+            missing = missing_until - start - _overlap((start, missing_until), side_work)
+            result.compute += hidden
+            result.straggler += missing
+            result.comm += end - start - hidden - missing
+        elif isinstance(stage, Wait):
+            hidden = _overlap((start, end), side_work)
+            missing = _overlap((start, end), side_missing)
+            result.compute += hidden
+            result.straggler += missing
+            result.comm += end - start - hidden - missing
+    return result
+
+
+def _both_steps(
+    record: Record, before: Record | None, number: int, *, until_arrival: bool = False
+) -> list[Interval]:
+    """The side's stage of each step, and that of the step before, which may reach into it."""
+
+    def end_of(part: Record) -> FloatArray:
+        return np.minimum(part.ends[number], part.lasts[number]) if until_arrival else part.ends[number]
+
+    starts, ends = record.starts[number], end_of(record)
+    earlier_start, earlier_end = np.zeros_like(starts), np.zeros_like(ends)
+    earlier_start[1:], earlier_end[1:] = starts[:-1], ends[:-1]
+    if before is not None:
+        earlier_start[0], earlier_end[0] = before.starts[number, 0], end_of(before)[0]
+    return [(starts, ends), (earlier_start, earlier_end)]
+
+
+def _overlap(one: Interval, others: Sequence[Interval]) -> FloatArray:
+    """Seconds of an interval that disjoint others cover."""
+    covered = np.zeros_like(one[0])
+    for start, end in others:
+        covered += np.maximum(np.minimum(one[1], end) - np.maximum(one[0], start), 0.0)
+    return covered
+
+
+def spans_of(program: Program, record: Record, *, rank: int, row: int, step: int) -> list[Span]:
+    """The stages of one step of one rank as the spans a real run would have recorded."""
+    spans = []
+    for number, stage in enumerate(program):
+        start, end = float(record.starts[number, row, rank]), float(record.ends[number, row, rank])
+        if isinstance(stage, Work):
+            kind = "compute" if stage.kind == "compute" else "stage"
+            spans.append(Span(stage.name, kind, stage.lane, step, start, end))
+        elif isinstance(stage, Exchange):
+            arrival = Arrival(stage.name, step, start, number)
+            last = float(record.lasts[number, row, rank])
+            spans.append(Span(stage.name, "wait", stage.lane, step, start, end, arrival, last))
+        elif isinstance(stage, Wait):
+            spans.append(Span(stage.name, "wait", MAIN, step, start, end))
+    return [span for span in spans if span.end > span.start]

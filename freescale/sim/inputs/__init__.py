@@ -1,0 +1,1 @@
+"""What a simulation is given: a profile, a cluster, a workload."""

@@ -1,0 +1,1 @@
+"""How good a model is: full ranking, metrics, the best state so far."""

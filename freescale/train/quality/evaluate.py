@@ -1,0 +1,200 @@
+"""Evaluation: what a head measures itself, and full ranking where it can score a catalogue.
+
+Full ranking holds each user's target against every item of the catalogue, seen items left out.
+
+The rank of a target is a count (items with a higher score), and counts add up. So items are scored in chunks, on a
+million-item catalogue as well; and with a sharded table each rank scores the items it owns for everybody's users,
+and the counts are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freescale.comm.world import Ranks
+from freescale.data import Examples, IntArray, SequenceBatch
+from freescale.errors import ConfigError
+from freescale.kernels import SequenceLayout
+from freescale.model import (
+    Compressor,
+    HeadMetrics,
+    LastEvents,
+    RankingQuality,
+    Recommender,
+    RetrievingHead,
+    compresses,
+    own_metrics,
+    retrieves,
+)
+from freescale.train.item_vectors import Catalogue, ItemEncoder
+from freescale.train.quality.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Everything an evaluation needs besides the split.
+
+    Args:
+        model: the dense part.
+        items: where item vectors come from.
+        ranks: who shares the work.
+        batch: users a rank handles at once.
+        item_chunk: items scored at once.
+        cached: answer as serving does, in two steps through token caches; for encoders that compress histories.
+    """
+
+    model: Recommender
+    items: ItemEncoder
+    ranks: Ranks
+    batch: int = 256
+    item_chunk: int = 65_536
+    cached: bool = False
+
+    @torch.no_grad()
+    def run(self, examples: Examples, *, max_users: int | None = None) -> dict[str, float | None]:
+        """Metrics of one split over all ranks; every rank gets the same numbers."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            return self._run(examples, max_users)
+        finally:
+            self.model.train(training)
+
+    def _run(self, examples: Examples, max_users: int | None) -> dict[str, float | None]:
+        """Full ranking, where the head can rank a catalogue, and what the head measures itself."""
+        head = self.model.head
+        vectors = self._catalogue(examples)
+        ranking = _FullRanking(head, vectors, examples, self.ranks) if retrieves(head) else None
+        own = own_metrics(head)
+        if ranking is None and own is None:
+            raise ConfigError(
+                "this head cannot be judged",
+                got=type(head).__name__,
+                allowed="queries(states) and candidates(rows), or metrics()",
+            )
+        for rows, batch in self._batches(examples, max_users):
+            lookup, slotted = vectors.look_up(batch)
+            states = self._last_states(lookup, slotted)
+            places = None if ranking is None else ranking.add(rows, batch, states)
+            if own is not None:
+                own.update(_last_events(lookup, slotted, states, places))
+        values: dict[str, float | None] = {}
+        if ranking is not None:
+            values |= self._summed(ranking.quality)
+        if own is not None:
+            values = _joined(values, self._summed(own))
+        return values
+
+    def _summed(self, metrics: HeadMetrics | RankingQuality) -> Mapping[str, float | None]:
+        # Row by row: in which order ranks are added depends on where in a tensor a number stands.
+        for row in metrics.sums if metrics.sums.ndim > 1 else [metrics.sums]:
+            self.ranks.sum_on_cpu(row)
+        return metrics.values()
+
+    def _batches(self, examples: Examples, max_users: int | None) -> Iterator[tuple[IntArray, SequenceBatch]]:
+        """This rank's users; every rank gets the same number of batches, so that collectives match."""
+        users = np.flatnonzero(examples.lengths() > 0)[:max_users]
+        per_round = self.batch * self.ranks.num_ranks
+        for start in range(0, len(users), per_round):
+            rows = users[start : start + per_round][self.ranks.rank :: self.ranks.num_ranks]
+            yield rows, examples.batch(rows)
+
+    def _catalogue(self, examples: Examples) -> Catalogue:
+        """The vectors of all items, made once for the whole evaluation."""
+        return self.items.catalogue(examples.source.items.ids, chunk=self.item_chunk)
+
+    def _last_states(self, lookup: Tensor, slotted: SequenceBatch) -> Tensor:
+        encoder = self.model.encoder
+        if self.cached and compresses(encoder) and len(slotted):
+            compressor = Compressor(encoder, model="", dtype=lookup.dtype)
+            return compressor.last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted)
+        layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
+        last = last_tokens(slotted).to(lookup.device)
+        return self.model.states(lookup, slotted, layout).index_select(0, last)
+
+
+class _FullRanking:
+    """The place of every user's target among all items.
+
+    Args:
+        head: makes states and items comparable.
+        vectors: of all items, or of those held here.
+        examples: the split.
+        ranks: who shares the work.
+    """
+
+    def __init__(self, head: RetrievingHead, vectors: Catalogue, examples: Examples, ranks: Ranks) -> None:
+        self._head, self._examples, self._ranks = head, examples, ranks
+        self._blocks = [ItemBlock(numbers=n, vectors=head.candidates(v)) for n, v in vectors.parts()]
+        self._sharded = vectors.spread and ranks.num_ranks > 1
+        self.quality = RankingQuality()
+
+    def add(self, rows: IntArray, batch: SequenceBatch, states: Tensor) -> Tensor:
+        """[B] how many items stand before the targets of this rank's users; every rank must call it."""
+        ranks = self._ranks
+        catalog = self._examples.source.items.ids
+        asked = Asked.of(self._examples, rows, batch, catalog, self._head.queries(states), ranks.device)
+        everybody = asked.gather(ranks) if self._sharded else asked
+        counts = rank_of_targets(everybody, self._blocks, ranks if self._sharded else None)
+        mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]
+        self.quality.update(mine)
+        return mine
+
+
+def _last_events(
+    lookup: Tensor, slotted: SequenceBatch, states: Tensor, target_rank: Tensor | None
+) -> LastEvents:
+    """What the head's own metrics see of a batch."""
+    last = last_tokens(slotted).to(lookup.device)
+    tokens = {name: values.index_select(0, last) for name, values in slotted.tokens.items()}
+    return LastEvents(
+        states=states,
+        items=lookup.index_select(0, tokens["target_slot"]),
+        tokens=tokens,
+        samples=slotted.samples,
+        target_rank=target_rank,
+    )
+
+
+def _joined(ranking: Mapping[str, float | None], own: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Both, each name once."""
+    twice = sorted({*ranking} & {*own})
+    if twice:
+        raise ConfigError(
+            "a head's own metric is called like one of full ranking",
+            got=", ".join(twice),
+            next_step="give it another name",
+        )
+    return {**ranking, **own}
+
+
+def popularity_quality(
+    examples: Examples, *, batch: int = 4096, max_users: int | None = None
+) -> dict[str, float]:
+    """Metrics of recommending the most frequent unseen items of the training part to everybody.
+
+    All users share one order of the items. So the rank of a target is its place in that order, less the seen items that
+    stand before it: the work grows with the events, not with users times items.
+    """
+    catalog = examples.source.items
+    place = np.empty(len(catalog.ids), dtype=np.int64)
+    place[np.argsort(-catalog.train_counts, kind="stable")] = np.arange(len(place))
+    users = np.flatnonzero(examples.lengths() > 0)[:max_users]
+    quality = RankingQuality()
+    for start in range(0, len(users), batch):
+        rows = users[start : start + batch]
+        no_vectors = torch.empty(len(rows), 0)
+        asked = Asked.of(examples, rows, examples.batch(rows), catalog.ids, no_vectors, torch.device("cpu"))
+        target = place[asked.target.numpy()]
+        # Histories may hold an item twice; it stands before the target once.
+        seen = np.unique(asked.seen_user.numpy() * len(place) + place[asked.seen.numpy()])
+        user, seen_place = np.divmod(seen, len(place))
+        before = np.bincount(user[seen_place < target[user]], minlength=len(rows))
+        quality.update(torch.from_numpy(target - before))
+    return quality.values()

@@ -1,0 +1,160 @@
+"""The vectorised critical path against the event-by-event oracle, and what a critical path must obey."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from freescale.sim.costs.durations import Durations
+from freescale.sim.engine.accounts import Record, spans_of
+from freescale.sim.engine.engine import simulate
+from freescale.sim.engine.schedules import plain, prioritized
+from freescale.sim.engine.shared_cores import shared_finish
+from freescale.sim.engine.stages import SIDE, Exchange, Mark, Program, Stage, Start, Wait, Work
+from freescale.trace.bubbles import split_step
+from tests.sim.oracle import Oracle
+
+CASE = {"ranks": st.integers(1, 5), "steps": st.integers(1, 6), "seed": st.integers(0, 2**32 - 1)}
+# The schedules: whether traffic is hidden, and whether rows go home while dense gradients are added up.
+SCHEDULE = {"hides": st.booleans(), "rows_first": st.booleans()}
+
+
+def random_durations(rng: np.random.Generator, *, ranks: int, steps: int) -> Durations:
+    """Stages of any length, some of no length at all."""
+    arrays = {}
+    for item in dataclasses.fields(Durations):
+        values = rng.exponential(1.0, (steps, ranks)) * rng.integers(0, 3, (steps, ranks))
+        arrays[item.name] = 0.0 if item.name.endswith("_bytes") else np.round(values, 3)
+    arrays["lead"] = np.minimum(arrays["lead"], arrays["compute"])
+    return Durations(**arrays)  # type: ignore[arg-type]
+
+
+def random_program(rng: np.random.Generator, *, ranks: int, steps: int) -> Program:
+    """Any stages in any order that both lanes can follow: one start a step, waits only for marks of the step before."""
+
+    def seconds() -> np.ndarray:
+        return np.round(rng.exponential(1.0, (steps, ranks)) * rng.integers(0, 2, (steps, ranks)), 3)
+
+    def stages(lane: str) -> list[Stage]:
+        made: list[Stage] = []
+        for number in range(int(rng.integers(0, 4))):
+            if rng.random() < 0.5:
+                kind = "compute" if rng.random() < 0.7 else "host"
+                made.append(Work(f"{lane} work {number}", seconds(), kind=kind, lane=lane))
+            else:
+                made.append(Exchange(f"{lane} sum {number}", seconds(), whole=rng.random() < 0.5, lane=lane))
+        return made
+
+    waits: list[Stage] = [Wait("wait", "ready")] if rng.random() < 0.7 else []
+    return (*stages("main"), *waits, *stages("main"), Start(), *stages(SIDE), Mark("ready"), *stages("main"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(**CASE, kind=st.sampled_from(["plain", "prioritized", "any"]), rows_first=st.booleans())
+def test_the_oracle_gives_the_same_ends(
+    ranks: int, steps: int, seed: int, kind: str, rows_first: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    if kind == "any":
+        program = random_program(rng, ranks=ranks, steps=steps)
+    else:
+        program = {"plain": plain, "prioritized": prioritized}[kind](
+            random_durations(rng, ranks=ranks, steps=steps), rows_first=rows_first
+        )
+    outcome = simulate(program, num_ranks=ranks, num_steps=steps)
+    expected = Oracle(program, num_ranks=ranks, num_steps=steps).run()
+    np.testing.assert_allclose(outcome.ends, expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(**CASE, **SCHEDULE, chunk=st.integers(1, 8))
+@example(
+    ranks=1, steps=2, seed=235, hides=True, rows_first=False, chunk=1
+)  # an exchange that everybody came to at 0.0
+def test_parts_are_those_of_the_trace(
+    ranks: int, steps: int, seed: int, hides: bool, rows_first: bool, chunk: int
+) -> None:
+    """The accounts of all ranks at once are what `trace.bubbles` makes of their spans."""
+    import freescale.sim.engine.engine as engine
+
+    durations = random_durations(np.random.default_rng(seed), ranks=ranks, steps=steps)
+    program = (prioritized if hides else plain)(durations, rows_first=rows_first)
+    seen: list[tuple[int, Record]] = []
+    size, engine.CHUNK = engine.CHUNK, chunk
+    try:
+        outcome = simulate(
+            program,
+            num_ranks=ranks,
+            num_steps=steps,
+            observe=lambda first, record: seen.append((first, record)),
+        )
+    finally:
+        engine.CHUNK = size
+    for rank in range(ranks):
+        spans = [
+            span
+            for first, record in seen
+            for row in range(len(record.step_ends))
+            for span in spans_of(program, record, rank=rank, row=row, step=first + row + 1)
+        ]
+        start = 0.0
+        for step in range(steps):
+            end = float(outcome.ends[step, rank])
+            parts = split_step(start, end, spans)
+            ours = [
+                getattr(outcome.accounts, name)[step, rank]
+                for name in ("total", "compute", "straggler", "comm")
+            ]
+            theirs = [parts.total, parts.compute, parts.straggler, parts.comm]
+            np.testing.assert_allclose(ours, theirs, atol=1e-9)
+            start = end
+
+
+@settings(max_examples=60, deadline=None)
+@given(**CASE, **SCHEDULE, data=st.data())
+def test_a_longer_stage_never_ends_anything_earlier(
+    ranks: int, steps: int, seed: int, hides: bool, rows_first: bool, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(seed)
+    durations = random_durations(rng, ranks=ranks, steps=steps)
+    names = [item.name for item in dataclasses.fields(Durations) if not item.name.endswith("_bytes")]
+    name = data.draw(st.sampled_from([name for name in names if name not in ("lead", "contention")]))
+    longer = dataclasses.replace(durations, **{name: getattr(durations, name) + rng.random((steps, ranks))})
+    build = prioritized if hides else plain
+    short, long = (
+        simulate(build(d, rows_first=rows_first), num_ranks=ranks, num_steps=steps).ends
+        for d in (durations, longer)
+    )
+    assert (long >= short - 1e-12).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(ranks=st.integers(1, 6), cores=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
+def test_shared_cores_do_all_the_work_and_no_more(ranks: int, cores: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    start = np.round(rng.random(ranks) * rng.integers(0, 2, ranks), 2)
+    work = np.round(rng.random(ranks) * rng.integers(0, 3, ranks), 2)
+    finish = shared_finish(start, work, cores)
+    assert (finish >= start + work - 1e-9).all()
+    assert (shared_finish(start, work, cores + 1) <= finish + 1e-9).all()
+    # Time steps of a thousandth, each shared out among those that have work.
+    left, now, slow = work.copy(), 0.0, np.where(work > 0, np.inf, start)
+    while (left > 1e-9).any():
+        busy = np.flatnonzero((start <= now + 1e-9) & (left > 1e-9))
+        now += 0.001
+        left[busy] -= 0.001 * min(1.0, cores / max(1, len(busy)))
+        slow[busy[left[busy] <= 1e-9]] = now
+    np.testing.assert_allclose(finish, slow, atol=0.02)
+
+
+def test_ranks_on_shared_cores_take_longer() -> None:
+    durations = random_durations(np.random.default_rng(3), ranks=4, steps=5)
+    alone, shared = (
+        simulate(plain(durations), num_ranks=4, num_steps=5, cores=cores).ends[-1].max() for cores in (4, 2)
+    )
+    free = simulate(plain(durations), num_ranks=4, num_steps=5).ends[-1].max()
+    np.testing.assert_allclose(alone, free)
+    assert free < shared <= 2 * free

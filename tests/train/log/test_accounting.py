@@ -1,0 +1,342 @@
+"""Where the time goes, held against programs whose waits are known."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale.comm.transport import Pending
+from freescale.comm.transports.kinds.local import SocketTransport
+from freescale.comm.transports.traced import TracedTransport
+from freescale.comm.world.clocks import SharedClock
+from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total
+from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
+from freescale.train.log.accounting import AccountedStep, Accounts
+from freescale.train.loop import train
+from tests.ranks import run_on_ranks
+from tests.small_run import make_run, these_ranks, train_small
+
+STEPS = 12
+
+
+class ThrottledLink:
+    """A transport whose transfers end `delay` after everybody has begun."""
+
+    name, engine, sm_free, reason = "throttled", "sockets", True, "a test"
+
+    def __init__(self, delay: float) -> None:
+        self._inner = SocketTransport(dist.group.WORLD)
+        self.rank, self.num_ranks = self._inner.rank, self._inner.num_ranks
+        self._delay = delay
+
+    def start(self, tensor, *, send, receive) -> Pending:
+        pending = self._inner.start(tensor, send=send, receive=receive)
+        delay = self._delay
+
+        class Slow:
+            def wait(self):
+                arrived = pending.wait()
+                time.sleep(delay)
+                return arrived
+
+        return Slow()
+
+    def exchange_counts(self, counts):
+        return self._inner.exchange_counts(counts)
+
+
+def sleep(seconds: float) -> float:
+    """Sleep, and say how long it was: on a busy machine longer than asked for."""
+    begin = time.monotonic()
+    time.sleep(seconds)
+    return time.monotonic() - begin
+
+
+def program(rank: int, *, late: float = 0.0, link: float = 0.0, host: float = 0.0, every: int = 1000):
+    """STEPS steps of 30 ms of work; rank 1 works longer by `late`, every exchange takes `link`, hosts dawdle."""
+    ranks = these_ranks()
+    accounted: list[AccountedStep] = []
+    clock = SharedClock(ranks)
+    recorder = Recorder(HostClock())
+    record_into(recorder)
+    accounts = Accounts(ranks=ranks, recorder=recorder, write=accounted.append, every=every, clock=clock)
+    transport = TracedTransport(ThrottledLink(link))
+    ones = [1] * ranks.num_ranks
+    stamps: dict[str, list[float]] = {"host": [], "arrival": [], "end": []}
+    accounts.begin(1)
+    for step in range(1, STEPS + 1):
+        with stage("train", step=step):
+            stamps["host"].append(sleep(host))
+            with compute("work"):
+                time.sleep(0.03 + (late if rank == 1 else 0.0))
+            with stage("exchange rows"):
+                stamps["arrival"].append(time.monotonic())
+                transport.start(torch.ones(ranks.num_ranks), send=ones, receive=ones).wait()
+                stamps["end"].append(time.monotonic())
+        accounts.end_step()
+        accounts.add(step, {"n": step})
+    accounts.pause()
+    accounts.close()
+    record_into(None)
+    return accounted, stamps
+
+
+def total_of(accounted: list[AccountedStep], rank: int | None = None) -> Parts:
+    """All steps but the first, which opens connections, and the second, in which the ranks compare notes."""
+    steps = accounted[2:]
+    return total(one for step in steps for one in (step.ranks if rank is None else [step.ranks[rank]]))
+
+
+def truth_of(cause: str, stamps: list[dict[str, list[float]]]) -> float:
+    """Seconds of both ranks in the same steps, from the program's own stamps; the ranks share a clock."""
+    if cause == "host":
+        return sum(sum(one["host"][2:]) for one in stamps)
+    last = [max(pair) for pair in zip(*(one["arrival"][2:] for one in stamps))]
+    if cause == "straggler":
+        return sum(late - own for one in stamps for late, own in zip(last, one["arrival"][2:]))
+    return sum(end - late for one in stamps for late, end in zip(last, one["end"][2:]))
+
+
+CASES = {
+    "sleep on one rank": ({"late": 0.06}, "straggler"),
+    "throttled link": ({"link": 0.03}, "comm"),
+    "slow host": ({"host": 0.03}, "host"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_cause_is_found_within_five_percent(name):
+    options, cause = CASES[name]
+    # A busy machine may stop a rank between two stamps of the same moment: of eight tries, one must be quiet.
+    for _ in range(8):
+        everybody = run_on_ranks(_run, 2, options)
+        accounted, stamps = everybody[0][0], [stamps for _, stamps in everybody]
+        assert [step.step for step in accounted] == list(range(1, STEPS + 1))
+        total = total_of(accounted)
+        assert total.compute + sum(getattr(total, c) for c in CAUSES) == pytest.approx(total.total, rel=1e-9)
+        found, truth = getattr(total, cause), truth_of(cause, stamps)
+        if abs(found / truth - 1) < 0.05:
+            return
+    raise AssertionError(f"{cause}: found {found:.3f} s, truth {truth:.3f} s, {total}")
+
+
+def _run(rank, options):
+    return program(rank, **options)
+
+
+def test_who_is_waited_for_is_named():
+    for _ in range(8):
+        accounted, _ = run_on_ranks(_run, 2, {"late": 0.06})[0]
+        late = slowest([total_of(accounted, rank) for rank in range(2)])
+        if (late.rank, late.cause) == (1, "compute") and late.excess == pytest.approx(0.03 / 0.09, abs=0.1):
+            return
+    raise AssertionError(late)
+
+
+class ShiftedClock:
+    """A machine whose monotonic clock stands elsewhere."""
+
+    def __init__(self, shift: float) -> None:
+        self._shift = shift
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._shift
+
+
+def measured_offset(rank: int, shift: float) -> tuple[float, float, float]:
+    clock = ShiftedClock(shift if rank else 0.0)
+    shared = SharedClock(these_ranks(), clock=clock, machine=f"machine {rank}")
+    shared.measure(rounds=4)
+    return shared.offset, shared.error, shared.origin
+
+
+def test_clocks_of_other_machines_are_brought_into_line():
+    first, second = run_on_ranks(measured_offset, 2, 123.456)
+    assert first[0] == 0.0
+    assert second[0] == pytest.approx(-123.456, abs=max(1e-3, second[1]))
+    assert 0 < second[1] < 0.05
+    assert first[2] == second[2]  # one time zero for all
+
+
+def one_machine(rank: int) -> float:
+    return SharedClock(these_ranks()).offset
+
+
+def test_ranks_of_one_machine_share_its_clock():
+    assert run_on_ranks(one_machine, 2) == [0.0, 0.0]
+
+
+def lopsided(rank: int) -> list[AccountedStep]:
+    """Ranks that have seen different exchanges when they compare: a background one that only rank 0 has finished."""
+    ranks = these_ranks()
+    accounted: list[AccountedStep] = []
+    recorder = Recorder()
+    record_into(recorder)
+    accounts = Accounts(ranks=ranks, recorder=recorder, write=accounted.append, every=2)
+    accounts.begin(1)
+    for step in (1, 2):
+        with stage("train", step=step):
+            if rank == 0:
+                with exchange("only here"):
+                    pass
+            time.sleep(0.03 * rank)
+            with exchange("both"):
+                ranks.barrier()
+        accounts.end_step()
+        accounts.add(step, {})
+    accounts.pause()
+    record_into(None)
+    return accounted
+
+
+def test_ranks_with_different_exchanges_still_find_the_common_ones():
+    second = run_on_ranks(lopsided, 2)[0][1]
+    assert 0.025 < second.ranks[0].straggler < 0.2
+    assert second.ranks[1].straggler < second.ranks[0].straggler / 2
+
+
+class SlowDevice:
+    """A clock whose marks pass only when asked twice, as those of a GPU that is behind."""
+
+    lag = 1
+
+    def mark(self):
+        return [time.monotonic(), False]
+
+    def read(self, mark):
+        if isinstance(mark, float):
+            return mark
+        passed, mark[1] = mark[1], True
+        return mark[0] if passed else None
+
+    def wait_for_marks(self):
+        pass
+
+
+def test_lines_wait_until_their_step_has_passed_on_the_device():
+    written: list[AccountedStep] = []
+    recorder = Recorder(SlowDevice())
+    ranks = these_ranks()
+    accounts = Accounts(ranks=ranks, recorder=recorder, write=written.append)
+    accounts.begin(1)
+    for step in range(1, 6):
+        accounts.end_step()
+        accounts.add(step, {"n": step})
+    assert 0 < len(written) < 5
+    for _ in range(4):
+        accounts.pause()
+        recorder.paused = False
+    assert [step.step for step in written] == [1, 2, 3, 4, 5]
+    assert all(len(step.ranks) == 1 for step in written)
+
+
+def test_a_run_that_dies_still_writes_its_lines():
+    written: list[AccountedStep] = []
+    recorder = Recorder()
+    accounts = Accounts(ranks=these_ranks(), recorder=recorder, write=written.append)
+    accounts.begin(1)
+    accounts.end_step()
+    accounts._held.append(AccountedStep(1, {"loss": 3.0}, seconds=0.5))
+    accounts.close()
+    assert [(step.line, step.ranks, step.seconds) for step in written] == [({"loss": 3.0}, (), 0.5)]
+
+
+def small(rank: int, overrides: list[str], folder: str):
+    run, recorder = make_run(overrides, folder)
+    train(run, resume_from=None)
+    return recorder.events
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_every_step_line_of_a_run_has_parts_that_add_up(num_ranks, tmp_path):
+    overrides = ["run.steps=12", "run.log_every=5", "run.eval_every=6"]
+    alone = num_ranks == 1
+    events = (
+        small(0, overrides, str(tmp_path))
+        if alone
+        else run_on_ranks(small, num_ranks, overrides, str(tmp_path))[0]
+    )
+    steps = [event for event in events if event["event"] == "step"]
+    assert [event["step"] for event in steps] == list(range(1, 13))
+    for event in steps:
+        assert 0 <= event["bubble"] <= 1
+        assert event["straggler"] + event["comm"] + event["host"] == pytest.approx(event["bubble"], abs=1e-9)
+        assert event["step_ms"] > 0
+        assert event["imbalance_in_turn"] >= 1
+        if alone:
+            assert event["straggler"] == event["comm"] == 0
+    # Lines come before the evaluation that follows their step.
+    kinds = [(event["event"], event["step"]) for event in events if event["event"] in ("step", "eval")]
+    assert kinds.index(("step", 6)) < kinds.index(("eval", 6)) < kinds.index(("step", 7))
+    ranks = [event for event in events if event["event"] == "ranks"][-1]
+    assert len(ranks["total"]) == num_ranks
+    total = [sum(ranks[name][0] for name in ("compute", "straggler", "comm", "host")), ranks["total"][0]]
+    assert total[0] == pytest.approx(total[1], rel=1e-4)
+
+
+def test_accounting_changes_no_bit_of_the_training():
+    runs = [train_small(["run.steps=6", f"trace.enabled={on}"]) for on in ("true", "false")]
+    assert runs[0]["losses"] == runs[1]["losses"]
+    for name, value in runs[0]["tensors"].items():
+        assert (value == runs[1]["tensors"][name]).all()
+
+
+def test_without_accounting_steps_still_have_a_time(tmp_path):
+    events = small(0, ["run.steps=3", "trace.enabled=false"], str(tmp_path))
+    steps = [event for event in events if event["event"] == "step"]
+    assert [event["bubble"] for event in steps] == [None] * 3
+    assert all(event["step_ms"] > 0 and event["tokens_per_s"] > 0 for event in steps)
+
+
+def with_a_slow_model(rank: int, folder: str):
+    """A real run whose model takes 60 ms longer on rank 1; the first exchange after it is that of dense gradients."""
+    run, recorder = make_run(["run.steps=8", "run.log_every=4"], folder)
+    if rank == 1:
+        run.state.model.register_forward_pre_hook(
+            lambda *_: time.sleep(0.06) if run.state.model.training else None
+        )
+    seen = []
+    add = run.accounts.recorder.add
+    run.accounts.recorder.add = lambda span: (seen.append(span), add(span))
+    train(run, resume_from=None)
+    record_into(None)
+    waits = [span.end - span.start for span in seen if span.name == "sum dense gradients"]
+    return recorder.events, waits
+
+
+def test_exposed_sums_of_dense_gradients_are_waits_not_work(tmp_path):
+    (events, waits), (_, others) = run_on_ranks(with_a_slow_model, 2, str(tmp_path))
+    assert len(waits) == len(others) == 8
+    steps = [event for event in events if event["event"] == "step"][1:]
+    totals = [event for event in events if event["event"] == "ranks"][-1]
+    # Rank 0 stands there in nearly every step while rank 1 computes; a busy machine may hold rank 0 up once.
+    assert sorted(waits)[3] > 0.03
+    assert totals["straggler"][0] > 4 * 0.05
+    assert totals["straggler"][0] > 2 * totals["straggler"][1]
+    assert totals["compute"][1] > totals["compute"][0]
+    assert sum((event["slowest"], event["slowest_by"]) == (1, "compute") for event in steps) >= 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_steps=st.integers(1, 6), num_spans=st.integers(0, 40))
+def test_steps_closed_one_after_the_other_are_those_split_from_all_spans(seed, num_steps, num_spans):
+    rng = random.Random(seed)
+    spans = []
+    for number in range(num_spans):
+        start = rng.uniform(-1, num_steps)
+        kind, lane = rng.choice(["stage", "compute", "wait"]), rng.choice(["main", "other"])
+        arrival = Arrival("x", 1, start, number) if kind == "wait" and rng.random() < 0.7 else None
+        last = None if arrival is None or rng.random() < 0.3 else start + rng.uniform(-1, 1)
+        spans.append(Span("x", kind, lane, 1, start, start + rng.uniform(0, 2.5), arrival, last))
+    accounts = Accounts(ranks=these_ranks(), recorder=None, write=lambda step: None)
+    accounts._spans = sorted(spans, key=lambda span: span.start)
+    accounts._ended.extend((step + 1, float(step), float(step + 1)) for step in range(num_steps))
+    for step in range(num_steps):
+        assert accounts._close_step() == split_step(step, step + 1, spans)
+        assert set(accounts._spans) == {span for span in spans if span.end > step + 1}

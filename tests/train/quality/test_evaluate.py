@@ -1,0 +1,200 @@
+"""Evaluation against one user at a time, alone and over ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from freescale.comm.world.ranks import Ranks
+from freescale.data.examples import Examples
+from freescale.embedding import SGD, DirectMap, HashMap
+from freescale.embedding.plan import TableSpec
+from freescale.embedding.sharded import ShardedEmbedding
+from freescale.kernels import SequenceLayout
+from freescale.model.encoders.hstu import HSTU
+from freescale.model.heads import RankingHead, RetrievalHead
+from freescale.model.recommender import Recommender
+from freescale.train.item_vectors import IdItems
+from freescale.train.quality.evaluate import Evaluator, popularity_quality
+from tests.list_source import ListSource
+from tests.ranks import run_on_ranks
+
+DIM = 4
+CPU = torch.device("cpu")
+
+
+def make_source(num_users=23, num_items=60):
+    rng = random.Random(4)
+    return ListSource(
+        [[rng.randint(1, num_items) for _ in range(rng.randint(1, 14))] for _ in range(num_users)]
+    )
+
+
+def make_evaluator(
+    source, *, head=None, ranks=None, id_map=None, replicate_below_mb=0.0, batch=5, item_chunk=17
+):
+    torch.manual_seed(3)
+    head = head or RetrievalHead()
+    encoder = HSTU(dim=DIM, layers=1, max_length=6, time_bias=True)
+    id_map = id_map or DirectMap(int(source.items.ids[-1]) + 1)
+    ranks = ranks or Ranks(0, 1, CPU)
+    table = TableSpec(
+        name="item", num_rows=id_map.num_rows, dim=DIM, optimizer=SGD(), dtype=torch.float64, init_std=1.0
+    )
+    return Evaluator(
+        model=Recommender(encoder=encoder, head=head).double(),
+        items=IdItems(
+            embedding=ShardedEmbedding([table], group=ranks.group, replicate_below_mb=replicate_below_mb),
+            id_map=id_map,
+            device=CPU,
+        ),
+        ranks=ranks,
+        batch=batch,
+        item_chunk=item_chunk,
+    )
+
+
+def last_state(evaluator, examples, row):
+    """State of the last position of one user, from the table and the model alone."""
+    batch = examples.batch([row])
+    table = evaluator.items.embedding.tables["item"].weight
+    slotted = batch.with_tokens(item_slot=evaluator.items.id_map.rows(batch.tokens["item"]))
+    return evaluator.model.states(table, slotted, SequenceLayout(batch.offsets))[-1], int(
+        batch.tokens["target"][-1]
+    )
+
+
+def ranks_one_by_one(evaluator, examples, known):
+    """Place of every user's target by a sort over the whole catalogue."""
+    catalog = examples.source.items.ids
+    table = evaluator.items.embedding.tables["item"].weight
+    vectors = evaluator.model.head.candidates(table[evaluator.items.id_map.rows(torch.from_numpy(catalog))])
+    places = []
+    for row, history in enumerate(examples.source.histories):
+        if len(history) <= known:
+            continue
+        state, target = last_state(evaluator, examples, row)
+        scores = dict(zip(catalog.tolist(), (vectors @ evaluator.model.head.queries(state)).tolist()))
+        seen = set(history[: len(history) - known]) - {target}
+        order = sorted(scores.keys() - seen, key=lambda item: (-scores[item], item))
+        places.append(order.index(target))
+    return places
+
+
+def assert_quality(got, places):
+    for k in (10, 50, 200):
+        assert got[f"hr@{k}"] == pytest.approx(np.mean([p < k for p in places]))
+        assert got[f"ndcg@{k}"] == pytest.approx(np.mean([(p < k) / math.log2(p + 2) for p in places]))
+    assert got["mrr"] == pytest.approx(np.mean([1 / (p + 1) for p in places]))
+
+
+@pytest.mark.parametrize(("split", "known"), [("valid", 2), ("test", 1)])
+def test_metrics_are_those_of_a_sort_for_every_user(split, known):
+    source = make_source()
+    evaluator, examples = make_evaluator(source), Examples(source=source, split=split, max_length=6)
+    with torch.no_grad():
+        places = ranks_one_by_one(evaluator, examples, known)
+    assert len(places) < len(source.histories)
+    assert_quality(evaluator.run(examples), places)
+
+
+def test_hashed_ids_share_rows_and_are_still_ranked():
+    source = make_source()
+    evaluator = make_evaluator(source, id_map=HashMap(200), item_chunk=1000)
+    examples = Examples(source=source, split="test", max_length=6)
+    with torch.no_grad():
+        assert_quality(evaluator.run(examples), ranks_one_by_one(evaluator, examples, 1))
+
+
+def test_batches_and_chunks_change_nothing_and_max_users_takes_the_first():
+    source = make_source()
+    examples = Examples(source=source, split="test", max_length=6)
+    first = make_evaluator(source, batch=1000, item_chunk=1000)
+    assert make_evaluator(source, batch=1, item_chunk=1).run(examples) == pytest.approx(first.run(examples))
+    with torch.no_grad():
+        places = ranks_one_by_one(first, examples, 1)
+    assert_quality(first.run(examples, max_users=3), places[:3])
+
+
+def test_the_model_is_left_in_the_mode_it_was_in():
+    source = make_source()
+    evaluator = make_evaluator(source)
+    for training in (True, False):
+        evaluator.model.train(training)
+        evaluator.run(Examples(source=source, split="test", max_length=6))
+        assert evaluator.model.training is training
+
+
+def run_sharded(rank: int, num_ranks: int) -> list[dict[str, float]]:
+    ranks = Ranks(rank, num_ranks, CPU, group=dist.group.WORLD, control=dist.new_group(backend="gloo"))
+    source = make_source()
+    results = []
+    for limit in (0.0, 1.0):
+        for max_users in (None, 1):
+            evaluator = make_evaluator(source, ranks=ranks, replicate_below_mb=limit)
+            examples = Examples(source=source, split="test", max_length=6)
+            results.append(evaluator.run(examples, max_users=max_users))
+    head = RankingHead(dim=DIM, thresholds=(10.0, 20.0))
+    evaluator = make_evaluator(source, ranks=ranks, head=head)
+    results.append(evaluator.run(Examples(source=source, split="test", max_length=6)))
+    return results
+
+
+def run_alone() -> list[dict[str, float]]:
+    source = make_source()
+    examples = Examples(source=source, split="test", max_length=6)
+    results = [make_evaluator(source).run(examples, max_users=m) for m in (None, 1, None, 1)]
+    return [
+        *results,
+        make_evaluator(source, head=RankingHead(dim=DIM, thresholds=(10.0, 20.0))).run(examples),
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_rank_gets_the_metrics_of_one(num_ranks):
+    wanted = run_alone()
+    for results in run_on_ranks(run_sharded, num_ranks, num_ranks):
+        for got, alone in zip(results, wanted, strict=True):
+            assert got == pytest.approx(alone, abs=1e-12)
+
+
+def test_ranking_metrics_are_those_of_the_last_event_of_every_user():
+    source = make_source()
+    head = RankingHead(dim=DIM, thresholds=(10.0, 20.0))
+    evaluator = make_evaluator(source, head=head)
+    examples = Examples(source=source, split="test", max_length=6)
+    pairs = []
+    with torch.no_grad():
+        for row, history in enumerate(source.histories):
+            if len(history) > 1:
+                state, target = last_state(evaluator, examples, row)
+                item = evaluator.items.embedding.tables["item"].weight[
+                    evaluator.items.id_map.rows(torch.tensor([target]))
+                ]
+                pairs.append((head.logits(state[None], item)[0, 1].item(), target / 2 > 20.0))
+    got = evaluator.run(examples)
+    losses = [math.log1p(math.exp(-x if y else x)) for x, y in pairs]
+    assert got["logloss/1"] == pytest.approx(np.mean(losses))
+    positive, negative = [x for x, y in pairs if y], [x for x, y in pairs if not y]
+    wins = sum((p > n) + (p == n) / 2 for p in positive for n in negative)
+    assert got["auc/1"] == pytest.approx(wins / len(positive) / len(negative), abs=1e-3)
+
+
+def test_popularity_ranks_by_training_counts_and_leaves_seen_items_out():
+    source = make_source()
+    catalog = source.items
+    counts = dict(zip(catalog.ids.tolist(), catalog.train_counts.tolist()))
+    places = []
+    for history in source.histories:
+        if len(history) > 1:
+            seen = set(history[:-1]) - {history[-1]}
+            order = sorted(counts.keys() - seen, key=lambda item: (-counts[item], item))
+            places.append(order.index(history[-1]))
+    examples = Examples(source=source, split="test", max_length=6)
+    assert_quality(popularity_quality(examples, batch=4), places)
+    assert_quality(popularity_quality(examples, max_users=2), places[:2])
