@@ -105,7 +105,7 @@ def test_ids_get_the_rows_of_the_plain_path(variant: str, length: tuple[str, ...
         assert_same_bits(plain, ours)
         assert sum(event["evictions"] for event in plain["pictures"]) > 20
         assert not any(plain["ahead"])
-        assert sum(ours["ahead"]) >= 0.6 * len(ours["losses"])
+        assert sum(ours["ahead"]) >= 0.625 * len(ours["losses"])  # 30 of 48
 
 
 def interrupted(
