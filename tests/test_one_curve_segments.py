@@ -39,7 +39,7 @@ def test_the_summaries_are_learnt() -> None:
     assert np.mean(alone["losses"][-10:]) < 0.9 * np.mean(alone["losses"][:10])
     fresh, _ = make_run(RECIPE)
     name = next(name for name in alone["tensors"] if name.endswith("encoder.summaries"))
-    before = fresh.model.state_dict()["encoder.summaries"].numpy()
+    before = fresh.state.model.state_dict()["encoder.summaries"].numpy()
     assert before.shape == (2, 12)
     assert np.abs(alone["tensors"][name] - before).mean() > 1e-2
 

@@ -38,10 +38,10 @@ def test_every_file_is_a_kind():
     ("name", "options", "message"),
     [
         ("widow", {}, "model.mask: there is no mask 'widow'(.|\n)*did you mean 'window'"),
-        ("window", {}, "model.mask=window needs the option 'window'"),
+        ("window", {}, "mask 'window' needs its option 'window'"),
         ("window", {"window": 0}, "model.window must be at least 1"),
-        ("window", {"window": 1, "every": 2}, "model.mask=window has no option 'every'"),
-        ("causal", {"window": 1}, "model.mask=causal has no option 'window'(.|\n)*it has no options"),
+        ("window", {"window": 1, "every": 2}, "mask 'window' has no option 'every'"),
+        ("causal", {"window": 1}, "mask 'causal' has no option 'window'(.|\n)*allowed: none"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, options, message):
