@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from freescale.kernels.attention import SequenceLayout
-from freescale.kernels.rows import take
+from freescale.kernels.hstu import reference
 from freescale.kernels.runtime import can_fuse, start_kernel
 
 _BLOCK_TOKENS = 64
@@ -45,7 +44,7 @@ def input_states(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows_UD.dtype
     if (slots_T.shape[0] > 0 and can_fuse(rows_UD)) if fused is None else fused:
         return _InputStates.apply(rows_UD, slots_T, position_LD, layout, scale, dtype)  # type: ignore[no-untyped-call]
-    states = take(rows_UD, slots_T) * scale + F.embedding(layout.positions, position_LD)
+    states, rows_UD = reference.input_states(rows_UD, slots_T, position_LD, layout, scale=scale)
     return states.to(dtype), rows_UD
 
 

@@ -1,7 +1,7 @@
 """What stands beside attention in an HSTU layer: the projections before it, and the gate and the product after it.
 
 On a GPU the elementwise work is fused and only what cannot be had again cheaply is kept for the backward: of the
-projection norm(x) and the numbers before the SiLU, of the gate its two inputs. Elsewhere plain PyTorch.
+projection norm(x) and the numbers before the SiLU, of the gate its two inputs. Elsewhere the plain `reference`.
 All of it is bound by memory, so what counts is how often a [T, width] tensor is read or written: u meets its SiLU in
 the gate, both ways, and what the layer adds to its input is added by the product itself.
 """
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from freescale.kernels.attention import last_dense
+from freescale.kernels.hstu import reference
 from freescale.kernels.runtime import (
     add_product_to,
     can_fuse,
@@ -26,17 +26,11 @@ from freescale.kernels.runtime import (
     weight_gradient,
 )
 
-EPS = 1e-6
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.
 _STEPS = 8
 # Numbers a program works on; backwards hold several of each in registers, and with half as many twice as many programs
 # fit on an SM.
 _MANY, _FEW = 4096, 2048
-
-
-def plain_norm(x: Tensor) -> Tensor:
-    """LayerNorm without parameters."""
-    return F.layer_norm(x, x.shape[-1:], eps=EPS)
 
 
 class GradBuffer:
@@ -98,16 +92,14 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
         room = GradBuffer()
         u, v, q, k, residual = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
         return Projected(u, v, q, k, residual, room)
-    u, *rest = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
-    v, q, k = (F.silu(part) for part in rest)
-    return Projected(u, v, q, k, x_TD + bias.to(x_TD.dtype), None)
+    return Projected(*reference.project_uvqk(x_TD, weight, bias=bias), None)
 
 
 def gate(proj: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
     """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
     if can_fuse(proj.u) if fused is None else fused:
         return GateFunction.apply(proj.u, attended_TD, proj.room or GradBuffer())  # type: ignore[no-untyped-call]
-    return F.silu(proj.u) * plain_norm(attended_TD)
+    return reference.gate(proj.u, attended_TD)
 
 
 def add_product(proj: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
@@ -115,7 +107,7 @@ def add_product(proj: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | 
     fused = can_fuse(y_TD) if fused is None else fused
     if fused and proj.residual.dtype == y_TD.dtype:
         return AddProduct.apply(proj.residual, y_TD, weight)  # type: ignore[no-untyped-call]
-    return proj.residual + F.linear(y_TD, weight)
+    return reference.add_product(proj.residual, y_TD, weight)
 
 
 class Project(torch.autograd.Function):

@@ -14,17 +14,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from freescale.kernels.attention import SequenceLayout
+from freescale.kernels.hstu.reference import unit
 from freescale.kernels.rows import sum_gradients
 from freescale.kernels.runtime import can_fuse, product_precision, start_kernel
 
 _NEVER = -5e4
 _BLOCK_TOKENS = 64
-
-
-def unit(x: Tensor) -> Tensor:
-    """X divided by its l2 norm, in float32 or better."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)
 
 
 def sampled_softmax(

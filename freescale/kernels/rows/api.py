@@ -1,7 +1,7 @@
 """What a table does with the rows of a batch: find the unique ones, spread them out, add gradients up.
 
-On the CPU the loops of `row_loops` do it, on a GPU torch and the kernels of `triton_table`. All add in the order the
-values stand.
+On the CPU the loops of `loops` do it, on a GPU torch and the kernels of `triton`. All add in the order the values
+stand. What they compute says `reference`, which is also what other devices and types are computed by.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from freescale.kernels.rows import reference
 
 _COMPILED = (torch.float32, torch.float64)
 _WIDEST = 8192
@@ -20,7 +21,7 @@ _WIDEST = 8192
 def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Unique values of int64 ids, ascending, and the position of every id among them, in the shape of the ids."""
     if ids.device.type != "cpu" or ids.numel() == 0:
-        return torch.unique(ids, return_inverse=True)
+        return reference.unique(ids)
     from freescale.kernels.rows import loops as row_loops
 
     values, inverse = row_loops.unique(ids.contiguous().view(-1).numpy())
@@ -45,7 +46,7 @@ def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
 def take(rows: Tensor, slots: Tensor) -> Tensor:
     """[..., dim] rows[slots], differentiable; the gradients of a row add up in an order of their own."""
     if rows.device.type != "cpu" and not _sorts(rows):
-        return F.embedding(slots, rows)
+        return reference.take(rows, slots)
     return _Take.apply(rows, slots)  # type: ignore[no-untyped-call]
 
 
@@ -62,7 +63,7 @@ def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> No
         triton_table.add_scaled(table, rows, values, scale)
         return
     if table.device.type != "cpu" or table.dtype not in _COMPILED:
-        table.index_add_(0, rows, values * scale[:, None])
+        reference.add_scaled(table, rows, values, scale)
         return
     from freescale.kernels.rows import loops as row_loops
 
@@ -122,9 +123,7 @@ def adam_direction(
             grad, moment1, moment2, beta1=beta1, beta2=beta2, correction2=correction2, eps=eps
         )
     if grad.device.type != "cpu" or grad.dtype not in _COMPILED:
-        moment1.lerp_(grad, 1 - beta1)
-        moment2.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        return moment1 / (moment2 / correction2).sqrt_().add_(eps)
+        return reference.adam_direction(grad, moment1, moment2, beta1=beta1, beta2=beta2, step=step, eps=eps)
     from freescale.kernels.rows import loops as row_loops
 
     kind: Any = np.float64 if grad.dtype == torch.float64 else np.float32
@@ -172,7 +171,7 @@ class _Take(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
         ctx.save_for_backward(slots)
         ctx.num_rows = len(rows)
-        return F.embedding(slots, rows)
+        return reference.take(rows, slots)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.kernels import (
-    AttentionMask,
-    SequenceLayout,
-    add_product,
-    gate,
-    hstu_attention,
-    project_uvqk,
-    softmax_attention,
-)
+from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.kernels.attention.plan import schedule
-from freescale.kernels.attention.plan.bias import joined
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
+from freescale.kernels.attention.plan.schedule import BIAS_ROWS
 from freescale.kernels.attention.triton import bias_gradients
-from freescale.kernels.hstu.parts import GradBuffer
 from tests.effort import along_edges, examples, quick_first
 
 pytest.importorskip("triton")
@@ -216,60 +204,9 @@ def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
 
 def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
     monkeypatch.setattr("freescale.kernels.attention.plan.bias.CHUNK", 2)
-    # GradBuffer for the first sequence, so that the second is a part of its own behind three blocks.
+    # Room for the first sequence, so that the second is a part of its own behind three blocks.
     monkeypatch.setattr(bias_gradients, "SCORE_BYTES", 3 * BIAS_ROWS**2 * 8)
     compare(make_inputs([140, 33], heads=1), mode="bias")
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
-    room=st.integers(0, 400),
-    prefix=st.integers(0, 1),
-)
-def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    work = AttentionSchedule(offsets, device=torch.device("cpu"))
-    mask = AttentionMask(prefix=1) if prefix else None
-    parts = work.parts(mask, room=room * BIAS_ROWS**2)
-    longest = -(-max(lengths) // BIAS_ROWS)
-    largest = longest**2 if prefix else longest * (longest + 1) // 2
-    if not parts:
-        assert largest == 0 or largest > room
-        return
-    assert all(0 < part.blocks <= room for part in parts)
-    assert sum(part.blocks for part in parts) * BIAS_ROWS**2 == work.bias_store(mask).size
-    for before, after in pairwise(parts):
-        assert before.tokens[1] == after.tokens[0]
-        assert before.block + before.blocks == after.block
-    assert (parts[0].tokens[0], parts[0].block) == (0, 0)
-    assert parts[-1].tokens[1] == offsets[-1]
-    seen = [
-        work.tiles("keys", block=64, other=32, mask=mask, part=part).tiles[:, 0].tolist() for part in parts
-    ]
-    whole = work.tiles("keys", block=64, other=32, mask=mask).tiles[:, 0].tolist()
-    assert sorted(start for tiles in seen for start in tiles) == sorted(whole)
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=5),
-    programs=st.integers(1, 50),
-    window=st.none() | st.integers(0, 100),
-)
-def test_runs_hold_every_tile_once(lengths, programs, window):
-    work = AttentionSchedule(torch.tensor([0, *lengths]).cumsum(0), device=torch.device("cpu"))
-    mask = None if window is None else AttentionMask(window=window, prefix=window % 2)
-    tiles = {tuple(x) for x in work._pair_tiles(32, 32, mask)[:, [0, 2, 3]].tolist()}
-    runs = work._runs(32, mask, programs)
-    found = [(x[0], x[2] + n, x[3] + n) for x in runs.tolist() for n in range(x[4])]
-    assert len(found) == len(tiles)
-    assert set(found) == tiles
-    if tiles:
-        limit = -(-len(tiles) // programs)
-        assert runs[:, 4].max() <= limit
-        again = joined(work._pair_tiles(32, 32, mask), limit=limit)
-        assert sorted(again.tolist()) == sorted(runs.tolist())
 
 
 @examples(3, thorough=60)
@@ -332,62 +269,3 @@ def test_time_buckets_are_those_of_the_reference(stamps):
     found = layout.buckets(times, times, backend="triton").view(128, 128)[: len(stamps), : len(stamps)]
     wanted = reference.time_bucket(times[:, None] - times[None, :])
     assert torch.equal(found.long(), wanted)
-
-
-def parts_of_a_layer(x, weight, bias, attended, output, *, fused, u_twice=False):
-    """Everything of a layer but attention; `u_twice`: somebody else needs u, too."""
-    proj = project_uvqk(x, weight, bias=bias, fused=fused)
-    gated = gate(proj, attended + proj.v, fused=fused) * proj.q + proj.k
-    if u_twice:
-        gated = gated + proj.u.sin()
-    return add_product(proj, gated, output, fused=fused)
-
-
-@pytest.mark.parametrize("u_twice", [False, True])
-@pytest.mark.parametrize(("tokens", "width"), [(37, 20), (300, 20), (70, 64)])
-def test_fused_parts_of_a_layer_equal_the_plain_ones(tokens, width, u_twice):
-    draw = torch.Generator().manual_seed(0)
-
-    def drawn(*shape, scale=0.3):
-        return (scale * torch.randn(shape, generator=draw)).requires_grad_()
-
-    x, attended = drawn(tokens, 24, scale=1.0), drawn(tokens, width, scale=1.0)
-    inputs = [x, drawn(24, 4 * width), drawn(24), attended, drawn(24, width)]
-    results = []
-    for fused in (False, True):
-        out = parts_of_a_layer(*inputs, fused=fused, u_twice=u_twice)
-        loss = out.sin().square().sum()
-        results.append((out, *torch.autograd.grad(loss, inputs, retain_graph=True)))
-        # A second backward through the same graph must not find what the first one left behind.
-        again = torch.autograd.grad(loss, inputs)
-        assert all(torch.equal(a, b) for a, b in zip(again, results[-1][1:]))
-    for plain, fused in zip(*results):
-        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
-
-
-def test_the_gate_leaves_the_gradient_of_u_where_the_projection_wants_it():
-    room, u = GradBuffer(), torch.randn(5, 3)
-    du = room.for_u(u)
-    du[:] = u
-    wide = room.around(du)
-    assert wide.shape == (5, 12)
-    assert wide.data_ptr() == du.data_ptr()
-    assert torch.equal(wide[:, :3], u)
-    # Used up; and another gradient than the gate's is copied to its place.
-    assert room.around(du).data_ptr() != du.data_ptr()
-    room.for_u(u)
-    assert torch.equal(room.around(u)[:, :3], u)
-
-
-def test_autograd_hands_that_gradient_over_as_it_is(monkeypatch):
-    copied = []
-    around = GradBuffer.around
-    monkeypatch.setattr(
-        GradBuffer,
-        "around",
-        lambda room, du: (copied.append(du.stride(0) != 4 * du.shape[1]), around(room, du))[1],
-    )
-    x, weight, bias = torch.randn(9, 6).requires_grad_(), torch.randn(6, 16), torch.randn(6)
-    proj = project_uvqk(x, weight, bias=bias, fused=True)
-    gate(proj, proj.v + proj.q * proj.k, fused=True).sum().backward()
-    assert copied == [False]

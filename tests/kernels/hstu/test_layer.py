@@ -1,4 +1,4 @@
-"""A layer as one function of autograd, run by Triton's interpreter, against the plain layer."""
+"""A layer as one function of autograd, run by Triton's interpreter, against the reference and the plain layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout
 from freescale.kernels.attention.triton import bias_gradients
+from freescale.kernels.hstu import LayerWeights, WholeBatch, reference
 from freescale.kernels.hstu import layer as hstu_layer
 from freescale.model.encoders.hstu import HSTULayer
 from freescale.model.views import BatchView
@@ -38,7 +39,7 @@ def _layer(**bias: bool) -> HSTULayer:
     ("position", "time", "window"),
     [(False, False, None), (True, False, 9), (False, True, None), (True, True, None)],
 )
-def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position, time, window):
+def test_states_and_gradients_are_those_of_the_reference(monkeypatch, position, time, window):
     torch.manual_seed(0)
     layer, batch = _layer(position_bias=position, time_bias=time), _batch()
     mask = None if window is None else AttentionMask(window=window)
@@ -50,15 +51,34 @@ def test_states_and_gradients_are_those_of_the_plain_layer(monkeypatch, position
         out = layer(x, BatchView(batch, SequenceLayout(batch.offsets), mask=mask), 0)
         return out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], grad.t().contiguous().t())
 
-    plain = run()
-    functions = []
+    plain, functions = run(), []
+    truth = of_the_reference(layer, batch, mask, x, grad)
     apply = hstu_layer._Layer.apply
     monkeypatch.setattr(hstu_layer._Layer, "apply", lambda *args: functions.append(1) or apply(*args))
     monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: True)
     fused = run()
     assert functions == [1]
-    for ours, wanted in zip(fused, plain, strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+    for by_parts, ours, wanted in zip(plain, fused, truth, strict=True):
+        close = {"rtol": 1e-3, "atol": 1e-4 * float(wanted.abs().max())}
+        torch.testing.assert_close(ours.double(), wanted, **close)
+        torch.testing.assert_close(by_parts.double(), wanted, **close)
+
+
+def of_the_reference(layer, batch, mask, x, grad):
+    """States and the gradients of x and of the parameters, in float64."""
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, *layer.parameters())]
+    named = dict(zip(("x", *(name for name, _ in layer.named_parameters())), wide, strict=True))
+    weights = LayerWeights(
+        uvqk=named["uvqk"],
+        output=named["output.weight"],
+        output_bias=named["output.bias"],
+        position_bias=named.get("bias.position"),
+        time_bias=named.get("bias.time"),
+    )
+    times = {"query_time": batch.tokens["target_time"], "key_time": batch.tokens["time"]}
+    whole = WholeBatch(layout=SequenceLayout(batch.offsets), mask=mask, **times)
+    out = reference.fused_layer(wide[0], weights, whole, heads=layer.heads, scale=layer.scale)
+    return out.detach(), *torch.autograd.grad(out, wide, grad.double())
 
 
 def test_gradients_from_kept_scores_are_those_of_the_plain_layer(monkeypatch):

@@ -1,6 +1,6 @@
-"""The fused sampled softmax, run by Triton's interpreter on the CPU, against plain PyTorch; see tests/gpu for a GPU.
+"""Sampled softmax, by tiles and fused in Triton's interpreter, against the reference; see tests/gpu for a GPU.
 
-Plain PyTorch itself is checked token by token in tests/model/test_heads.py.
+The loss of a head is checked token by token in tests/model/test_heads.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.kernels import SequenceLayout, sampled_softmax
+from freescale.kernels.hstu import reference
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -40,18 +41,19 @@ def compare(
     negative = torch.randint(num_rows, (len(lengths), num_negatives), generator=draw)
     layout = SequenceLayout(torch.tensor([0, *lengths]).cumsum(0))
 
-    def run(kind, fused):
+    def run(function, kind, **options):
         inputs = [x.to(kind).requires_grad_() for x in (states, rows)]
-        loss = sampled_softmax(
-            *inputs, target, negative, layout, temperature=temperature, normalize=normalize, fused=fused
-        )
-        return loss, *torch.autograd.grad(3 * loss, inputs)
+        options |= {"temperature": temperature, "normalize": normalize}
+        loss = function(*inputs, target, negative, layout, **options)
+        return loss.detach(), *torch.autograd.grad(3 * loss, inputs)
 
-    (loss, *gradients), wanted_all = run(dtype, True), run(torch.float64, False)
-    assert all(x.dtype == dtype for x in gradients)
-    for got, wanted in zip((loss.detach(), *gradients), (x.detach() for x in wanted_all)):
-        scale = max(1.0, float(wanted.abs().max()))
-        torch.testing.assert_close(got.double() / scale, wanted / scale, rtol=0, atol=tolerance)
+    truth = run(reference.sampled_softmax, torch.float64)
+    for fused in (False, True):
+        loss, *gradients = run(sampled_softmax, dtype, fused=fused)
+        assert all(x.dtype == dtype for x in gradients)
+        for got, wanted in zip((loss, *gradients), truth, strict=True):
+            scale = max(1.0, float(wanted.abs().max()))
+            torch.testing.assert_close(got.double() / scale, wanted / scale, rtol=0, atol=tolerance)
 
 
 @settings(max_examples=8, deadline=None)
@@ -62,7 +64,7 @@ def compare(
     normalize=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_fused_is_the_plain_one_in_values_and_gradients(lengths, width, num_negatives, normalize, seed):
+def test_values_and_gradients_are_those_of_the_reference(lengths, width, num_negatives, normalize, seed):
     compare(lengths, width=width, num_negatives=num_negatives, normalize=normalize, seed=seed)
 
 
@@ -74,8 +76,11 @@ def test_other_precisions(dtype):
     )
 
 
-def test_tiles_cover_every_token_once():
-    layout = SequenceLayout(torch.tensor([0, 0, 5, 70, 70, 198]))
-    tiles = layout.token_tiles(64)
-    assert tiles.tolist() == [[1, 0, 5], [2, 5, 64], [2, 69, 1], [4, 70, 64], [4, 134, 64]]
-    assert layout.token_tiles(64) is tiles
+def test_a_negative_that_is_the_target_does_not_count():
+    layout, rows = SequenceLayout(torch.tensor([0, 1])), torch.tensor([[1.0], [3.0]])
+    for negative, logits in (([0, 1], [2.0, 6.0]), ([0, 0], [2.0]), ([1, 1], [2.0, 6.0, 6.0])):
+        loss = reference.sampled_softmax(
+            torch.tensor([[1.0]]), rows, torch.tensor([0]), torch.tensor([negative]), layout,
+            temperature=0.5, normalize=False,
+        )  # fmt: skip
+        torch.testing.assert_close(loss, torch.tensor(logits).logsumexp(0) - 2)

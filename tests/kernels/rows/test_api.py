@@ -1,4 +1,4 @@
-"""Row kernels against plain torch and plain Python: values, order of sums, gradients, odd shapes, bad rows."""
+"""Row kernels of the CPU against the reference: values, order of sums, gradients, odd shapes, bad rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
-from freescale.kernels.rows.api import adam_direction, add_scaled, mean_squares, sum_by_row, take, unique
+from freescale.kernels.rows import reference
+from freescale.kernels.rows.api import (
+    adam_direction,
+    add_scaled,
+    mean_squares,
+    overlap,
+    sum_by_row,
+    sum_gradients,
+    sum_rows,
+    take,
+    unique,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.one_of(
@@ -20,32 +30,42 @@ IDS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(IDS)
-def test_distinct_is_unique_with_inverse(ids):
-    values, slots = unique(torch.tensor(ids, dtype=torch.int64))
-    assert values.tolist() == sorted(set(ids))
-    assert [values.tolist()[slot] for slot in slots.tolist()] == ids
+def test_unique_values_are_ascending_with_their_inverse(ids):
+    for way in (unique, reference.unique):
+        values, inverse = way(torch.tensor(ids, dtype=torch.int64))
+        assert values.tolist() == sorted(set(ids))
+        assert [values.tolist()[slot] for slot in inverse.tolist()] == ids
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (2, 3), (2, 0, 4), (3, 2, 5)])
-def test_distinct_keeps_the_shape_of_the_ids(shape):
+def test_the_inverse_has_the_shape_of_the_ids(shape):
     ids = torch.arange(torch.Size(shape).numel()).remainder(4).view(shape)
-    values, slots = unique(ids)
-    assert slots.shape == ids.shape
-    assert torch.equal(values[slots], ids)
+    values, inverse = unique(ids)
+    assert inverse.shape == ids.shape
+    assert torch.equal(values[inverse], ids)
 
 
-def test_distinct_reads_ids_that_do_not_lie_in_one_piece():
+def test_unique_reads_ids_that_do_not_lie_in_one_piece():
     ids = torch.tensor([[5, 1], [5, 3], [2, 5]]).t()
-    values, slots = unique(ids)
+    values, inverse = unique(ids)
     assert values.tolist() == [1, 2, 3, 5]
-    assert torch.equal(values[slots], ids)
+    assert torch.equal(values[inverse], ids)
 
 
-def test_distinct_of_many_ids_in_every_digit():
+def test_unique_values_of_many_ids_in_every_digit():
     ids = torch.randint(0, 2**40, (20_000,), generator=torch.Generator().manual_seed(0)).repeat(2)
-    wanted = torch.unique(ids, return_inverse=True)
-    for got, want in zip(unique(ids), wanted, strict=True):
+    for got, want in zip(unique(ids), reference.unique(ids), strict=True):
         assert torch.equal(got, want)
+
+
+@settings(max_examples=100, deadline=None)
+@given(*[st.one_of(st.sets(st.integers(0, 20)), st.sets(INT64, max_size=20))] * 2)
+def test_overlap_marks_what_stands_in_both(first, second):
+    lists = [torch.tensor(sorted(x), dtype=torch.int64) for x in (first, second)]
+    marks = overlap(*lists)
+    assert lists[0][marks[0]].tolist() == lists[1][marks[1]].tolist() == sorted(first & second)
+    for got, wanted in zip(marks, reference.overlap(*lists), strict=True):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -56,11 +76,12 @@ def test_sum_by_row_adds_in_the_order_given(count, dim, num_rows, dtype):
     generator = torch.Generator().manual_seed(count)
     index = torch.randint(0, num_rows, (count,), generator=generator)
     values = torch.randn(count, dim, generator=generator, dtype=torch.float64).to(dtype) * 1e3
-    wanted = torch.zeros(num_rows, dim, dtype=dtype)
-    for row, value in zip(index.tolist(), values):
-        wanted[row] += value
+    wanted = reference.sum_by_row(index, values, num_rows)
     torch.full((num_rows, dim), float("nan"), dtype=dtype)  # freed at once: memory that is not written shows
     assert torch.equal(sum_by_row(index, values, num_rows), wanted)
+    assert torch.equal(
+        sum_gradients(values, index, num_rows), reference.sum_gradients(values, index, num_rows)
+    )
 
 
 def test_sum_by_row_in_types_that_are_not_compiled():
@@ -75,13 +96,31 @@ def test_take_is_an_embedding_with_its_gradient(shape, dtype):
     generator = torch.Generator().manual_seed(1)
     slots = torch.randint(0, 5, shape, generator=generator)
     rows = torch.randn(6, 3, generator=generator, dtype=torch.float64).to(dtype)
-    ours, theirs = rows.clone().requires_grad_(), rows.clone().requires_grad_()
     grad = torch.randn(*shape, 3, generator=generator, dtype=torch.float64).to(dtype)
-    got, wanted = take(ours, slots), F.embedding(slots, theirs)
+    check_equal_with_gradient(take, reference.take, rows, slots, grad=grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(9,), (2, 7), (0,)])
+def test_sum_rows_and_its_gradient(shape, dtype):
+    generator = torch.Generator().manual_seed(3)
+    slots = torch.randint(0, 5, shape, generator=generator)
+    values = torch.randn(*shape, 3, generator=generator, dtype=torch.float64).to(dtype)
+    grad = torch.randn(6, 3, generator=generator, dtype=torch.float64).to(dtype)
+    if slots.numel():
+        check_equal_with_gradient(sum_rows, reference.sum_rows, values, slots, 6, grad=grad)
+    else:
+        assert torch.equal(sum_rows(values, slots, 6), reference.sum_rows(values, slots, 6))
+
+
+def check_equal_with_gradient(ours, truth, x, *options, grad):
+    """The same bits both ways."""
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    got, wanted = ours(inputs[0], *options), truth(inputs[1], *options)
     assert torch.equal(got, wanted)
     got.backward(grad)
     wanted.backward(grad)
-    assert torch.equal(ours.grad, theirs.grad)
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
 
 
 def test_take_can_be_differentiated_twice_and_takes_any_gradient():
@@ -98,10 +137,36 @@ def test_add_scaled_changes_the_rows_named_and_no_others(dtype):
     generator = torch.Generator().manual_seed(2)
     table, values = (torch.randn(n, 5, generator=generator).to(dtype) for n in (8, 3))
     rows, scale = torch.tensor([7, 0, 4]), torch.tensor([2.0, -1.0, 0.5], dtype=dtype)
-    wanted = table.clone()
-    wanted[rows] += scale[:, None] * values
+    written_out, wanted = table.clone(), table.clone()
+    written_out[rows] += scale[:, None] * values
+    reference.add_scaled(wanted, rows, values, scale)
+    assert torch.equal(wanted, written_out)
     add_scaled(table, rows, values, scale)
     assert torch.equal(table, wanted)
+
+
+@pytest.mark.parametrize(("count", "width"), [(0, 8), (1, 1), (300, 50)])
+def test_mean_squares(count, width):
+    values = torch.randn(count, width, generator=torch.Generator().manual_seed(count))
+    wanted = reference.mean_squares(values.double())
+    torch.testing.assert_close(mean_squares(values).double(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(mean_squares(values.double()), wanted)
+    torch.testing.assert_close(mean_squares(values.bfloat16()).double(), wanted, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "width", "step"), [(0, 8, 1), (1, 1, 1), (70, 5, 3)])
+def test_adam_moves_both_moments_and_gives_their_direction(count, width, step, dtype):
+    draw = torch.Generator().manual_seed(count)
+    grad, first, second = (torch.randn(count, width, generator=draw, dtype=dtype) for _ in range(3))
+    rates = {"beta1": 0.9, "beta2": 0.98, "step": step, "eps": 1e-8}
+    moments, wanted = ([first.clone(), second.square()] for _ in range(2))
+    ours, truth = adam_direction(grad, *moments, **rates), reference.adam_direction(grad, *wanted, **rates)
+    for got, want in zip((ours, *moments), (truth, *wanted), strict=True):
+        torch.testing.assert_close(got, want)
+    # Written out: Adam without the correction of the first moment.
+    mean, square = 0.9 * first + 0.1 * grad, 0.98 * second.square() + 0.02 * grad.square()
+    torch.testing.assert_close(truth, mean / ((square / (1 - 0.98**step)).sqrt() + 1e-8))
 
 
 @pytest.mark.parametrize("bad", [-1, 3])
@@ -111,32 +176,3 @@ def test_a_row_outside_is_refused(bad):
         sum_by_row(index, torch.ones(2, 2), 3)
     with pytest.raises(IndexError, match="out of range"):
         add_scaled(torch.ones(3, 2), index, torch.ones(2, 2), torch.ones(2))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
-@pytest.mark.parametrize(("count", "width"), [(0, 8), (1, 1), (300, 50), (70, 128)])
-def test_updates_on_a_gpu_are_those_of_the_cpu(count, width):
-    """The Triton kernels, run by Triton's interpreter."""
-    pytest.importorskip("triton")
-    from freescale.kernels.rows.triton import table as triton_table
-
-    draw = torch.Generator().manual_seed(count)
-    grad, first, second = (torch.randn(count, width, generator=draw) for _ in range(3))
-    torch.testing.assert_close(triton_table.mean_squares(grad), mean_squares(grad))
-    tables = [torch.randn(2 * count + 1, width, generator=draw)] * 2
-    tables = [table.clone() for table in tables]
-    rows, scale = torch.randperm(2 * count + 1, generator=draw)[:count], torch.randn(count, generator=draw)
-    triton_table.add_scaled(tables[0], rows, grad, scale)
-    add_scaled(tables[1], rows, grad, scale)
-    torch.testing.assert_close(*tables)
-    moments = [(first.clone(), second.square()) for _ in range(2)]
-    rates = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8}
-    ours = triton_table.adam_direction(grad, *moments[0], correction2=1 - 0.98**3, **rates)
-    wanted = adam_direction(grad, *moments[1], step=3, **rates)
-    for x, y in zip((ours, *moments[0]), (wanted, *moments[1])):
-        torch.testing.assert_close(x, y)
-    # A row has the same bits wherever it stands.
-    if count > 1:
-        assert torch.equal(
-            triton_table.mean_squares(grad[1:])[: count - 1], triton_table.mean_squares(grad)[1:]
-        )

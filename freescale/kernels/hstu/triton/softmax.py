@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SHORTEST = tl.constexpr(1e-6)  # vectors are never divided by less; as in `sampled_softmax.unit`
+SHORTEST = tl.constexpr(1e-6)  # vectors are never divided by less; as in `reference.unit`
 
 
 @triton.jit

@@ -1,0 +1,106 @@
+"""The plain truth of the HSTU kernels: one formula each, nothing fused, autograd does the backward.
+
+A layer is x + bias + (SiLU(u) * norm(attention(q, k, v))) output^T with u, v, q, k = norm(x) uvqk, SiLU on v, q and k.
+
+Shapes: T tokens in all, B sequences, D the width of states, U distinct item vectors, N negatives a sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freescale.kernels.attention import SequenceLayout, hstu_attention
+from freescale.kernels.rows import take
+
+if TYPE_CHECKING:
+    from freescale.kernels.hstu.layer import LayerWeights, WholeBatch
+
+
+def plain_norm(x: Tensor) -> Tensor:
+    """LayerNorm without parameters."""
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def unit(x: Tensor) -> Tensor:
+    """X divided by its l2 norm, in float32 or better."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+
+
+def input_states(
+    rows_UD: Tensor, slots_T: Tensor, position_LD: Tensor, layout: SequenceLayout, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """States scale * rows[slots] + position[p], [T, D], p a token's position in its sequence; and the rows."""
+    return take(rows_UD, slots_T) * scale + F.embedding(layout.positions, position_LD), rows_UD
+
+
+def project_uvqk(
+    x_TD: Tensor, weight: Tensor, *, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """u, v, q, k = norm(x) weight, each [T, width] with weight [D, 4 width], SiLU on all but u; and x + bias."""
+    u, v, q, k = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
+    return u, F.silu(v), F.silu(q), F.silu(k), x_TD + bias.to(x_TD.dtype)
+
+
+def gate(u_TD: Tensor, attended_TD: Tensor) -> Tensor:
+    """SiLU(u) * norm(attended)."""
+    return F.silu(u_TD) * plain_norm(attended_TD)
+
+
+def add_product(residual_TD: Tensor, y_TD: Tensor, weight: Tensor) -> Tensor:
+    """Residual + y weight^T, the states after the layer."""
+    return residual_TD + F.linear(y_TD, weight)
+
+
+def fused_layer(
+    x_TD: Tensor, weights: LayerWeights, batch: WholeBatch, *, heads: int, scale: float
+) -> Tensor:
+    """What a layer as one function computes: projections, attention, gate and product, one after the other."""
+    u, v, q, k, residual = project_uvqk(x_TD, weights.uvqk, bias=weights.output_bias)
+    q, k, v = (x.unflatten(-1, (heads, -1)) for x in (q, k, v))
+    attended = hstu_attention(
+        q,
+        k,
+        v,
+        batch.layout.offsets,
+        scale=scale,
+        position_bias=weights.position_bias,
+        time_bias=weights.time_bias,
+        query_time=batch.query_time,
+        key_time=batch.key_time,
+        mask=batch.mask,
+        backend="reference",
+    )
+    return add_product(residual, gate(u, attended.flatten(1)), weights.output)
+
+
+def sampled_softmax(
+    states_TD: Tensor,
+    rows_UD: Tensor,
+    target_T: Tensor,
+    negative_BN: Tensor,
+    layout: SequenceLayout,
+    *,
+    temperature: float,
+    normalize: bool,
+) -> Tensor:
+    """Sum over tokens of -log softmax(next item against negatives), one sequence at a time.
+
+    A negative that is the token's target does not count.
+    """
+    dtype = torch.promote_types(states_TD.dtype, rows_UD.dtype)
+    states, rows = (unit(x.to(dtype)) if normalize else x.to(dtype) for x in (states_TD, rows_UD))
+    loss = states.new_zeros(())
+    for n, (start, stop) in enumerate(itertools.pairwise(layout.offsets.tolist())):
+        own, target, negative = states[start:stop], target_T[start:stop], negative_BN[n]
+        positive = (own * rows[target]).sum(-1, keepdim=True)
+        against = own @ rows[negative].T
+        against = against.masked_fill(target[:, None] == negative, float("-inf"))
+        logits = torch.cat([positive, against], dim=1) / temperature
+        loss = loss - logits.log_softmax(-1)[:, 0].sum()
+    return loss

@@ -1,0 +1,122 @@
+"""The plain truth of the row kernels: one value after the other, no tricks, autograd does the backward.
+
+Sums add in the order the values stand. Kernels may add in another order of their own, as long as it depends on nothing
+but the values of the row itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Unique values of ids, ascending, and the position of every id among them, in the shape of the ids."""
+    return torch.unique(ids, return_inverse=True)
+
+
+def overlap(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Which values of each list stand in the other, too."""
+    return torch.isin(first, second), torch.isin(second, first)
+
+
+def take(rows: Tensor, slots: Tensor) -> Tensor:
+    """[..., dim] rows[slots]."""
+    return F.embedding(slots, rows)
+
+
+def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
+    """out[index[n]] += values[n] for n = 0, 1, ...: rows that no value belongs to are zero."""
+    out = values.new_zeros(num_rows, *values.shape[1:])
+    for row, value in zip(index.tolist(), values):
+        out[row] += value
+    return out
+
+
+def sum_rows(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values [..., dim] with the same slot."""
+    return sum_by_row(slots.flatten(), values.reshape(-1, values.shape[-1]), num_rows)
+
+
+def sum_gradients(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values of each slot; a GPU adds half precision up in float32 and rounds once."""
+    return sum_by_row(slots, values, num_rows)
+
+
+def sum_by_slot(
+    values: Tensor, slots: Tensor, num_rows: int, *, scale: float = 1.0, onto: Tensor | None = None
+) -> Tensor:
+    """[num_rows, width] scale * sum of the values of each slot, and `onto`, in float32 or better."""
+    out = scale * sum_by_row(slots, _wide(values), num_rows)
+    return out if onto is None else out + onto
+
+
+def sum_by_position(values: Tensor, first: Tensor, reach: Tensor, num_positions: int) -> Tensor:
+    """[num_positions, width] sum of the tokens' values at each position of the sequences, in float32 or better.
+
+    Sequences come longest first: `first` are their first tokens, `reach` tells how many have a token at each position.
+    """
+    wide = _wide(values)
+    out = wide.new_zeros(num_positions, values.shape[1])
+    for position, count in enumerate(reach.tolist()):
+        for start in first[:count].tolist():
+            out[position] += wide[start + position]
+    return out
+
+
+def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
+    """table[rows[n]] += scale[n] * values[n] for unique rows, in place."""
+    table.index_add_(0, rows, values * scale[:, None])
+
+
+def mean_squares(values: Tensor) -> Tensor:
+    """[U] mean of the squares of each row."""
+    return values.square().mean(dim=1)
+
+
+def adam_direction(
+    grad: Tensor, moment1: Tensor, moment2: Tensor, *, beta1: float, beta2: float, step: int, eps: float
+) -> Tensor:
+    """Moves both moments towards grad and grad^2, in place; moment1 / (sqrt(moment2 / (1 - beta2^step)) + eps)."""
+    moment1.lerp_(grad, 1 - beta1)
+    moment2.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    return moment1 / (moment2 / (1 - beta2**step)).sqrt_().add_(eps)
+
+
+def split_index(marks: BoolArray, sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Positions that are marked, positions that are not, and how many are marked in each of consecutive blocks."""
+    return np.flatnonzero(marks), np.flatnonzero(~marks), _marked_by_block(marks, sizes)
+
+
+def split_values(marks: BoolArray, values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Values that are marked, values that are not, and the position of each within its own list."""
+    number = np.where(marks, np.cumsum(marks), np.cumsum(~marks)) - 1
+    return values[marks], values[~marks], number
+
+
+def split_wanted(
+    marks: BoolArray, number: IntArray, wanted: IntArray, inverse: IntArray, sizes: IntArray
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Rows wanted whose unique row is marked, and those whose is not, each with the `number` of that unique row.
+
+    In this order: rows marked, their numbers, rows not marked, their numbers, how many are marked in each of
+    consecutive blocks.
+    """
+    marked, own = marks[inverse], number[inverse]
+    return wanted[marked], own[marked], wanted[~marked], own[~marked], _marked_by_block(marked, sizes)
+
+
+def _marked_by_block(marks: BoolArray, sizes: IntArray) -> IntArray:
+    """How many are marked in each of consecutive blocks."""
+    return np.array([marks[end - size : end].sum() for size, end in zip(sizes, np.cumsum(sizes))], np.int64)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 or better."""
+    return x if x.dtype == torch.float64 else x.float()
