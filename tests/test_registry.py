@@ -83,7 +83,9 @@ def test_a_plugin_is_a_module_that_python_can_import(tmp_path, monkeypatch):
 def test_a_plugin_that_misses_a_module_of_its_own_says_which(tmp_path, monkeypatch):
     (tmp_path / "broken_kinds.py").write_text("import no_such_package_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"ModuleNotFoundError: .*no_such_package_at_all.*broken_kinds\.py:1"):
+    with pytest.raises(
+        ConfigError, match=r"ModuleNotFoundError: .*no_such_package_at_all.*broken_kinds\.py:1"
+    ):
         registry.load_plugin("broken_kinds")
 
 
