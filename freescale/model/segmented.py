@@ -28,15 +28,15 @@ class SegmentedEncoder(nn.Module):
     after the summaries.
 
     Args:
-        encoder: the encoder inside, with room for `max_places` tokens.
+        encoder: the encoder inside, with room for `max_positions` tokens.
         rule: how histories are cut.
         dim: width of vectors and states.
-        max_places: most events and summaries of one sequence.
+        max_positions: most events and summaries of one sequence.
     """
 
     compresses = True
 
-    def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_places: int) -> None:
+    def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_positions: int) -> None:
         super().__init__()
         if getattr(encoder, "mask", None) is not None:
             raise ConfigError(
@@ -45,7 +45,7 @@ class SegmentedEncoder(nn.Module):
             )
         self.encoder = encoder
         self.rule = rule
-        self.max_places = max_places
+        self.max_positions = max_positions
         self.summaries = nn.Parameter(torch.empty(rule.summaries, dim))
         # As item vectors begin.
         nn.init.trunc_normal_(self.summaries, std=0.02)

@@ -22,30 +22,30 @@ pytestmark = pytest.mark.skipif(
     width=st.sampled_from([1, 16, 33, 70]),
     seed=st.integers(0, 99),
 )
-def test_values_are_summed_by_slot(counts, width, seed):
-    from freescale.kernels.rows.triton.sums import sum_by_slot
+def test_values_are_summed_by_index(counts, width, seed):
+    from freescale.kernels.rows.triton.sums import sum_by_index
 
     draw = torch.Generator().manual_seed(seed)
-    slots = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    slots = slots[torch.randperm(len(slots), generator=draw)]
-    values = torch.randn(len(slots), width, dtype=torch.float64, generator=draw)
-    wanted = torch.zeros(len(counts), width, dtype=torch.float64).index_add_(0, slots, values) * 3
-    got = sum_by_slot(values, slots, len(counts), scale=3.0)
+    index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    index = index[torch.randperm(len(index), generator=draw)]
+    values = torch.randn(len(index), width, dtype=torch.float64, generator=draw)
+    wanted = torch.zeros(len(counts), width, dtype=torch.float64).index_add_(0, index, values) * 3
+    got = sum_by_index(values, index, len(counts), scale=3.0)
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    narrow = sum_by_slot(values.half(), slots, len(counts), scale=3.0)
+    narrow = sum_by_index(values.half(), index, len(counts), scale=3.0)
     assert narrow.dtype == torch.float32
     torch.testing.assert_close(narrow.double(), wanted, rtol=0.01, atol=0.3)
 
 
 def test_the_sum_of_a_row_does_not_depend_on_the_rows_beside_it():
-    from freescale.kernels.rows.triton.sums import sum_by_slot
+    from freescale.kernels.rows.triton.sums import sum_by_index
 
     values = torch.randn(400, 24)
-    slots = torch.arange(400) % 2
-    slots[:300] = 1
-    together = sum_by_slot(values, slots, 2)
+    index = torch.arange(400) % 2
+    index[:300] = 1
+    together = sum_by_index(values, index, 2)
     for row in (0, 1):
-        alone = sum_by_slot(values[slots == row], slots[slots == row], 2)
+        alone = sum_by_index(values[index == row], index[index == row], 2)
         assert torch.equal(alone[row], together[row])
 
 
@@ -59,11 +59,11 @@ def test_fused_input_states_are_the_plain_ones(lengths, width):
     layout = SequenceLayout(torch.tensor([0, *lengths]).cumsum(0))
     rows = torch.randn(11, width, generator=draw).requires_grad_()
     position = torch.randn(103, width, generator=draw).requires_grad_()
-    slots = torch.randint(9, (sum(lengths),), generator=draw)
+    index = torch.randint(9, (sum(lengths),), generator=draw)
     weight = torch.randn(sum(lengths), width, generator=draw)
     results = []
     for fused in (False, True):
-        out, past = input_states(rows, slots, position, layout, scale=2.5, fused=fused)
+        out, past = input_states(rows, index, position, layout, scale=2.5, fused=fused)
         loss = (out * weight).sum() + past.sin().sum()
         results.append((out, *torch.autograd.grad(loss, (rows, position))))
     for plain, ours in zip(*results):
