@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from freescale.data import SegmentedBatch, SegmentRule, SequenceBatch, insert_summaries
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model.views import BatchView, Encoder, KeepKeys
+from freescale.model.views import BatchView, KeepKeys, ViewEncoder
 
 
 class SegmentedEncoder(nn.Module):
@@ -74,9 +74,9 @@ class SegmentedEncoder(nn.Module):
         return cast(Tensor, _Insert.apply(vectors_TD, shared, cut.events, cut.summaries))  # type: ignore[no-untyped-call]
 
     @property
-    def inner(self) -> Encoder:
+    def inner(self) -> ViewEncoder:
         """The encoder inside, as passes see it."""
-        return cast(Encoder, self.encoder)
+        return cast(ViewEncoder, self.encoder)
 
 
 class _Insert(torch.autograd.Function):
