@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from freescale.recipe import Config, describe_keys, describe_options
+from freescale.recipe import Config, describe_keys
 
 OUT = Path(__file__).parent / "keys.md"
 HEAD = """# Every recipe key
@@ -21,22 +21,15 @@ HEAD = """# Every recipe key
 def page() -> str:
     """The whole page as Markdown: one section of the recipe, one table."""
     parts = [HEAD]
-    keys = [*describe_keys(), *describe_options()]
-    order = list(vars(Config()))
-    keys.sort(key=lambda row: order.index(_section(row)))
-    for section, rows in itertools.groupby(keys, key=_section):
+    for section, rows in itertools.groupby(describe_keys(), key=lambda row: row[0].split(".")[0]):
         about = type(getattr(Config(), section)).__doc__
         parts.append(f"## {section}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|")
         parts += [
-            f"| `{name}` | {_cell(kind)} | {f'`{_yaml(default)}`' if default else 'none'} | {_cell(text)} |"
+            f"| `{name}` | {_cell(kind)} | `{_yaml(default)}` | {_cell(text)} |"
             for name, kind, default, text in rows
         ]
         parts.append("")
     return "\n".join(parts)
-
-
-def _section(row: tuple[str, str, str, str]) -> str:
-    return row[0].split(".")[0]
 
 
 def _cell(text: str) -> str:

@@ -51,12 +51,14 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
 
 
 def describe_options() -> Iterator[tuple[str, str, str, str]]:
-    """The same of the keys that come with a kind: those that ship, which are imported, and those from outside."""
+    """The same of the keys that come with kinds from outside; our own are in the help of keys."""
     for section in dataclasses.fields(Config):
         own = own_fields(section.default_factory)
         for key, family in kind_keys(section.default_factory):
             for name in registry.names(family):
-                fields, hints = _option_fields([(own[key], name)])
+                kind = registry.registered(family, name)
+                outside = kind is not None and not kind.ships
+                fields, hints = _option_fields([(own[key], name)] if outside else [])
                 for item in fields.values():
                     if item.name not in own:
                         names = f"{section.name}.{item.name}", type_name(hints[item.name])

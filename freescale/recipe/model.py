@@ -38,7 +38,11 @@ class ModelSection:
     )
     ffn_dim: int | None = key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
     rope_base: float = key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
-    mask: str = key("causal", "what a token sees of what came before it", family="mask")
+    mask: str = key(
+        "causal",
+        "what a token sees of what came before it; window: the latest model.window tokens, a key that comes with it",
+        family="mask",
+    )
     extra: Mapping[str, Any] = extra_keys()
 
 

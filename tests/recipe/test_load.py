@@ -381,10 +381,19 @@ def test_an_option_without_a_default_is_asked_for_by_its_key():
         options_of(load_config(None, ["model.mask=window"]).model, "mask")
 
 
-def test_options_of_kinds_are_described_and_none_of_them_twice():
-    rows = [name for name, *_ in (*describe_keys(), *describe_options())]
-    assert ("model.window", "int", "", "with model.mask=window") in list(describe_options())
-    assert len(rows) == len(set(rows))
+@pytest.mark.usefixtures("own_kinds")
+def test_options_of_kinds_from_outside_are_described():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Options:
+        size: int
+        dim: int = 3
+        steps: tuple[int, ...] = (1, 2)
+
+    registry.register("mask", "mine", options=Options)(dict)
+    assert list(describe_options()) == [
+        ("model.size", "int", "", "with model.mask=mine"),
+        ("model.steps", "list of int", "[1, 2]", "with model.mask=mine"),
+    ]
 
 
 @pytest.mark.usefixtures("own_kinds")
