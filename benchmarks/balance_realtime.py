@@ -68,8 +68,8 @@ class Bench:
     def compute(self, sampler: BalancedSampler, step: int, *, slow: bool) -> MeasuredStep:
         """Forward and backward of this rank's share; a slow rank goes on computing for its speed's sake."""
         batch = self.examples.batch(sampler.plan(step).rows, step=step)
-        batch = batch.with_tokens(item_slot=batch.tokens["item"], target_slot=batch.tokens["target"])
-        batch = batch.with_samples(negative_slot=batch.samples["negatives"])
+        batch = batch.with_tokens(item_index=batch.tokens["item"], target_index=batch.tokens["target"])
+        batch = batch.with_samples(negative_index=batch.samples["negatives"])
         rows = self.table.clone().requires_grad_()
         dist.barrier()
         start = time.perf_counter()

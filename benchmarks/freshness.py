@@ -42,7 +42,7 @@ from freescale.kernels.id_table.layout import make_layout
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import TABLE, with_slots
+from freescale.pipeline.schedule import TABLE, look_up
 
 DIM, BATCH, NEGATIVES, CONTEXT, LEARNING_RATE = 32, 64, 64, 40, 3e-3
 CPU = torch.device("cpu")
@@ -125,8 +125,8 @@ def run(side: str, days: list[Day], rows: int, seed: int, ttl_days: int) -> dict
     step, hits = 0, []
     for number, day in enumerate(days):
         for batch in batches(day, seed * 1000 + number):
-            lookup, slotted = with_slots(batch, embedding, id_map, CPU, step=step)
-            (model(lookup.rows, slotted) / batch.num_tokens).backward()
+            lookup, indexed = look_up(batch, embedding, id_map, CPU, step=step)
+            (model(lookup.rows, indexed) / batch.num_tokens).backward()
             optimizer.step()
             optimizer.zero_grad()
             embedding.update(lookup, lr=LEARNING_RATE, step=step + 1)
@@ -183,8 +183,8 @@ def answer(
         part = day.questions[start : start + 256]
         some = [torch.from_numpy(history[-CONTEXT:]) for history, _ in part]
         batch = SequenceBatch.from_sequences([{"item": one, "target": one} for one in some])
-        lookup, slotted = with_slots(batch, embedding, id_map, CPU)
-        states = model.states(lookup.rows, slotted, SequenceLayout(slotted.offsets))[batch.offsets[1:] - 1]
+        lookup, indexed = look_up(batch, embedding, id_map, CPU)
+        states = model.states(lookup.rows, indexed, SequenceLayout(indexed.offsets))[batch.offsets[1:] - 1]
         scores: Tensor = head.queries(states) @ candidates.T
         for row, (history, target) in zip(scores, part):
             goal = float(row[place[target]])

@@ -354,8 +354,8 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         item, target, negative = lookup.inverse.split([tokens, tokens, negatives.numel()])
         batch = SequenceBatch(
             offsets=offsets,
-            tokens={"item_slot": item, "target_slot": target},
-            samples={"negative_slot": negative.view(negatives.shape)},
+            tokens={"item_index": item, "target_index": target},
+            samples={"negative_index": negative.view(negatives.shape)},
         )
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):

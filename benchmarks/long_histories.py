@@ -151,8 +151,8 @@ def ranks_of(
     for start in range(0, len(users), evaluator.batch):
         rows = users[start : start + evaluator.batch]
         batch = examples.batch(rows)
-        lookup, slotted = vectors.look_up(batch)
-        states = head.queries(last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted))
+        lookup, indexed = vectors.look_up(batch)
+        states = head.queries(last_states(F.embedding(indexed.tokens["item_index"], lookup), indexed))
         asked = Asked.of(examples, rows, batch, catalog, states, run.ranks.device)
         found.append(rank_of_targets(asked, blocks).cpu().numpy())
     return np.concatenate(found)

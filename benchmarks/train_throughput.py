@@ -48,8 +48,8 @@ def make_batch(lengths: np.ndarray, rng: np.random.Generator, device: str) -> Se
     negatives = torch.from_numpy(rng.integers(NUM_ITEMS, size=(len(lengths), NUM_NEGATIVES)))
     return SequenceBatch(
         offsets=offsets,
-        tokens={"item_slot": ids[0], "target_slot": ids[1]},
-        samples={"negative_slot": negatives},
+        tokens={"item_index": ids[0], "target_index": ids[1]},
+        samples={"negative_index": negatives},
     ).to(device)
 
 
@@ -63,7 +63,7 @@ def padded_loss(model: Recommender, table: Tensor, batch: SequenceBatch) -> Tens
     longest = int(batch.lengths.max())
     place = torch.arange(longest, device=table.device)
     real = place < lengths[:, None]
-    item, target = (_pad(batch.tokens[name], real) for name in ("item_slot", "target_slot"))
+    item, target = (_pad(batch.tokens[name], real) for name in ("item_index", "target_index"))
     encoder = model.encoder
     x = F.embedding(item, table) * DIM**0.5 + encoder.input.position[:longest]
     x = x * real[..., None]
@@ -71,7 +71,7 @@ def padded_loss(model: Recommender, table: Tensor, batch: SequenceBatch) -> Tens
         x = _padded_layer(layer, x, real)
     states, rows = unit(x), unit(table)
     positive = (states * F.embedding(target, rows)).sum(-1, keepdim=True)
-    slots = batch.samples["negative_slot"]
+    slots = batch.samples["negative_index"]
     against = states @ F.embedding(slots, rows).transpose(1, 2)
     against = against.masked_fill(target[..., None] == slots[:, None, :], -5e4)
     logits = torch.cat([positive, against], -1) / model.head.temperature

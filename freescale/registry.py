@@ -15,11 +15,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import pkgutil
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from freescale.errors import ConfigError, nearest
+from freescale.errors import ConfigError, FreeScaleError, nearest
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ def register(family: str, name: str, *, options: type | None = None) -> Callable
         before = _kinds.get((family, name))
         if before is not None and getattr(before.make, "__module__", "") != module:
             raise ConfigError(
-                f"there is a {family} called {name!r} already",
+                f"{family} {name!r} is registered already",
                 got=f"one from {before.make.__module__}, one from {module}",
                 next_step="register yours under another name",
             )
@@ -110,9 +111,9 @@ def find(family: str, name: str, *, key: str | None = None) -> Kind:
     return kind
 
 
-def options(family: str, name: str) -> type | None:
-    """The options of a kind; imports one that ships, which takes torch along, so ask only where it matters."""
-    return find(family, name).options
+def registered(family: str, name: str) -> Kind | None:
+    """The kind of this name if its module has been imported; imports nothing, so it knows all kinds from outside."""
+    return _kinds.get((family, name))
 
 
 def options_of(kind: Kind, given: object = None) -> Any:
@@ -135,16 +136,22 @@ def options_of(kind: Kind, given: object = None) -> Any:
     _refuse_unknown(kind, values, known)
     if kind.options is None:
         return None
-    required = [
-        field.name
-        for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in required if name not in values]
+    missing = missing_options(kind, values)
     if missing:
         raise ConfigError(f"{kind.family} {kind.name!r} needs its option {missing[0]!r}", got=f"{values}")
     # JSON knows no tuples, and what is frozen holds no lists.
     return kind.options(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+
+def missing_options(kind: Kind, given: Mapping[str, Any]) -> list[str]:
+    """Options without a default that were not given."""
+    return [
+        field.name
+        for field in (() if kind.options is None else dataclasses.fields(kind.options))
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in given
+    ]
 
 
 def _refuse_unknown(kind: Kind, values: Mapping[str, Any], known: list[str]) -> None:
@@ -179,13 +186,37 @@ def load_plugin(module: str) -> None:
             next(iter(installed)).load()
         else:
             importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-            raise
+    except FreeScaleError:
+        raise
+    except Exception as error:
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and f"{module}.".startswith(f"{error.name}.")
+        ):
+            raise ConfigError(
+                f"--plugin {module}: there is no such module", next_step=_module(module)
+            ) from None
         raise ConfigError(
-            f"--plugin {module}: there is no such module",
-            next_step="name a module that Python can import here (PYTHONPATH), or an entry point of freescale.kinds",
-        ) from None
+            f"--plugin {module}: it cannot be imported",
+            got=f"{type(error).__name__}: {error} ({_where(error)})",
+            next_step="mend it; FREESCALE_DEBUG=1 shows the whole traceback",
+        ) from error
+
+
+def _module(named: str) -> str:
+    """What to name instead of a module that is not there."""
+    if named.endswith(".py") and "/" not in named:
+        return f"a module is named without its ending: --plugin {named.removesuffix('.py')}"
+    return f"name a module that Python can import here (PYTHONPATH), or an entry point of {ENTRY_POINTS}"
+
+
+def _where(error: Exception) -> str:
+    """File and line an import failed at."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 def _shipped(family: str) -> list[str]:

@@ -83,8 +83,29 @@ def test_a_plugin_is_a_module_that_python_can_import(tmp_path, monkeypatch):
 def test_a_plugin_that_misses_a_module_of_its_own_says_which(tmp_path, monkeypatch):
     (tmp_path / "broken_kinds.py").write_text("import no_such_package_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
+    with pytest.raises(
+        ConfigError, match=r"ModuleNotFoundError: .*no_such_package_at_all.*broken_kinds\.py:1"
+    ):
         registry.load_plugin("broken_kinds")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nraise ValueError('no')", "ValueError: no .*failing_kinds.py:2"),
+        ("def f(:", "SyntaxError.*:1"),
+    ],
+)
+def test_a_plugin_that_fails_says_where(text, said, tmp_path, monkeypatch):
+    (tmp_path / "failing_kinds.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"--plugin failing_kinds: it cannot be imported\n.*{said}"):
+        registry.load_plugin("failing_kinds")
+
+
+def test_a_plugin_is_named_without_its_ending():
+    with pytest.raises(ConfigError, match=r"without its ending: --plugin my_kindz$"):
+        registry.load_plugin("my_kindz.py")
 
 
 def test_an_entry_point_is_imported_only_if_it_is_named(monkeypatch):

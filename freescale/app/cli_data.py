@@ -97,11 +97,11 @@ def plan_ids(
 
 
 def keys(plugin: Plugins = None) -> None:
-    """List every recipe key with its type, default and meaning."""
+    """List every recipe key with its type, default and meaning; with --plugin, those of your kinds, too."""
     load_plugins(plugin)
-    from freescale.recipe import describe_keys
+    from freescale.recipe import describe_keys, describe_options
 
     table = Table("key", "type", "default", "meaning")
-    for name, kind, default, help_text in describe_keys():
+    for name, kind, default, help_text in [*describe_keys(), *describe_options()]:
         table.add_row(name, escape(kind), escape(default), escape(help_text))
     Console().print(table)

@@ -1,4 +1,4 @@
-"""The opening lines of a run: what is trained on what, in words."""
+"""The summary of a run: what is trained on what, in words."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from freescale.data.excerpt import excerpt
 from freescale.data.manifest import is_dataset
 from freescale.data.raw_format import RawFormat, RawSample, Reading, checked_chunks
 from freescale.errors import DataError, nearest
-from freescale.registry import find, names
+from freescale.registry import OUTSIDE, find, names
 
 AUTO = "auto"
 # Who is asked first what a file is, among the formats that ship: a guess from the shape of lines comes after what
@@ -33,7 +33,7 @@ def check_format(name: str) -> None:
             "Unknown input format",
             got=name,
             allowed=", ".join(known),
-            next_step=f"did you mean {guess!r}?" if guess else None,
+            next_step=f"did you mean {guess!r}? {OUTSIDE}" if guess else OUTSIDE,
         )
 
 

@@ -31,10 +31,10 @@ class InputLayer(nn.Module):
         vectors = nn.functional.embedding(positions_T, self.position)
         return self.dropout(vectors_TD * math.sqrt(vectors_TD.shape[-1]) + vectors)
 
-    def gather(self, rows_UD: Tensor, slots_T: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """The same from distinct item vectors, as `input_states` makes it; and the vectors, for the head."""
+    def gather(self, rows_UD: Tensor, index_T: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """The same from unique item vectors, as `input_states` makes it; and the vectors, for the head."""
         scale = math.sqrt(rows_UD.shape[-1])
-        x, rows_UD = input_states(rows_UD, slots_T, self.position, layout, scale=scale)
+        x, rows_UD = input_states(rows_UD, index_T, self.position, layout, scale=scale)
         return self.dropout(x), rows_UD
 
 

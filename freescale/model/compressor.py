@@ -142,17 +142,17 @@ class Compressor:
         )
 
     def check(self, batch: SequenceBatch, caches: PackedCaches, segments: Ints | int = 0) -> None:
-        """Refuse sequences that grow beyond the places the model has learnt, `segments` being cut of each."""
+        """Refuse sequences that grow beyond the positions the model has learnt, `segments` being cut of each."""
         if len(caches) != len(batch):
             raise DataError(
                 "every user needs a cache, or None", got=f"{len(batch)} users, {len(caches)} caches"
             )
         needed = caches.ends + batch.lengths.numpy() + segments * self.stamp.summaries
-        if len(needed) and needed.max() > self.encoder.max_places:
+        if len(needed) and needed.max() > self.encoder.max_positions:
             raise DataError(
                 "a history is longer than the model has learnt",
                 got=f"{needed.max()} events and summaries",
-                allowed=f"at most {self.encoder.max_places}",
+                allowed=f"at most {self.encoder.max_positions}",
                 next_step="compress the user's latest events again, without a cache",
             )
 

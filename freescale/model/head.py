@@ -30,7 +30,7 @@ class Needs:
     """What a head needs of the data.
 
     Args:
-        negatives: whether training draws negatives for every sample: "negative_slot" of a batch.
+        negatives: whether training draws negatives for every sample: "negative_index" of a batch.
         columns: columns events must have; a batch then has e.g. "action" and, of the next event, "target_action".
     """
 
@@ -92,8 +92,8 @@ class Head(Protocol):
 
         Args:
             states_TD: one state a token, perhaps of half precision.
-            rows_UD: the distinct item vectors of the batch.
-            batch: carries "target_slot", rows of the next items in `rows_UD`, and what the head needs.
+            rows_UD: the unique item vectors of the batch.
+            batch: carries "target_index", indices of the next items in `rows_UD`, and what the head needs.
             layout: where the sequences stand.
         """
 

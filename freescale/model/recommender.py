@@ -1,4 +1,4 @@
-"""Recommender: an encoder and a head over one jagged batch and its distinct item vectors."""
+"""Recommender: an encoder and a head over one jagged batch and its unique item vectors."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Recommender(nn.Module):
         """Sum of the losses of the batch's tokens.
 
         Args:
-            rows_UD: the distinct item vectors of the batch.
-            batch: carries "item_slot" and what the head needs, as places in `rows_UD`.
+            rows_UD: the unique item vectors of the batch.
+            batch: carries "item_index" and what the head needs, as indices into `rows_UD`.
         """
         layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         states, rows_UD = self.encode(rows_UD, batch, layout)
@@ -60,7 +60,7 @@ class Recommender(nn.Module):
         An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
         both reach the rows in one sum.
         """
-        item_index = batch.tokens["item_slot"]
+        item_index = batch.tokens["item_index"]
         from_rows = getattr(self.encoder, "from_rows", None)
         if from_rows is not None:
             states, rows_UD = from_rows(rows_UD, item_index, batch, layout)
@@ -100,12 +100,12 @@ def make_encoder(
         return encoder
     rule = SegmentRule(**segments)
     # Summaries take places of their own, so the encoder inside has room for more tokens than there are events.
-    places = int(rule.tokens(np.array([wanted.max_length]))[0])
-    inner = found.make(dataclasses.replace(wanted, max_length=places), own)
+    positions = int(rule.tokens(np.array([wanted.max_length]))[0])
+    inner = found.make(dataclasses.replace(wanted, max_length=positions), own)
     if not hasattr(inner, "encode"):
         raise ConfigError(
             f"encoder {kind!r} cannot compress histories",
             got="no method encode(vectors, view)",
             next_step="leave segments.recent out, or give it one (freescale/model/views.py says how)",
         )
-    return SegmentedEncoder(inner, rule=rule, dim=wanted.dim, max_places=places)
+    return SegmentedEncoder(inner, rule=rule, dim=wanted.dim, max_positions=positions)

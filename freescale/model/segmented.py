@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from freescale.data import SegmentedBatch, SegmentRule, SequenceBatch, insert_summaries
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model.views import BatchView, Encoder, KeepKeys
+from freescale.model.views import BatchView, KeepKeys, ViewEncoder
 
 
 class SegmentedEncoder(nn.Module):
@@ -28,15 +28,15 @@ class SegmentedEncoder(nn.Module):
     after the summaries.
 
     Args:
-        encoder: the encoder inside, with room for `max_places` tokens.
+        encoder: the encoder inside, with room for `max_positions` tokens.
         rule: how histories are cut.
         dim: width of vectors and states.
-        max_places: most events and summaries of one sequence.
+        max_positions: most events and summaries of one sequence.
     """
 
     compresses = True
 
-    def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_places: int) -> None:
+    def __init__(self, encoder: nn.Module, *, rule: SegmentRule, dim: int, max_positions: int) -> None:
         super().__init__()
         if getattr(encoder, "mask", None) is not None:
             raise ConfigError(
@@ -45,7 +45,7 @@ class SegmentedEncoder(nn.Module):
             )
         self.encoder = encoder
         self.rule = rule
-        self.max_places = max_places
+        self.max_positions = max_positions
         self.summaries = nn.Parameter(torch.empty(rule.summaries, dim))
         # As item vectors begin.
         nn.init.trunc_normal_(self.summaries, std=0.02)
@@ -74,9 +74,9 @@ class SegmentedEncoder(nn.Module):
         return cast(Tensor, _Insert.apply(vectors_TD, shared, cut.events, cut.summaries))  # type: ignore[no-untyped-call]
 
     @property
-    def inner(self) -> Encoder:
+    def inner(self) -> ViewEncoder:
         """The encoder inside, as passes see it."""
-        return cast(Encoder, self.encoder)
+        return cast(ViewEncoder, self.encoder)
 
 
 class _Insert(torch.autograd.Function):

@@ -76,7 +76,7 @@ class View(Protocol):
         """Values weighted by the softmax of scale * q k^T over what each token sees; arguments as in `silu`."""
 
 
-class Encoder(Protocol):
+class ViewEncoder(Protocol):
     """Turns the item vectors of a pass into one state a token."""
 
     def encode(self, vectors_TD: Tensor, view: View) -> Tensor:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         ReadyBatch,
         Schedule,
         ids_of,
+        look_up,
         with_indices,
-        with_slots,
     )
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -37,7 +37,7 @@ class ReadyBatch:
 
     Args:
         plan: what the whole step consists of.
-        batch: carries "item_slot", "target_slot" and "negative_slot": indices into `lookup.rows`.
+        batch: carries "item_index", "target_index" and "negative_index": indices into `lookup.rows`.
         lookup: the unique rows; none where items have no table.
         traffic: what the step moves between ranks; complete after the update.
         loaded: the batch as it came from the loader, on the CPU.
@@ -220,7 +220,7 @@ class PrioritizedSchedule:
         return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
 
 
-def with_slots(
+def look_up(
     batch: SequenceBatch,
     embedding: ShardedEmbedding,
     id_map: IdMap,
@@ -271,7 +271,7 @@ def ids_of(batch: SequenceBatch) -> list[Tensor]:
 def with_indices(batch: SequenceBatch, inverse: Tensor) -> SequenceBatch:
     """The batch with the index of every id in the vectors it goes with; `inverse` in the order of `ids_of`."""
     item, target, *rest = inverse.split([len(part) for part in ids_of(batch)])
-    indexed = batch.with_tokens(item_slot=item, target_slot=target)
+    indexed = batch.with_tokens(item_index=item, target_index=target)
     if rest:
-        indexed = indexed.with_samples(negative_slot=rest[0].view(batch.samples["negatives"].shape))
+        indexed = indexed.with_samples(negative_index=rest[0].view(batch.samples["negatives"].shape))
     return indexed

@@ -13,7 +13,7 @@ from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks
 from freescale.data import IntArray
 from freescale.kernels.rows import unique
-from freescale.pipeline import TABLE, with_slots
+from freescale.pipeline import TABLE, look_up
 from freescale.profiling.stopwatch import Stopwatch
 from freescale.recipe import Config, build_examples, build_model, build_optimizer, build_source, build_tables
 
@@ -61,7 +61,7 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         ms: dict[str, float] = {}
         batch = watch.run(lambda: examples.batch(rows, step=step))
         ms["host"] = watch.ms
-        lookup, slotted = watch.run(lambda: with_slots(batch, embedding, id_map, device, step=step))
+        lookup, indexed = watch.run(lambda: look_up(batch, embedding, id_map, device, step=step))
         asked = lookup.unique[lookup.inverse].flatten()
         whole = watch.ms
         watch.run(lambda: unique(asked))
@@ -71,7 +71,7 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         ms["host"] += max(0.0, whole - ms["find"] - ms["gather"])
         optimizer.zero_grad(set_to_none=True)
         with autocast:
-            loss = watch.run(lambda: model(lookup.rows, slotted) / max(1, batch.num_tokens))
+            loss = watch.run(lambda: model(lookup.rows, indexed) / max(1, batch.num_tokens))
         ms["forward"] = watch.ms
         watch.run(loss.backward)
         ms["backward"] = watch.ms

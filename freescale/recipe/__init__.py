@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from freescale.recipe.config import Config
     from freescale.recipe.data import build_examples, build_source
     from freescale.recipe.embedding import build_tables
-    from freescale.recipe.load import describe_keys, free_keys, load_config
+    from freescale.recipe.load import describe_keys, describe_options, free_keys, load_config
     from freescale.recipe.model import build_model, encoder_shape
     from freescale.recipe.optim import build_optimizer
     from freescale.recipe.segments import segment_rule

@@ -28,6 +28,7 @@ class DataSection:
         free=True,
         family="source",
         besides=("auto",),
+        elsewhere=("users", "items", "mean_length", "sigma", "zipf", "preference"),
     )
     global_batch: int = key(128, "samples a step, over all ranks", at_least=1)
     global_tokens: int | None = key(None, "tokens a step over all ranks, instead of global_batch", at_least=1)

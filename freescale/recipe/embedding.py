@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from freescale import registry
-from freescale.recipe.keys import changed, extra_keys, key, options_of
+from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, options_of
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
@@ -47,7 +47,7 @@ class EmbeddingSection:
         "zero_collision: rows of this many last steps are not taken over; bounds batches under way",
         at_least=0,
     )
-    optimizer: str = key("adam", "sparse optimizer of the table", family="optimizer")
+    optimizer: str = key("adam", "sparse optimizer of the table", family="optimizer", elsewhere=("beta1",))
     lr: float = key(1e-3, "learning rate of the table, follows optim.schedule", at_least=0)
     dtype: Literal["float32", "bfloat16"] = key(
         "float32", "storage type of the table (float64 with model.dtype)"
@@ -71,8 +71,8 @@ def problems(config: Config) -> list[str]:
     if options.id_map == "hash" and options.rows is None:
         found.append("embedding.rows: required when embedding.id_map=hash")
     if options.id_map != "zero_collision":
-        unused = changed(options, *_OF_ZERO_COLLISION)
-        found += [f"embedding.{name}: only for embedding.id_map=zero_collision" for name in unused]
+        unused = set(changed(options, *_OF_ZERO_COLLISION)) - options_from_outside(options, "id_map")
+        found += [f"embedding.{name}: only for embedding.id_map=zero_collision" for name in sorted(unused)]
     elif (options.eviction == "ttl") != (options.ttl is not None):
         found.append("embedding.ttl: goes with embedding.eviction=ttl, both or none")
     if config.pipeline.prioritized and options.guard < BATCHES_IN_FLIGHT:

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from freescale import registry
+from freescale.errors import ConfigError
 
 
 def key(
@@ -19,16 +20,17 @@ def key(
     free: bool = False,
     family: str | None = None,
     besides: tuple[str, ...] = (),
+    elsewhere: tuple[str, ...] = (),
 ) -> Any:
     """A recipe key: its default, one line of help, its range, and whether it may change within one run.
 
     Free keys move work or files, never the curve; a resumed run may come with others. A key with a `family` names a
-    kind of it (see `registry`), or one of the words `besides`; the options of that kind are keys of the same section.
+    kind of it (see `registry`), or one of the words `besides`; the options of that kind are keys of the same section,
+    but for those that kinds which ship get from `elsewhere` in the recipe.
     """
+    names = {"family": family, "besides": besides, "elsewhere": elsewhere}
     limits = {"at_least": at_least, "at_most": at_most}
-    return field(
-        default=default, metadata={"help": help, "free": free, "family": family, "besides": besides, **limits}
-    )
+    return field(default=default, metadata={"help": help, "free": free, **names, **limits})
 
 
 def extra_keys() -> Any:
@@ -61,22 +63,40 @@ def changed(section: Any, *names: str) -> list[str]:
     ]
 
 
-def options_of(section: Any, family: str, **told: Any) -> Any:
+def options_from_outside(section: Any, family: str) -> set[str]:
+    """Options of the kind that a section names, where it is none of ours: keys of ours may be options of it, too."""
+    (name,) = [getattr(section, name) for name, each in kind_keys(section) if each == family]
+    kind = registry.registered(family, name)
+    if kind is None or kind.ships or kind.options is None:
+        return set()
+    return {item.name for item in dataclasses.fields(kind.options)}
+
+
+def options_of(section: Any, family: str, **elsewhere: Any) -> Any:
     """The options of the kind that a section names, as its dataclass; None where the kind has none."""
     (name,) = [name for name, each in kind_keys(section) if each == family]
-    return filled_options(registry.find(family, getattr(section, name)), section, **told)
+    return filled_options(registry.find(family, getattr(section, name)), section, **elsewhere)
 
 
-def filled_options(kind: registry.Kind, section: Any, **told: Any) -> Any:
+def filled_options(kind: registry.Kind, section: Any, **elsewhere: Any) -> Any:
     """The options of a kind from a section.
 
-    A field called as a key of the section is that key; the others are further keys, which come with the kind. What is
-    `told` comes from elsewhere in the recipe.
+    A field called as a key of the section is that key; the others are further keys, which come with the kind.
+    `elsewhere`: fields that other sections of the recipe give.
+
+    Raises:
+        ConfigError: the kind needs an option that is not there.
     """
     if kind.options is None:
         return None
-    given, own = {**told, **section.extra}, own_fields(section)
-    given |= {name: getattr(section, name) for name in own if name not in told}
+    given, own = {**elsewhere, **section.extra}, own_fields(section)
+    given |= {name: getattr(section, name) for name in own if name not in elsewhere}
+    missing = registry.missing_options(kind, given)
+    if missing:
+        name = f"{type(section).__name__.removesuffix('Section').lower()}.{missing[0]}"
+        raise ConfigError(
+            f"{name}: {kind.family} {kind.name!r} needs it", next_step=f"give it a value: {name}=VALUE"
+        )
     known = {item.name for item in dataclasses.fields(kind.options)}
     return registry.options_of(kind, {name: x for name, x in given.items() if name in known})
 

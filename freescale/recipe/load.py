@@ -47,8 +47,32 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
 def describe_keys() -> Iterator[tuple[str, str, str, str]]:
     """(dotted key, type, default, help) of every recipe key, in recipe order."""
     for section, item, hint in _all_keys():
-        default = yaml.safe_dump(as_yaml(item.default), default_flow_style=True).splitlines()[0]
-        yield f"{section}.{item.name}", type_name(hint, item), default, item.metadata["help"]
+        yield f"{section}.{item.name}", type_name(hint, item), _default(item), item.metadata["help"]
+
+
+def describe_options() -> Iterator[tuple[str, str, str, str]]:
+    """The same of the keys that come with kinds from outside; our own are in the help of keys."""
+    for section in dataclasses.fields(Config):
+        own = own_fields(section.default_factory)
+        for key, family in kind_keys(section.default_factory):
+            for name in registry.names(family):
+                kind = registry.registered(family, name)
+                outside = kind is not None and not kind.ships
+                fields, hints = _option_fields([(own[key], name)] if outside else [])
+                for item in fields.values():
+                    if item.name not in own:
+                        names = f"{section.name}.{item.name}", type_name(hints[item.name])
+                        yield (*names, _default(item), f"with {section.name}.{key}={name}")
+
+
+def _default(item: dataclasses.Field[Any]) -> str:
+    if item.default is dataclasses.MISSING:
+        return "" if item.default_factory is dataclasses.MISSING else _yaml(item.default_factory())
+    return _yaml(item.default)
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(as_yaml(value), default_flow_style=True).splitlines()[0]
 
 
 def free_keys() -> set[str]:
@@ -141,14 +165,25 @@ def _fill(name: str, make: Any, flat: Mapping[str, Any], problems: list[str]) ->
     others = {key: x for key, x in given.items() if key not in own}
     if not others:
         return make(**values)
-    kinds = [(family, values.get(key, own[key].default)) for key, family in kind_keys(make)]
+    kinds = [(own[key], values.get(key, own[key].default)) for key, _ in kind_keys(make)]
     more, more_hints = _option_fields(kinds)
-    problems += [
-        _unknown(key, [*own, *more], kind="key", prefix=f"{name}.") for key in others if key not in more
-    ]
-    known = {key: x for key, x in others.items() if key in more}
-    extra = _checked(name, known, more, more_hints, problems)
+    strangers = [f"{name}.{key}" for key, _ in kind_keys(make) if key in given and key not in values]
+    for key in others:
+        if key not in more:
+            known = _unknown(key, {**own, **more}, kind="key", prefix=f"{name}.")
+            problems.append(_of_another_kind(name, key, make, strangers) or known)
+    options = {key: x for key, x in others.items() if key in more}
+    extra = _checked(name, options, more, more_hints, problems)
     return make(**values, extra=extra) if extra else make(**values)
+
+
+def _of_another_kind(section: str, option: str, make: Any, strangers: Sequence[str]) -> str | None:
+    """What to say of an option that belongs, or may belong, to a kind that the section does not name."""
+    for key, family in kind_keys(make):
+        for name in registry.names(family):
+            if option in _option_fields([(own_fields(make)[key], name)])[0]:
+                return f"{section}.{option}: only with {section}.{key}={name}"
+    return f"{section}.{option}: unknown key, unless it comes with {strangers[0]}" if strangers else None
 
 
 def _checked(
@@ -169,16 +204,23 @@ def _checked(
 
 
 def _option_fields(
-    kinds: Iterable[tuple[str, str]],
+    kinds: Iterable[tuple[dataclasses.Field[Any], str]],
 ) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
-    """Further keys that the kinds of a section bring along, and their types."""
+    """Further keys that the kinds of a section bring along, and their types; (key, what it names) of each.
+
+    A kind that ships is imported, which takes torch along, so ask only where it matters.
+    """
     fields: dict[str, dataclasses.Field[Any]] = {}
     hints: dict[str, Any] = {}
-    for family, name in kinds:
-        options = registry.options(family, name) if name in registry.names(family) else None
-        if options is not None:
-            fields |= {item.name: item for item in dataclasses.fields(options)}
-            hints |= typing.get_type_hints(options)
+    for key, name in kinds:
+        family = key.metadata["family"]
+        kind = registry.find(family, name) if name in registry.names(family) else None
+        if kind is not None and kind.options is not None:
+            hidden = key.metadata["elsewhere"] if kind.ships else ()
+            fields |= {
+                item.name: item for item in dataclasses.fields(kind.options) if item.name not in hidden
+            }
+            hints |= typing.get_type_hints(kind.options)
     return fields, hints
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from freescale.recipe.ffn import ffn_shape
-from freescale.recipe.keys import changed, extra_keys, key, options_of
+from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, options_of
 
 if TYPE_CHECKING:
     from freescale.comm.traffic import ExpertExchange
@@ -38,7 +38,11 @@ class ModelSection:
     )
     ffn_dim: int | None = key(None, "llama: width inside the feed-forward part; null: 8/3 of dim", at_least=1)
     rope_base: float = key(10_000.0, "llama: how slowly the slowest rotary pair turns", at_least=2)
-    mask: str = key("causal", "what a token sees of what came before it", family="mask")
+    mask: str = key(
+        "causal",
+        "what a token sees of what came before it; window: the latest model.window tokens, a key that comes with it",
+        family="mask",
+    )
     extra: Mapping[str, Any] = extra_keys()
 
 
@@ -49,8 +53,9 @@ def problems(config: Config) -> list[str]:
     if options.dim % options.heads:
         found.append(f"model.heads: must divide model.dim = {options.dim}, got {options.heads}")
     if options.kind != "llama":
-        unused = changed(options, "kv_heads", "ffn_dim", "rope_base")
-        return found + [f"model.{name}: only for model.kind=llama" for name in unused]
+        unused = set(changed(options, "kv_heads", "ffn_dim", "rope_base"))
+        unused -= options_from_outside(options, "encoder")
+        return found + [f"model.{name}: only for model.kind=llama" for name in sorted(unused)]
     if options.heads % (options.kv_heads or options.heads):
         found.append(f"model.kv_heads: must divide model.heads = {options.heads}, got {options.kv_heads}")
     if options.dim // options.heads % 2:

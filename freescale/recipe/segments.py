@@ -29,6 +29,11 @@ def problems(config: Config) -> list[str]:
     if options.recent is None:
         unused = changed(options, "length", "summaries")
         return [f"segments.{name}: does nothing without segments.recent" for name in unused]
+    if config.model.mask != "causal":
+        return [
+            f"segments.recent: does not go with model.mask={config.model.mask}, since summaries bring a mask of their "
+            "own; leave out one of the two"
+        ]
     if options.recent >= config.data.max_length:
         return [
             f"segments.recent: must be below data.max_length = {config.data.max_length}, or there is no history to "

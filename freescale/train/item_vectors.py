@@ -24,7 +24,7 @@ from freescale.data import ContentFile, IntArray, NumberedTexts, SequenceBatch, 
 from freescale.embedding import IdMap, Lookup, Request, ShardedCompute, ShardedEmbedding, as_compute
 from freescale.kernels.rows import sum_by_row, unique
 from freescale.kernels.runtime import on_device
-from freescale.pipeline import TABLE, ReadyBatch, ids_of, with_indices, with_slots
+from freescale.pipeline import TABLE, ReadyBatch, ids_of, look_up, with_indices
 from freescale.trace import compute
 
 Part = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ class BatchItems:
 
     Args:
         rows: [U, dim] leaf with requires_grad.
-        batch: its slots are places in `rows`.
+        batch: its indices point into `rows`.
         send_back: takes the gradient of `rows` to what they were made from; call it after the last backward.
     """
 
@@ -57,7 +57,7 @@ class Catalogue(Protocol):
         """The items held here, in chunks."""
 
     def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
-        """The distinct item vectors of a batch, and the batch on its device with places in them."""
+        """The unique item vectors of a batch, and the batch on its device with indices into them."""
 
 
 class ItemEncoder(Protocol):
@@ -145,8 +145,8 @@ class _RowCatalogue:
 
     def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
         source = self.source
-        lookup, slotted = with_slots(batch, source.embedding, source.id_map, source.device)
-        return lookup.rows.detach(), slotted
+        lookup, indexed = look_up(batch, source.embedding, source.id_map, source.device)
+        return lookup.rows.detach(), indexed
 
 
 class EncodedItems:
@@ -181,22 +181,22 @@ class EncodedItems:
     def encode(self, ready: ReadyBatch) -> BatchItems:
         """Each distinct item of the global batch once, by one rank; or of this rank's batch, where it works alone."""
         loaded = ready.batch if ready.loaded is None else ready.loaded
-        encoded, request, places = self._encode_batch(loaded)
+        encoded, request, inverse = self._encode_batch(loaded)
         vectors = encoded.detach() if request is None else self._work.deliver(encoded.detach(), request)
         rows = ready.lookup.rows
-        slots = None if self._table is None else _slots_of_items(ready.lookup, places, len(vectors))
-        leaf = vectors if slots is None else vectors + rows.detach().index_select(0, slots)
+        row_of = None if self._table is None else _row_of_items(ready.lookup, inverse, len(vectors))
+        leaf = vectors if row_of is None else vectors + rows.detach().index_select(0, row_of)
         leaf = leaf.requires_grad_()
 
         def send_back() -> None:
             grad = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            if slots is not None:
-                rows.grad = sum_by_row(slots, grad, len(rows))
+            if row_of is not None:
+                rows.grad = sum_by_row(row_of, grad, len(rows))
             home = grad if request is None else self._work.collect(grad, request)
             with compute("item encoder backward"):
                 encoded.backward(home)
 
-        return BatchItems(leaf, with_indices(ready.batch, places), send_back)
+        return BatchItems(leaf, with_indices(ready.batch, inverse), send_back)
 
     @torch.no_grad()
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
@@ -224,8 +224,8 @@ class EncodedItems:
         """What this rank encodes for a batch, who asked for it, and the place of every id in what the batch gets."""
         numbers = self.numbers(batch)
         if self._alone:
-            wanted, places = unique(numbers)
-            return self._encode(wanted), None, on_device(places, self._device)
+            wanted, inverse = unique(numbers)
+            return self._encode(wanted), None, on_device(inverse, self._device)
         request = self._work.request(numbers)
         encoded = self._encode(self._work.wanted(request))
         return encoded, request, on_device(request.inverse, self._device)
@@ -258,7 +258,7 @@ class EncodedItems:
 
 @dataclass(frozen=True)
 class _EncodedCatalogue:
-    """This rank's share: the items at its places and their vectors."""
+    """This rank's share: the items at its indices and their vectors."""
 
     source: EncodedItems
     own: Tensor
@@ -268,15 +268,15 @@ class _EncodedCatalogue:
 
     def parts(self) -> Iterator[Part]:
         order = self.own.argsort()
-        for places in order.split(self.chunk):
+        for index in order.split(self.chunk):
             device = self.vectors.device
-            yield self.own[places].to(device), self.vectors.index_select(0, places.to(device))
+            yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
 
     def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
         return self.source.look_up(batch, self.vectors)
 
 
-def _slots_of_items(lookup: Lookup, places: Tensor, num_items: int) -> Tensor:
-    """[items] where the row of each distinct item stands among the rows looked up; several may share one."""
+def _row_of_items(lookup: Lookup, inverse: Tensor, num_items: int) -> Tensor:
+    """[items] where the row of each unique item stands among the rows looked up; several may share one."""
     # An item that occurs several times is written several times, with the same value.
-    return places.new_empty(num_items).index_put_((places,), lookup.inverse.flatten())
+    return inverse.new_empty(num_items).index_put_((inverse,), lookup.inverse.flatten())

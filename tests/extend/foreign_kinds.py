@@ -71,7 +71,7 @@ class BilinearHead(nn.Module):
 
     def loss(self, states, rows, batch, layout):
         score = (
-            self.queries(states.to(rows.dtype)) * self.candidates(rows)[batch.tokens["target_slot"]]
+            self.queries(states.to(rows.dtype)) * self.candidates(rows)[batch.tokens["target_index"]]
         ).sum(-1)
         return sum(F.softplus(margin - score).sum() for margin in self.options.margins)
 
@@ -122,7 +122,7 @@ class NextActionHead(nn.Module):
         return self.answer(torch.cat([states, items], dim=-1))[:, 0]
 
     def loss(self, states, rows, batch, layout):
-        items = rows[batch.tokens["target_slot"]]
+        items = rows[batch.tokens["target_index"]]
         wanted = batch.tokens["target_action"].to(rows.dtype)
         return (self.predicted(states.to(rows.dtype), items) - wanted).square().sum()
 

@@ -95,8 +95,8 @@ def test_the_loss_of_a_foreign_model_trains_encoder_and_head():
     evaluator = make_evaluator("next_action")
     batch = Examples(source=source, split="train", max_length=MAX_LENGTH).batch(range(8))
     rows = torch.randn(50, DIM, dtype=torch.float64, requires_grad=True)
-    slotted = batch.with_tokens(item_slot=batch.tokens["item"], target_slot=batch.tokens["target"])
-    evaluator.model(rows, slotted).backward()
+    indexed = batch.with_tokens(item_index=batch.tokens["item"], target_index=batch.tokens["target"])
+    evaluator.model(rows, indexed).backward()
     assert all(param.grad.abs().sum() > 0 for param in evaluator.model.parameters())
     assert rows.grad.abs().sum() > 0
 
@@ -108,8 +108,8 @@ def table_of(evaluator):
 
 def last_state(evaluator, batch):
     table = table_of(evaluator)
-    slotted = batch.with_tokens(item_slot=batch.tokens["item"])
-    return evaluator.model.states(table, slotted, SequenceLayout(batch.offsets))[-1]
+    indexed = batch.with_tokens(item_index=batch.tokens["item"])
+    return evaluator.model.states(table, indexed, SequenceLayout(batch.offsets))[-1]
 
 
 def test_full_ranking_and_a_metric_of_its_own_user_by_user():

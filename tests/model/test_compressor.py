@@ -38,7 +38,7 @@ def make_model(kind="hstu", rule=RULE, *, seed=0, dtype=torch.float32):
         max_length=MAX_PLACES,
         dropout=0.0,
     )
-    model = SegmentedEncoder(inner, rule=rule, dim=DIM, max_places=MAX_PLACES)
+    model = SegmentedEncoder(inner, rule=rule, dim=DIM, max_positions=MAX_PLACES)
     # Larger weights than the initial ones, so that attention and bias matter to the result.
     for name, param in model.named_parameters():
         if "norm" not in name:

@@ -31,8 +31,8 @@ def test_loss_and_gradients_are_those_of_the_plain_model(monkeypatch, ffn):
     rows = torch.randn(num_rows, dim).requires_grad_()
     batch = SequenceBatch(
         offsets=torch.tensor([0, *lengths]).cumsum(0),
-        tokens={name: torch.randint(num_rows, (tokens,)) for name in ("item_slot", "target_slot")},
-        samples={"negative_slot": torch.randint(num_rows, (len(lengths), 9))},
+        tokens={name: torch.randint(num_rows, (tokens,)) for name in ("item_index", "target_index")},
+        samples={"negative_index": torch.randint(num_rows, (len(lengths), 9))},
     )
     inputs = [rows, *model.parameters()]
 

@@ -25,11 +25,11 @@ def make_batch(lengths, seed=0, num_negatives=NUM_NEGATIVES):
     batch = SequenceBatch(
         offsets=torch.tensor([0, *lengths]).cumsum(0),
         tokens={
-            "target_slot": torch.randint(NUM_ITEMS, (tokens,), generator=generator),
+            "target_index": torch.randint(NUM_ITEMS, (tokens,), generator=generator),
             "target_action": torch.randint(1, 6, (tokens,), generator=generator).double(),
         },
         samples={
-            "negative_slot": torch.randint(NUM_ITEMS, (len(lengths), num_negatives), generator=generator)
+            "negative_index": torch.randint(NUM_ITEMS, (len(lengths), num_negatives), generator=generator)
         },
     )
     return states, items, batch
@@ -50,8 +50,8 @@ def token_losses(states, items, batch, *, temperature, normalize):
     losses = []
     for n, (a, b) in enumerate(zip(batch.offsets.tolist(), batch.offsets.tolist()[1:])):
         for i in range(a, b):
-            target = int(batch.tokens["target_slot"][i])
-            rivals = [s for s in batch.samples["negative_slot"][n].tolist() if s != target]
+            target = int(batch.tokens["target_index"][i])
+            rivals = [s for s in batch.samples["negative_index"][n].tolist() if s != target]
             logits = [score(states[i], items[slot]) for slot in (target, *rivals)]
             losses.append(torch.stack(logits).exp().sum().log() - logits[0])
     return losses
@@ -77,8 +77,8 @@ def test_sampled_softmax_and_its_gradients_token_by_token(lengths, normalize, te
 
 def test_a_negative_that_is_the_target_does_not_count_against_it():
     states, items, batch = make_batch([3])
-    all_hits = batch.with_tokens(target_slot=torch.full((3,), 2)).with_samples(
-        negative_slot=torch.full((1, 5), 2)
+    all_hits = batch.with_tokens(target_index=torch.full((3,), 2)).with_samples(
+        negative_index=torch.full((1, 5), 2)
     )
     assert run(RetrievalHead(), states, items, all_hits).item() == 0.0
 
@@ -138,7 +138,7 @@ def test_ranking_loss_is_the_mean_over_tasks_of_cross_entropies(lengths, thresho
     states, items, batch = make_batch(lengths, seed)
     wanted = 0.0
     for i, action in enumerate(batch.tokens["target_action"].tolist()):
-        item = items[int(batch.tokens["target_slot"][i])]
+        item = items[int(batch.tokens["target_index"][i])]
         hidden = head.mlp[0](torch.cat([states[i], item, states[i] * item]))
         logits = head.mlp[2](hidden * hidden.sigmoid()).tolist()
         for logit, threshold in zip(logits, thresholds):

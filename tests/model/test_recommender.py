@@ -82,7 +82,7 @@ def test_an_encoder_with_from_rows_is_given_rows_and_the_head_what_it_hands_on()
             seen.update(states=states, rows=rows)
             return states.sum()
 
-    batch = SequenceBatch(offsets=torch.tensor([0, 2]), tokens={"item_slot": torch.tensor([1, 0])})
+    batch = SequenceBatch(offsets=torch.tensor([0, 2]), tokens={"item_index": torch.tensor([1, 0])})
     rows = torch.randn(3, 4)
     model = Recommender(encoder=Gathers(), head=Head())
     assert torch.equal(model.states(rows, batch, SequenceLayout(batch.offsets)), rows[[1, 0]] + 1)

@@ -99,8 +99,8 @@ def test_losses_and_states_of_a_recommender_are_under_the_mask(kind):
     """The loss of training and the states of evaluation; of HSTU that is the way from distinct item vectors."""
     encoder, vectors, batch = make_case(kind, "test_dilated")
     slots = torch.arange(sum(LENGTHS)) % 30
-    tokens = {**batch.tokens, "item_slot": slots, "target_slot": slots.roll(1)}
-    samples = {"negative_slot": torch.arange(10).repeat(len(LENGTHS), 1)}
+    tokens = {**batch.tokens, "item_index": slots, "target_index": slots.roll(1)}
+    samples = {"negative_index": torch.arange(10).repeat(len(LENGTHS), 1)}
     batch = SequenceBatch(offsets=batch.offsets, tokens=tokens, samples=samples)
     model = Recommender(encoder=encoder, head=RetrievalHead())
     layout = SequenceLayout(batch.offsets)

@@ -191,7 +191,7 @@ def learn(
             assert ready.loaded is batches[ready.plan.step].batch
             between(schedule)
             tokens, samples = ready.batch.tokens, ready.batch.samples
-            places = [tokens["item_slot"], tokens["target_slot"], samples["negative_slot"].flatten()]
+            places = [tokens["item_index"], tokens["target_index"], samples["negative_index"].flatten()]
             vectors = take(ready.lookup.rows, torch.cat(places))  # adds gradients up in a fixed order
             weight = torch.cos(torch.arange(len(vectors), device=vectors.device))[:, None]
             loss = (weight * vectors.square() + vectors).sum()

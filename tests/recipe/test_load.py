@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freescale import registry
 from freescale.errors import ConfigError, FreeScaleError, nearest
-from freescale.recipe import Config, describe_keys, load_config
-from freescale.recipe.keys import own_fields
+from freescale.recipe import Config, describe_keys, describe_options, load_config
+from freescale.recipe.keys import options_of, own_fields
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
@@ -350,10 +351,60 @@ def test_configuration_does_not_import_torch():
         (("segments.recent=200",), "no history to compress; got 200"),
         (("segments.summaries=8",), "segments.summaries: does nothing without segments.recent"),
         (("segments.tokens=8",), "segments.tokens: unknown key"),
+        (
+            ("segments.recent=50", "model.mask=window", "model.window=5"),
+            "segments.recent: does not go with model.mask=window",
+        ),
     ],
 )
 def test_segments_that_make_no_sense_are_refused(overrides, message):
     assert message in problems(*overrides)
+
+
+def test_an_option_of_another_kind_says_which():
+    assert "model.window: only with model.mask=window" in problems("model.window=5")
+    # Not ours to know: the kind itself is not there.
+    message = problems("model.kind=gru4rec", "model.gru_layers=2")
+    assert "model.gru_layers: unknown key, unless it comes with model.kind" in message
+
+
+def test_a_key_of_another_section_is_no_option():
+    for overrides in (
+        ("data.source=synthetic", "data.users=5"),
+        ("embedding.optimizer=adam", "embedding.beta1=0.5"),
+    ):
+        assert f"{overrides[1].partition('=')[0]}: unknown key" in problems(*overrides)
+
+
+def test_an_option_without_a_default_is_asked_for_by_its_key():
+    with pytest.raises(ConfigError, match=r"^model\.window: mask 'window' needs it"):
+        options_of(load_config(None, ["model.mask=window"]).model, "mask")
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_options_of_kinds_from_outside_are_described():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Options:
+        size: int
+        dim: int = 3
+        steps: tuple[int, ...] = (1, 2)
+
+    registry.register("mask", "mine", options=Options)(dict)
+    assert list(describe_options()) == [
+        ("model.size", "int", "", "with model.mask=mine"),
+        ("model.steps", "list of int", "[1, 2]", "with model.mask=mine"),
+    ]
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_keys_of_ours_may_be_options_of_a_kind_from_outside():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Options:
+        ffn_dim: int | None = None
+
+    registry.register("encoder", "mine", options=Options)(dict)
+    assert load_config(None, ["model.kind=mine", "model.ffn_dim=7"]).model.ffn_dim == 7
+    assert "model.rope_base: only for model.kind=llama" in problems("model.kind=mine", "model.rope_base=7")
 
 
 def test_segments_are_off_unless_asked_for():

@@ -21,7 +21,7 @@ from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import ReadyBatch, ids_of, with_slots
+from freescale.pipeline.schedule import ReadyBatch, ids_of, look_up
 from freescale.train.item_vectors import EncodedItems, IdItems
 from freescale.train.quality.evaluate import Evaluator
 from freescale.train.state.export import load_export, write_export
@@ -87,12 +87,16 @@ def make_batch(rows=(0, 1, 2, 3)):
 def make_ready(items: EncodedItems, rows=(0, 1, 2, 3)) -> ReadyBatch:
     batch, table = make_batch(rows), items._table
     embedding = table.embedding if table else ShardedEmbedding([])
-    lookup, slotted = with_slots(batch, embedding, table.id_map if table else HashMap(1), CPU)
-    return ReadyBatch(SimpleNamespace(step=0), slotted, lookup, loaded=batch)
+    lookup, indexed = look_up(batch, embedding, table.id_map if table else HashMap(1), CPU)
+    return ReadyBatch(SimpleNamespace(step=0), indexed, lookup, loaded=batch)
 
 
 def placed_ids(batch) -> torch.Tensor:
-    slots = [batch.tokens["item_slot"], batch.tokens["target_slot"], batch.samples["negative_slot"].flatten()]
+    slots = [
+        batch.tokens["item_index"],
+        batch.tokens["target_index"],
+        batch.samples["negative_index"].flatten(),
+    ]
     return torch.cat(slots)
 
 

@@ -6,7 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.comm.transports.registry import (
-        Route,
+        TransportKind,
         describe_transport,
         is_foreign,
         kind_for_cpu,

@@ -32,7 +32,7 @@ AUTO = "auto"
 _RENAMED = {"nccl_zero_sm": "experimental_nccl_zero_sm"}
 
 
-class Route(Protocol):
+class TransportKind(Protocol):
     """What is registered as a transport: whether a group can use it, and how it is opened. Both are static methods."""
 
     def why_not(self, facts: GroupFacts) -> str | None:
@@ -42,7 +42,7 @@ class Route(Protocol):
         """Open it for a group; every rank must do so at the same moment of its program."""
 
 
-def find_route(name: str) -> Route:
+def find_transport_kind(name: str) -> TransportKind:
     """The kind of this name.
 
     Raises:
@@ -62,7 +62,7 @@ def find_route(name: str) -> Route:
             f"transport {name!r} has no {' and no '.join(missing)}",
             next_step="give it both as static methods: see freescale/comm/transports/registry.py",
         )
-    return cast(Route, route)
+    return cast(TransportKind, route)
 
 
 def is_foreign(kind: str) -> bool:
@@ -70,7 +70,7 @@ def is_foreign(kind: str) -> bool:
     return kind != AUTO and not find("transport", kind).ships
 
 
-def goes_on_with_group(route: Route) -> bool:
+def goes_on_with_group(route: TransportKind) -> bool:
     """Whether a transport uses the group after it was opened; where it does not say (`keeps_group`), it may."""
     return bool(getattr(route, "keeps_group", True))
 
@@ -93,7 +93,7 @@ def first_usable(facts: GroupFacts, *kinds: str, because: str) -> tuple[str, str
     """The first of these kinds that a group can use, and what speaks against those before it."""
     refused = ""
     for name in kinds:
-        problem = find_route(name).why_not(facts)
+        problem = find_transport_kind(name).why_not(facts)
         if problem is None:
             return name, because + refused
         refused += f"; not {name}: {problem}"
@@ -120,7 +120,7 @@ def make_transport(
     if group is None:
         return AloneTransport()
     if kind != AUTO:
-        find_route(kind)  # a wrong name is refused before anybody waits for the others
+        find_transport_kind(kind)  # a wrong name is refused before anybody waits for the others
     facts = gather_facts(group, torch.device(device))
     name, why = pick(facts) if kind == AUTO else (kind, "")
     transport = open_route(name, group, facts, timeout_s, alone=alone)
@@ -137,14 +137,16 @@ def kind_for_cpu(group: dist.ProcessGroup, kind: str, *, device: torch.device) -
         return kind
     if kind != "collective" and not is_foreign(kind):
         return AUTO
-    return kind if find_route(kind).why_not(gather_facts(group, torch.device("cpu"))) is None else AUTO
+    return (
+        kind if find_transport_kind(kind).why_not(gather_facts(group, torch.device("cpu"))) is None else AUTO
+    )
 
 
 def open_route(
     name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float, *, alone: bool = False
 ) -> Transport:
     """Open a transport, or say what keeps this group from using it."""
-    route = find_route(name)
+    route = find_transport_kind(name)
     problem = route.why_not(facts)
     if problem is not None:
         raise TrainingError(
@@ -194,7 +196,9 @@ def hypothetical_groups() -> dict[str, GroupFacts]:
 
 def _possible(facts: GroupFacts) -> str:
     chosen, why = pick(facts)
-    problems = {name: find_route(name).why_not(facts) for name in names("transport") if name != chosen}
+    problems = {
+        name: find_transport_kind(name).why_not(facts) for name in names("transport") if name != chosen
+    }
     others = ", ".join(sorted(name for name, problem in problems.items() if problem is None))
     refused = "".join(
         f"; not {name}: {problem}"

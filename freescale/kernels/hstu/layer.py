@@ -2,7 +2,7 @@
 
 Apart they are four functions with six views between them, and autograd keeps a node for each and hands tensors from
 one to the next: about a fifth of a layer's host time, which is what a small batch waits for. The parts are those of
-`hstu_parts` and `fused_attention`, and each keeps for its gradients what it keeps alone.
+`parts` and `fused_attention`, and each keeps for its gradients what it keeps alone.
 
 Attention could write the gradients before the SiLU itself, which saves writing and reading those after it: 0.15 ms a
 layer of width 512. Tried on an H200, its kernels lost 0.5 ms by it.

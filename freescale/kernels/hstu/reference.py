@@ -33,10 +33,10 @@ def unit(x: Tensor) -> Tensor:
 
 
 def input_states(
-    rows_UD: Tensor, slots_T: Tensor, position_LD: Tensor, layout: SequenceLayout, *, scale: float
+    rows_UD: Tensor, index_T: Tensor, position_LD: Tensor, layout: SequenceLayout, *, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """States scale * rows[slots] + position[p], [T, D], p a token's position in its sequence; and the rows."""
-    return take(rows_UD, slots_T) * scale + F.embedding(layout.positions, position_LD), rows_UD
+    """States scale * rows[index] + position[p], [T, D], p a token's position in its sequence; and the rows."""
+    return take(rows_UD, index_T) * scale + F.embedding(layout.positions, position_LD), rows_UD
 
 
 def project_uvqk(

@@ -37,7 +37,7 @@ def sampled_softmax(
 
     Args:
         states_TD: one state a token; it may be of half precision beside rows of full.
-        rows_UD: the distinct item vectors of the batch.
+        rows_UD: the unique item vectors of the batch.
         target_T: index in `rows_UD` of each token's next item.
         negative_BN: indices in `rows_UD` of each sequence's negatives.
         layout: where the sequences stand.
@@ -52,7 +52,7 @@ def sampled_softmax(
     states = (
         unit(states_TD) if normalize else states_TD.to(torch.promote_types(states_TD.dtype, rows_UD.dtype))
     )
-    # Normalising the distinct rows once is cheaper than normalising every occurrence.
+    # Normalising the unique rows once is cheaper than normalising every occurrence.
     rows = (unit(rows_UD) if normalize else rows_UD).to(states.dtype)
     positive = (states * F.embedding(target_T, rows)).sum(-1, keepdim=True)
     tiles = layout.tiles

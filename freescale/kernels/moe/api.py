@@ -1,8 +1,8 @@
 """The expert MLPs of a mixture of experts, as models call them: checks the inputs and picks the way to compute them.
 
-CPU, odd types    plain PyTorch, one product an expert                                        expert_eager
-GPU, bf16         torch's grouped products, everything between them fused in Triton           expert_grouped
-GPU, otherwise    Triton products that read tokens where they stand                           expert_fused
+CPU, odd types    plain PyTorch, one product an expert                                        eager
+GPU, bf16         torch's grouped products, everything between them fused in Triton           grouped
+GPU, otherwise    Triton products that read tokens where they stand                           fused
 truth             one expert at a time, autograd backward                                     reference
 """
 

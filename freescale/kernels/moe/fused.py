@@ -1,7 +1,7 @@
 """The steps of an expert MLP by Triton products: tokens are read where they stand, the activation runs in registers.
 
 No routed copy of x or of the gradient is ever made, and the hidden numbers are read and written once a pass, so the
-backward needs three hidden-sized buffers and nothing besides. Steps named in `by_torch` run as in `expert_grouped`.
+backward needs three hidden-sized buffers and nothing besides. Steps named in `by_torch` run as in `grouped`.
 """
 
 from __future__ import annotations

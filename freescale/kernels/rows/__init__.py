@@ -17,6 +17,6 @@ if TYPE_CHECKING:
         unique,
     )
     from freescale.kernels.rows.split_loops import split_index, split_values, split_wanted
-    from freescale.kernels.rows.triton.sums import sum_by_position, sum_by_slot
+    from freescale.kernels.rows.triton.sums import sum_by_index, sum_by_position
 else:
     __getattr__, __dir__ = open_door(__name__)

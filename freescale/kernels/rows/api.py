@@ -43,16 +43,16 @@ def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
     return out
 
 
-def take(rows: Tensor, slots: Tensor) -> Tensor:
-    """[..., dim] rows[slots], differentiable; the gradients of a row add up in an order of their own."""
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """[..., dim] rows[index], differentiable; the gradients of a row add up in an order of their own."""
     if rows.device.type != "cpu" and not _sorts(rows):
-        return reference.take(rows, slots)
-    return _Take.apply(rows, slots)  # type: ignore[no-untyped-call]
+        return reference.take(rows, index)
+    return _Take.apply(rows, index)  # type: ignore[no-untyped-call]
 
 
-def sum_rows(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, dim] sum of the values with the same slot, in the order they stand; differentiable."""
-    return _Sum.apply(values, slots, num_rows)  # type: ignore[no-untyped-call]
+def sum_rows(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values with the same index, in the order they stand; differentiable."""
+    return _Sum.apply(values, index, num_rows)  # type: ignore[no-untyped-call]
 
 
 def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
@@ -141,13 +141,13 @@ def adam_direction(
     return direction
 
 
-def sum_gradients(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, dim] sum of the values of each slot, in an order that depends on nothing but their own."""
+def sum_gradients(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values of each index, in an order that depends on nothing but their own."""
     if not _sorts(values):
-        return sum_by_row(slots.long(), values, num_rows)
+        return sum_by_row(index.long(), values, num_rows)
     from freescale.kernels.rows.triton import sums as triton_row_sums
 
-    return triton_row_sums.sum_by_slot(values, slots, num_rows).to(values.dtype)
+    return triton_row_sums.sum_by_index(values, index, num_rows).to(values.dtype)
 
 
 def _sorts(x: Tensor) -> bool:
@@ -168,26 +168,26 @@ class _Take(torch.autograd.Function):
     """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row; on a GPU a third."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
-        ctx.save_for_backward(slots)
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
         ctx.num_rows = len(rows)
-        return reference.take(rows, slots)
+        return reference.take(rows, index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (slots,) = ctx.saved_tensors
-        return _Sum.apply(grads[0], slots, ctx.num_rows), None  # type: ignore[no-untyped-call]
+        (index,) = ctx.saved_tensors
+        return _Sum.apply(grads[0], index, ctx.num_rows), None  # type: ignore[no-untyped-call]
 
 
 class _Sum(torch.autograd.Function):
     """The backward of `_Take`, as a function that has a gradient itself."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
-        ctx.save_for_backward(slots)
-        return sum_gradients(values.reshape(-1, values.shape[-1]), slots.flatten(), num_rows)
+    def forward(ctx: Any, values: Tensor, index: Tensor, num_rows: int) -> Tensor:
+        ctx.save_for_backward(index)
+        return sum_gradients(values.reshape(-1, values.shape[-1]), index.flatten(), num_rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (slots,) = ctx.saved_tensors
-        return _Take.apply(grads[0], slots), None, None  # type: ignore[no-untyped-call]
+        (index,) = ctx.saved_tensors
+        return _Take.apply(grads[0], index), None, None  # type: ignore[no-untyped-call]

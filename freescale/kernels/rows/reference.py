@@ -26,9 +26,9 @@ def overlap(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return torch.isin(first, second), torch.isin(second, first)
 
 
-def take(rows: Tensor, slots: Tensor) -> Tensor:
-    """[..., dim] rows[slots]."""
-    return F.embedding(slots, rows)
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """[..., dim] rows[index]."""
+    return F.embedding(index, rows)
 
 
 def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
@@ -39,21 +39,21 @@ def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
     return out
 
 
-def sum_rows(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
+def sum_rows(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
     """[num_rows, dim] sum of the values [..., dim] with the same slot."""
-    return sum_by_row(slots.flatten(), values.reshape(-1, values.shape[-1]), num_rows)
+    return sum_by_row(index.flatten(), values.reshape(-1, values.shape[-1]), num_rows)
 
 
-def sum_gradients(values: Tensor, slots: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, dim] sum of the values of each slot; a GPU adds half precision up in float32 and rounds once."""
-    return sum_by_row(slots, values, num_rows)
+def sum_gradients(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, dim] sum of the values of each index; a GPU adds half precision up in float32 and rounds once."""
+    return sum_by_row(index, values, num_rows)
 
 
-def sum_by_slot(
-    values: Tensor, slots: Tensor, num_rows: int, *, scale: float = 1.0, onto: Tensor | None = None
+def sum_by_index(
+    values: Tensor, index: Tensor, num_rows: int, *, scale: float = 1.0, onto: Tensor | None = None
 ) -> Tensor:
-    """[num_rows, width] scale * sum of the values of each slot, and `onto`, in float32 or better."""
-    out = scale * sum_by_row(slots, _wide(values), num_rows)
+    """[num_rows, width] scale * sum of the values of each index, and `onto`, in float32 or better."""
+    out = scale * sum_by_row(index, _wide(values), num_rows)
     return out if onto is None else out + onto
 
 

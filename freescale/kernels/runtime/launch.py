@@ -1,11 +1,11 @@
 """How a Triton kernel is started: the first time by Triton, which compiles it, from then on straight from the result.
 
 Triton looks at every argument again to find what it has compiled: about 0.3 ms for the forty of an attention kernel on
-the machine of the H200 results, longer than the kernel runs. Here a kernel's constants are settled once; what is left
+the machine of the H200 results, longer than the kernel runs. Here a kernel's constants are fixed once; what is left
 to look at is which kinds of tensors it is given, and on which GPU.
 
     start_kernel(kernel, grid, tensors, numbers, constants)      everything by its name
-    Prepared(kernel, ...).start(grid, tensors, numbers)          constants settled, the rest in the order that was named
+    CachedLauncher(kernel, ...).start(grid, tensors, numbers)    constants fixed, the rest in the order of their names
 
 Kernels are compiled for the type of a tensor, whether its memory begins at a multiple of 16 bytes, and each constant.
 Numbers must leave no trace in them: floats do not, whole numbers only where the kernel promises it
@@ -45,7 +45,7 @@ def kernels_of(module: str) -> Any:
 
 
 class CachedLauncher:
-    """A kernel with its constants settled.
+    """A kernel with its constants fixed.
 
     Args:
         kernel: a Triton function.

@@ -140,7 +140,7 @@ class HSTU(nn.Module):
     def from_rows(
         self, rows_UD: Tensor, item_index_T: Tensor, batch: SequenceBatch, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
-        """States from distinct item vectors and the place of each token's among them; and the vectors, for the head.
+        """States from unique item vectors and the index of each token's among them; and the vectors, for the head.
 
         Here states stay as narrow as the layers leave them.
         """

@@ -2,7 +2,7 @@
 
     x ──norm──> q, k, v ──rotate q, k──> softmax attention ──merge──> + x ──norm──> feed-forward ──> + ──> next layer
 
-There is no position table: each query and key is turned by an angle that grows with its place, so that their product
+There is no position table: each query and key is turned by an angle that grows with its position, so that their product
 depends on how far apart they are. The feed-forward part is one module [tokens, dim] -> [tokens, dim]; another one
 (a mixture of experts) can take its place.
 """
@@ -48,19 +48,19 @@ class RMSNorm(nn.Module):
 
 
 class Rotation:
-    """Turns pairs of numbers of a head by an angle: place * base^(-pair / number of pairs).
+    """Turns pairs of numbers of a head by an angle: position * base^(-pair / number of pairs).
 
     Args:
-        places_T: place of each token in its sequence.
+        positions_T: position of each token in its sequence.
         width: of a head; its first half pairs up with its second half.
-        base: the slowest pair turns once in about 6 * base places.
+        base: the slowest pair turns once in about 6 * base positions.
         dtype: of the result's sines.
     """
 
-    def __init__(self, places_T: Tensor, *, width: int, base: float, dtype: torch.dtype) -> None:
-        pairs = torch.arange(width // 2, dtype=torch.float64, device=places_T.device)
-        # float64: in float32 the angle of place 4096 would be off by 1e-4.
-        angles = places_T.double()[:, None] * base ** (-pairs / (width // 2))
+    def __init__(self, positions_T: Tensor, *, width: int, base: float, dtype: torch.dtype) -> None:
+        pairs = torch.arange(width // 2, dtype=torch.float64, device=positions_T.device)
+        # float64: in float32 the angle of position 4096 would be off by 1e-4.
+        angles = positions_T.double()[:, None] * base ** (-pairs / (width // 2))
         self._cos, self._sin = (wave.to(dtype)[:, None, :] for wave in (angles.cos(), angles.sin()))
 
     def __call__(self, x_THD: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class RankingHead(nn.Module):
         self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout
     ) -> Tensor:
         """Sum over tokens of the tasks' mean binary cross-entropy."""
-        items = F.embedding(batch.tokens["target_slot"], rows_UD)
+        items = F.embedding(batch.tokens["target_index"], rows_UD)
         logits = self.logits(states_TD.to(items.dtype), items)
         labels = self.labels(batch.tokens["target_action"])
         return (

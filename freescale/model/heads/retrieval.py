@@ -45,15 +45,15 @@ class RetrievalHead(nn.Module):
 
         Args:
             states_TD: one state a token.
-            rows_UD: the distinct item vectors of the batch.
-            batch: carries token feature "target_slot" and sample feature "negative_slot", places in `rows_UD`.
+            rows_UD: the unique item vectors of the batch.
+            batch: carries token feature "target_index" and sample feature "negative_index", indices into `rows_UD`.
             layout: where the sequences stand.
         """
         return sampled_softmax(
             states_TD,
             rows_UD,
-            batch.tokens["target_slot"],
-            batch.samples["negative_slot"],
+            batch.tokens["target_index"],
+            batch.samples["negative_index"],
             layout,
             temperature=self.temperature,
             normalize=self.normalize,

@@ -79,11 +79,11 @@ class Evaluator:
                 allowed="queries(states) and candidates(rows), or metrics()",
             )
         for rows, batch in self._batches(examples, max_users):
-            lookup, slotted = vectors.look_up(batch)
-            states = self._last_states(lookup, slotted)
+            lookup, indexed = vectors.look_up(batch)
+            states = self._last_states(lookup, indexed)
             places = None if ranking is None else ranking.add(rows, batch, states)
             if own is not None:
-                own.update(_last_events(lookup, slotted, states, places))
+                own.update(_last_events(lookup, indexed, states, places))
         values: dict[str, float | None] = {}
         if ranking is not None:
             values |= self._summed(ranking.quality)
@@ -109,14 +109,14 @@ class Evaluator:
         """The vectors of all items, made once for the whole evaluation."""
         return self.items.catalogue(examples.source.items.ids, chunk=self.item_chunk)
 
-    def _last_states(self, lookup: Tensor, slotted: SequenceBatch) -> Tensor:
+    def _last_states(self, lookup: Tensor, indexed: SequenceBatch) -> Tensor:
         encoder = self.model.encoder
-        if self.cached and compresses(encoder) and len(slotted):
+        if self.cached and compresses(encoder) and len(indexed):
             compressor = Compressor(encoder, model="", dtype=lookup.dtype)
-            return compressor.last_states(F.embedding(slotted.tokens["item_slot"], lookup), slotted)
-        layout = SequenceLayout(slotted.offsets, device=self.ranks.device)
-        last = last_tokens(slotted).to(lookup.device)
-        return self.model.states(lookup, slotted, layout).index_select(0, last)
+            return compressor.last_states(F.embedding(indexed.tokens["item_index"], lookup), indexed)
+        layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
+        last = last_tokens(indexed).to(lookup.device)
+        return self.model.states(lookup, indexed, layout).index_select(0, last)
 
 
 class _FullRanking:
@@ -148,16 +148,16 @@ class _FullRanking:
 
 
 def _last_events(
-    lookup: Tensor, slotted: SequenceBatch, states: Tensor, target_rank: Tensor | None
+    lookup: Tensor, indexed: SequenceBatch, states: Tensor, target_rank: Tensor | None
 ) -> LastEvents:
     """What the head's own metrics see of a batch."""
-    last = last_tokens(slotted).to(lookup.device)
-    tokens = {name: values.index_select(0, last) for name, values in slotted.tokens.items()}
+    last = last_tokens(indexed).to(lookup.device)
+    tokens = {name: values.index_select(0, last) for name, values in indexed.tokens.items()}
     return LastEvents(
         states=states,
-        items=lookup.index_select(0, tokens["target_slot"]),
+        items=lookup.index_select(0, tokens["target_index"]),
         tokens=tokens,
-        samples=slotted.samples,
+        samples=indexed.samples,
         target_rank=target_rank,
     )
 

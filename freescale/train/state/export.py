@@ -152,18 +152,18 @@ class ExportedModel:
         assert retrieves(head)  # load_export has refused others
         if k < 1:
             raise DataError("k must be at least 1", got=k, next_step="k=10 gives the ten best items")
-        known, slots = self._slots(history)
-        if len(slots) == 0:
+        known, index = self._index_of(history)
+        if len(index) == 0:
             raise DataError("no event of the history is an item the model knows", got=list(history)[:10])
         limit = int(self.manifest["encoder"]["max_length"]) if cache is None else None
-        batch = self._batch(slots, known, times, request_time, limit=limit)
+        batch = self._batch(index, known, times, request_time, limit=limit)
         if cache is None:
             state = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets))[-1:]
         else:
-            vectors = self.vectors[batch.tokens["item_slot"]]
+            vectors = self.vectors[batch.tokens["item_index"]]
             state = self._compressor().states(vectors, batch, [cache])[-1:]
         scores = (head.queries(state) @ head.candidates(self.vectors).T)[0]
-        hidden = torch.cat([slots[:0] if include_seen else slots, self._slots(exclude)[1]]).unique()
+        hidden = torch.cat([index[:0] if include_seen else index, self._index_of(exclude)[1]]).unique()
         scores[hidden] = float("-inf")
         best = scores.topk(min(k, len(scores) - len(hidden)))
         return [
@@ -191,8 +191,8 @@ class ExportedModel:
             cache: what is compressed already.
         """
         compressor = self._compressor()
-        known, slots = self._slots(history)
-        if len(slots) == 0:
+        known, index = self._index_of(history)
+        if len(index) == 0:
             return cache
         if self.manifest["encoder"]["time_bias"] and next_time is None:
             raise DataError(
@@ -200,8 +200,8 @@ class ExportedModel:
                 next_step="pass next_time=..., the time of the first event that is not compressed",
             )
         latest = int(self.manifest["encoder"]["max_length"]) - compressor.encoder.rule.recent
-        batch = self._batch(slots, known, times, next_time, limit=latest if cache is None else None)
-        return compressor.compress(self.vectors[batch.tokens["item_slot"]], batch, [cache])[0]
+        batch = self._batch(index, known, times, next_time, limit=latest if cache is None else None)
+        return compressor.compress(self.vectors[batch.tokens["item_index"]], batch, [cache])[0]
 
     def _compressor(self) -> Compressor:
         encoder = self.model.encoder
@@ -212,7 +212,7 @@ class ExportedModel:
             )
         return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
 
-    def _slots(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
+    def _index_of(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
         given = np.asarray(history)
         if given.size and given.dtype.kind not in "iu":
             raise DataError(
@@ -221,20 +221,20 @@ class ExportedModel:
                 allowed="the item ids of the training data, 64-bit integers",
             )
         asked = np.asarray(history, dtype=np.int64)
-        place = np.searchsorted(self.items, asked).clip(max=len(self.items) - 1)
-        known = self.items[place] == asked
-        return known, torch.from_numpy(place[known])
+        index = np.searchsorted(self.items, asked).clip(max=len(self.items) - 1)
+        known = self.items[index] == asked
+        return known, torch.from_numpy(index[known])
 
     def _batch(
         self,
-        slots: Tensor,
+        index: Tensor,
         known: np.ndarray[Any, np.dtype[np.bool_]],
         times: Sequence[int] | None,
         request_time: int | None,
         *,
         limit: int | None,
     ) -> SequenceBatch:
-        tokens = {"item_slot": slots}
+        tokens = {"item_index": index}
         if self.manifest["encoder"]["time_bias"]:
             if times is None:
                 raise DataError("this model was trained with time stamps", next_step="pass times=[...]")
@@ -246,7 +246,7 @@ class ExportedModel:
             asked_at = int(stamps[-1]) if request_time is None else request_time
             tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
         tokens = {name: values if limit is None else values[-limit:] for name, values in tokens.items()}
-        return SequenceBatch(offsets=torch.tensor([0, len(tokens["item_slot"])]), tokens=tokens)
+        return SequenceBatch(offsets=torch.tensor([0, len(tokens["item_index"])]), tokens=tokens)
 
 
 def load_export(path: str | Path, *, plugins: Sequence[str] = ()) -> ExportedModel:

@@ -24,7 +24,7 @@ from freescale.comm.rings.shared_memory import share_memory
 from freescale.comm.transport import own_group
 from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
 from freescale.comm.transports.kinds import copy_engine
-from freescale.comm.transports.registry import find_route
+from freescale.comm.transports.registry import find_transport_kind
 from freescale.comm.world.facts import GroupFacts, RankFacts, gather_facts
 from freescale.errors import TrainingError
 from tests.comm.fake_cuda import FakeDriver, FakeEvent, FakeStream, install
@@ -67,7 +67,7 @@ def open_fake(
     if one_queue:
         torch.cuda.Stream = lambda *_, **__: main  # type: ignore[misc, assignment]
     copy_engine.map_symmetric_memory = fake_symmetric_memory
-    route: Any = find_route(kind)
+    route: Any = find_transport_kind(kind)
     sizes = Rings(dist.get_world_size(), **rings)
     made = route.build(dist.group.WORLD, gpu_facts(), timeout_s, rings=sizes, driver=driver)
     assert isinstance(made, RingTransport)
@@ -457,6 +457,6 @@ def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda_driver, "load_library", missing)
     facts = GroupFacts([RankFacts("m", 1, "p", "GPU-0")] * 2, 0, CUDA, "gloo")
     for kind in ("host_staged", "copy_engine"):
-        problem = find_route(kind).why_not(facts)
+        problem = find_transport_kind(kind).why_not(facts)
         assert problem is not None
         assert "the CUDA driver cannot be loaded" in problem

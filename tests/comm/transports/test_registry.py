@@ -20,7 +20,7 @@ from freescale.comm.transports import registry as choose
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.registry import (
     describe_transport,
-    find_route,
+    find_transport_kind,
     goes_on_with_group,
     kind_for_cpu,
     make_transport,
@@ -104,7 +104,7 @@ def test_a_named_transport_is_refused_with_its_reason(name: str, where: GroupFac
 def test_too_few_hardware_queues_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for name in ("copy_engine", "host_staged"):
-        problem = find_route(name).why_not(facts("g0", "g1"))
+        problem = find_transport_kind(name).why_not(facts("g0", "g1"))
         assert problem is not None
         assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in problem
 
@@ -117,7 +117,7 @@ def test_what_can_be_used_is_not_refused() -> None:
         ("host_staged", facts("g0", "g1", machines="ab")),
         ("host_staged", facts("", "", device="cpu", backend="gloo")),
     ):
-        assert find_route(name).why_not(where) is None
+        assert find_transport_kind(name).why_not(where) is None
 
 
 def test_a_line_for_the_log() -> None:
@@ -243,7 +243,7 @@ def test_the_doctor_hears_of_transports_from_outside() -> None:
 )
 def test_a_name_that_is_not_there_is_refused_with_the_one_that_is(wrong: str, right: str) -> None:
     with pytest.raises(ConfigError, match="there is no transport") as caught:
-        find_route(wrong)
+        find_transport_kind(wrong)
     assert caught.value.next_step == right
     assert str(caught.value.allowed).startswith("auto, collective, copy_engine, experimental_nccl_zero_sm")
 
@@ -271,11 +271,11 @@ def test_auto_takes_nothing_experimental_and_nothing_from_outside(
     name, _ = pick(where)
     assert name in ("collective", "local", "copy_engine", "host_staged")
     assert name == "collective" or where.one_machine, "between machines host_staged is experimental"
-    assert name == "collective" or find_route(name).why_not(where) is None
+    assert name == "collective" or find_transport_kind(name).why_not(where) is None
 
 
 def test_every_kind_says_whether_it_goes_on_with_the_group() -> None:
-    assert [name for name in kinds.names("transport") if goes_on_with_group(find_route(name))] == [
+    assert [name for name in kinds.names("transport") if goes_on_with_group(find_transport_kind(name))] == [
         "collective"
     ]
 

@@ -37,8 +37,8 @@ class TwoTowers(nn.Module):
     def loss(self, states, rows, batch, layout):
         users, items = self.queries(states.to(rows.dtype)), self.candidates(rows)
         sample = torch.arange(len(batch)).repeat_interleave(batch.lengths).to(states.device)
-        right = (users * items[batch.tokens["target_slot"]]).sum(-1, keepdim=True)
-        wrong = torch.einsum("td,tnd->tn", users, items[batch.samples["negative_slot"][sample]])
+        right = (users * items[batch.tokens["target_index"]]).sum(-1, keepdim=True)
+        wrong = torch.einsum("td,tnd->tn", users, items[batch.samples["negative_index"][sample]])
         logits = torch.cat([right, wrong], 1) / 0.1
         return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long), reduction="sum")
 

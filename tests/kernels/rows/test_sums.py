@@ -23,31 +23,31 @@ pytestmark = pytest.mark.skipif(
     width=st.sampled_from([1, 16, 33, 70]),
     seed=st.integers(0, 99),
 )
-def test_values_are_summed_by_slot(counts, width, seed):
-    from freescale.kernels.rows.triton.sums import sum_by_slot
+def test_values_are_summed_by_index(counts, width, seed):
+    from freescale.kernels.rows.triton.sums import sum_by_index
 
     draw = torch.Generator().manual_seed(seed)
-    slots = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    slots = slots[torch.randperm(len(slots), generator=draw)]
-    values = torch.randn(len(slots), width, dtype=torch.float64, generator=draw)
+    index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    index = index[torch.randperm(len(index), generator=draw)]
+    values = torch.randn(len(index), width, dtype=torch.float64, generator=draw)
     onto = torch.randn(len(counts), width, dtype=torch.float64, generator=draw) if seed % 2 else None
-    wanted = reference.sum_by_slot(values, slots, len(counts), scale=3.0, onto=onto)
-    got = sum_by_slot(values, slots, len(counts), scale=3.0, onto=onto)
+    wanted = reference.sum_by_index(values, index, len(counts), scale=3.0, onto=onto)
+    got = sum_by_index(values, index, len(counts), scale=3.0, onto=onto)
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    narrow = sum_by_slot(values.half(), slots, len(counts), scale=3.0, onto=onto)
+    narrow = sum_by_index(values.half(), index, len(counts), scale=3.0, onto=onto)
     assert narrow.dtype == torch.float32
     torch.testing.assert_close(narrow.double(), wanted, rtol=0.01, atol=0.3)
 
 
 def test_the_sum_of_a_row_does_not_depend_on_the_rows_beside_it():
-    from freescale.kernels.rows.triton.sums import sum_by_slot
+    from freescale.kernels.rows.triton.sums import sum_by_index
 
     values = torch.randn(400, 24)
-    slots = torch.arange(400) % 2
-    slots[:300] = 1
-    together = sum_by_slot(values, slots, 2)
+    index = torch.arange(400) % 2
+    index[:300] = 1
+    together = sum_by_index(values, index, 2)
     for row in (0, 1):
-        alone = sum_by_slot(values[slots == row], slots[slots == row], 2)
+        alone = sum_by_index(values[index == row], index[index == row], 2)
         assert torch.equal(alone[row], together[row])
 
 

@@ -63,8 +63,8 @@ def last_state(evaluator, examples, row):
     """State of the last position of one user, from the table and the model alone."""
     batch = examples.batch([row])
     table = evaluator.items.embedding.tables["item"].weight
-    slotted = batch.with_tokens(item_slot=evaluator.items.id_map.rows(batch.tokens["item"]))
-    return evaluator.model.states(table, slotted, SequenceLayout(batch.offsets))[-1], int(
+    indexed = batch.with_tokens(item_index=evaluator.items.id_map.rows(batch.tokens["item"]))
+    return evaluator.model.states(table, indexed, SequenceLayout(batch.offsets))[-1], int(
         batch.tokens["target"][-1]
     )
 

@@ -76,7 +76,7 @@ def scores_in_training(parts, history):
     model, table, id_map = parts["model"], parts["embedding"].tables["item"], parts["id_map"]
     rows = table.weight.to(next(model.parameters()).dtype)
     with torch.no_grad():
-        batch = batch.with_tokens(item_slot=id_map.rows(batch.tokens["item"]))
+        batch = batch.with_tokens(item_index=id_map.rows(batch.tokens["item"]))
         state = model.states(rows, batch, SequenceLayout(batch.offsets))[-1]
         items = rows[id_map.rows(torch.from_numpy(CATALOG))]
         return dict(

@@ -1,7 +1,7 @@
 """Triton kernels that spread score gradients over the position and the time table, in sums of fixed order.
 
 Both tables are shared by all heads, so score gradients are summed over heads first. `table_gradient_kernel` works them
-out again, where they would take too much room to keep; where they were kept, see `triton_kept_scores`.
+out again, where they would take too much room to keep; where they were kept, see `kept_scores`.
 Rows of sums are added up as `BiasPlan` says; every program has rows of its own.
 """
 

@@ -2,7 +2,7 @@
 
 The bias of a pair does not depend on the head. So it is worked out once a layer into a `BiasStore` (half precision for
 half-precision inputs) that all heads read like one more operand. Buckets depend on the batch alone and serve every
-layer. Gradients are in `triton_bias_gradients`.
+layer. Gradients are in `bias_gradient_kernels`.
 """
 
 # mypy: ignore-errors

@@ -98,7 +98,7 @@ class Launch:
         """Start a kernel.
 
         Args:
-            kernel: one of `triton_attention`, `triton_kept_scores` or `triton_bias_gradients`.
+            kernel: one of `attention_kernels`, `kept_scores` or `bias_gradient_kernels`.
             num_programs: how many.
             tile: its tile size.
             read: tensors [T, heads, width] fetched tile by tile.

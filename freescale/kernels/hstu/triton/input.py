@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def input_kernel(
-    Rows, Slots, Position, Tiles, Offsets, Out, scale,
+    Rows, Index, Position, Tiles, Offsets, Out, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of a tile. Tiles holds (sequence, first token, number of tokens), so a token's position is known."""
@@ -21,8 +21,8 @@ def input_kernel(
     real = numbers < tl.load(tile + 2)
     columns = tl.arange(0, BLOCK)
     inside = real[:, None] & (columns[None, :] < WIDTH)
-    slots = tl.load(Slots + tokens, mask=real, other=0).to(tl.int64)
-    row = tl.load(Rows + slots[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    index = tl.load(Index + tokens, mask=real, other=0).to(tl.int64)
+    row = tl.load(Rows + index[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     at = Position + (tokens - start)[:, None] * WIDTH + columns[None, :]
     out = row * scale + tl.load(at, mask=inside, other=0.0).to(tl.float32)
     to = Out + tokens[:, None].to(tl.int64) * WIDTH + columns[None, :]

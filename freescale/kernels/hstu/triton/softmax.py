@@ -4,7 +4,7 @@ With s a state, r an item vector, hats for unit length and beta = 1 / temperatur
 unit length is ever stored: dot products of the plain vectors are multiplied by 1/|s| and 1/|r| afterwards. Logits are
 kept for the backward, one number a token and negative, which is far less than a state.
 
-Argument names as in `triton_tiles`. Tiles holds (sequence, first token, number of tokens) of each tile.
+Argument names as in `attention.triton.tiles`. Tiles holds (sequence, first token, number of tokens) of each tile.
 """
 
 # mypy: ignore-errors

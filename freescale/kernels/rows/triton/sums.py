@@ -88,7 +88,7 @@ def position_kernel(
     X, First, Reach, Out, longest,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Sum over all sequences of the row at one place of theirs; only the longest ones reach so far."""
+    """Sum over all sequences of the row at one position of theirs; only the longest ones reach so far."""
     place = tl.program_id(0)
     count = tl.load(Reach + place, mask=place < longest, other=0)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -104,18 +104,18 @@ def position_kernel(
     tl.store(to, tl.sum(total, 0), mask=columns < WIDTH)
 
 
-def sum_by_slot(
-    values: Tensor, slots: Tensor, num_rows: int, *, scale: float = 1.0, onto: Tensor | None = None
+def sum_by_index(
+    values: Tensor, index: Tensor, num_rows: int, *, scale: float = 1.0, onto: Tensor | None = None
 ) -> Tensor:
-    """[num_rows, width] scale * sum of the values of each slot, and `onto`, in float32 or better."""
+    """[num_rows, width] scale * sum of the values of each index, and `onto`, in float32 or better."""
     values = values.contiguous()
     width = values.shape[1]
     out = values.new_empty(num_rows, width, dtype=_wide(values.dtype))
-    if not slots.shape[0]:
+    if not index.shape[0]:
         return out.zero_() if onto is None else out.copy_(onto)
     # Keys of 32 bits: half the passes of the sort.
-    ordered, order = slots.flatten().int().sort(stable=True)
-    edges = torch.arange(num_rows + 1, dtype=torch.int32, device=slots.device)
+    ordered, order = index.flatten().int().sort(stable=True)
+    edges = torch.arange(num_rows + 1, dtype=torch.int32, device=index.device)
     starts = torch.searchsorted(ordered, edges, out_int32=True)
     tensors = {"X": values, "Order": order, "Starts": starts, "Out": out}
     tensors["Onto"] = out if onto is None else onto.contiguous()
@@ -134,9 +134,9 @@ def sum_by_slot(
 
 
 def sum_by_position(values: Tensor, first: Tensor, reach: Tensor, num_positions: int) -> Tensor:
-    """[num_positions, width] sum of the tokens' values at each place of the sequences, in float32 or better.
+    """[num_positions, width] sum of the tokens' values at each position of the sequences, in float32 or better.
 
-    Sequences come longest first: `first` are their first tokens, `reach` tells how many have a token at each place.
+    Sequences come longest first: `first` are their first tokens, `reach` tells how many have a token at each position.
     """
     values = values.contiguous()
     width = values.shape[1]
