@@ -132,7 +132,7 @@ class Compressor:
             last = cut.summaries[:: self.stamp.summaries]
             times = cut.batch.tokens["time"].index_select(0, last).cpu().numpy().astype(np.int64)
         counts = np.bincount(segments.sequence, minlength=len(batch))
-        return PackedCaches.made(
+        return PackedCaches.build(
             keys,
             values,
             sizes=segments.sizes,

@@ -8,6 +8,8 @@ Beyond being called, an encoder may have what makes more possible:
     from_rows(rows, item_index, batch, layout) -> (states, rows)     gathers item vectors itself, see `Recommender`
     encode(vectors, view) -> states                                  works in any pass (`views.py`): segments, caches
     compresses = True                                                histories can be kept as token caches
+
+What is registered may have `uses_time = True`: then it gets `shape.time_bias`, and is served with times.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.moe import Dispatch
+from freescale.registry import Kind
 
 if TYPE_CHECKING:
     from freescale.model.segmented import SegmentedEncoder
@@ -71,3 +74,8 @@ class Encoder(Protocol):
 def compresses(encoder: object) -> TypeGuard[SegmentedEncoder]:
     """Whether histories can be kept as token caches and read back: what a `Compressor` asks of an encoder."""
     return bool(getattr(encoder, "compresses", False))
+
+
+def uses_time(kind: Kind) -> bool:
+    """Whether encoders of a kind look at times, where the data has them and the recipe wants it."""
+    return bool(getattr(kind.make, "uses_time", False))

@@ -68,12 +68,12 @@ class PackedCaches(Sequence[TokenCache | None]):
             for name in ("keys", "values")
         )
         segments = np.concatenate([[0], np.cumsum(np.array(numbers, np.int64))])
-        return PackedCaches.made(
+        return PackedCaches.build(
             keys, values, sizes=sizes, segments=segments, segment_times=times, stamp=stamp
         )
 
     @staticmethod
-    def made(
+    def build(
         keys: Tensor, values: Tensor, *, sizes: Ints, segments: Ints, segment_times: Ints, stamp: CacheStamp
     ) -> PackedCaches:
         """Caches of summaries that stand user by user, segment by segment."""

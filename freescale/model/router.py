@@ -29,7 +29,7 @@ logits over the experts, and how many tokens have logits that are not finite."""
 
 
 @dataclass(frozen=True)
-class Routing:
+class ChosenExperts:
     """The choice for T tokens.
 
     Args:
@@ -96,7 +96,7 @@ class Router(nn.Module):
         tally = torch.zeros(num_experts + len(EXTRAS), dtype=torch.float64)
         self.register_buffer("tally", tally, persistent=False)
 
-    def forward(self, x_TD: Tensor) -> Routing:
+    def forward(self, x_TD: Tensor) -> ChosenExperts:
         """Choose for every token."""
         with torch.autocast(x_TD.device.type, enabled=False):
             logits = _WideLinear.apply(x_TD, self.weight)  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class Router(nn.Module):
             if self.training:
                 self._count(logits, experts, balance, size)
         loss = self.aux_loss * balance + self.z_loss * size if self.aux_loss or self.z_loss else None
-        return Routing(weights * self.scale, experts, loss)
+        return ChosenExperts(weights * self.scale, experts, loss)
 
     @torch.no_grad()
     def rebalance(self, tally: Tensor) -> None:

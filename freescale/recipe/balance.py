@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from freescale import registry
-from freescale.recipe.keys import changed, extra_keys, key, options_of
+from freescale.recipe.keys import changed, extra_keys, key, section_options
 
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler, Balancer, Decisions
@@ -56,7 +56,10 @@ def build_balancer(config: Config) -> Balancer:
     """What shares samples out over the ranks; without balance they are dealt in turn."""
     if not config.balance.enabled:
         return cast("Balancer", registry.find("balancer", "round_robin").make())
-    kind, options = registry.find("balancer", config.balance.kind), options_of(config.balance, "balancer")
+    kind, options = (
+        registry.find("balancer", config.balance.kind),
+        section_options(config.balance, "balancer"),
+    )
     return cast("Balancer", kind.make() if options is None else kind.make(options))
 
 

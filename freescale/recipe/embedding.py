@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from freescale import registry
-from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, options_of
+from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, section_options
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
@@ -93,7 +93,7 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
     if config.items.kind != "ids" and not config.items.add_ids:
         return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
     kind: IdMapKind = registry.find("id_map", config.embedding.id_map).make
-    options, items = options_of(config.embedding, "id_map"), source.items.ids
+    options, items = section_options(config.embedding, "id_map"), source.items.ids
     rows = kind.plan(num_items=len(items), largest_id=int(items[-1]), options=options)
     embedding = build_embedding(config, rows, ranks)
     beside_training = kind.learns and hides_traffic(config, embedding, ranks)
@@ -116,7 +116,7 @@ def build_embedding(config: Config, rows: TableRows, ranks: Ranks) -> ShardedEmb
         num_rows=rows.num_rows,
         row_group=rows.row_group,
         dim=config.model.dim,
-        optimizer=optimizer.make(options_of(options, "optimizer", beta1=config.optim.beta1)),
+        optimizer=optimizer.make(section_options(options, "optimizer", beta1=config.optim.beta1)),
         dtype=torch.float64 if config.model.dtype == "float64" else getattr(torch, options.dtype),
         seed=config.run.seed,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import extra_keys, key, options_of
+from freescale.recipe.keys import extra_keys, key, section_options
 
 if TYPE_CHECKING:
     from freescale.data import SequenceSource
@@ -40,6 +40,6 @@ def build_head(config: Config, source: SequenceSource) -> Head:
     from freescale.model import check_columns, make_head
 
     kind = config.head.kind
-    head = make_head(kind, dim=config.model.dim, options=options_of(config.head, "head"))
+    head = make_head(kind, dim=config.model.dim, options=section_options(config.head, "head"))
     check_columns(head, source.features, kind=kind, data=source.name)
     return head

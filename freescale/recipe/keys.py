@@ -72,7 +72,7 @@ def options_from_outside(section: Any, family: str) -> set[str]:
     return {item.name for item in dataclasses.fields(kind.options)}
 
 
-def options_of(section: Any, family: str, **elsewhere: Any) -> Any:
+def section_options(section: Any, family: str, **elsewhere: Any) -> Any:
     """The options of the kind that a section names, as its dataclass; None where the kind has none."""
     (name,) = [name for name, each in kind_keys(section) if each == family]
     return filled_options(registry.find(family, getattr(section, name)), section, **elsewhere)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from freescale import registry
 from freescale.recipe.ffn import ffn_shape
-from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, options_of
+from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, section_options
 
 if TYPE_CHECKING:
     from freescale.comm.traffic import ExpertExchange
@@ -65,14 +66,12 @@ def problems(config: Config) -> list[str]:
     return found
 
 
-# Encoders that ship and look at no times.
-_TIMELESS = ("sasrec", "llama")
-
-
 def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
     """What `make_encoder` needs; also what an exported model keeps."""
+    from freescale.model import uses_time
+
     options = config.model
-    own, seen = (options_of(options, family) for family in ("encoder", "mask"))
+    own, seen = (section_options(options, family) for family in ("encoder", "mask"))
     has_time = "time" in source.features and config.data.use_time
     return {
         "kind": options.kind,
@@ -81,7 +80,7 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "heads": options.heads,
         "max_length": config.data.max_length,
         "position_bias": options.position_bias,
-        "time_bias": options.kind not in _TIMELESS and options.time_bias and has_time,
+        "time_bias": has_time and options.time_bias and uses_time(registry.find("encoder", options.kind)),
         "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
         "kv_heads": options.kv_heads,
         "ffn_dim": options.ffn_dim,

@@ -195,7 +195,7 @@ def _behind(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     return torch.cuda.stream(stream)
 
 
-def sum_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
+def all_reduce_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
     """Add up over the ranks the gradients of parameters that no DDP looks after, all at once; missing ones are zero."""
     params = list(params)
     if ranks.group is None or not params:

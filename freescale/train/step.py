@@ -17,7 +17,7 @@ from freescale.kernels.runtime import Readback
 from freescale.model import Recommender
 from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import compute
-from freescale.train.dense_gradients import Sums, reduced_in_backward, sum_gradients
+from freescale.train.dense_gradients import Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
@@ -146,7 +146,7 @@ class TrainStep:
             self.check(ready.plan, ready.batch.samples["row"], StepResult(loss, None, counts))
         with _in_this_thread():
             items.send_back()
-        sum_gradients(self._item_parameters, self._ranks)
+        all_reduce_gradients(self._item_parameters, self._ranks)
         factor = self._lr_factor(step)
         # Rows first: dense gradients may be added up meanwhile.
         schedule.update(ready, lr=self._table_lr * factor)

@@ -180,3 +180,6 @@ def make_hstu(shape: EncoderShape, options: None) -> HSTU:
         dispatch=shape.dispatch,
         mask=shape.mask,
     )
+
+
+make_hstu.uses_time = True  # type: ignore[attr-defined]
