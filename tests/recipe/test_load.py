@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freescale import registry
 from freescale.errors import ConfigError, FreeScaleError, nearest
 from freescale.recipe import Config, describe_keys, describe_options, load_config
-from freescale.recipe.keys import options_of, own_fields
+from freescale.recipe.keys import section_options, own_fields
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
@@ -378,7 +378,7 @@ def test_a_key_of_another_section_is_no_option():
 
 def test_an_option_without_a_default_is_asked_for_by_its_key():
     with pytest.raises(ConfigError, match=r"^model\.window: mask 'window' needs it"):
-        options_of(load_config(None, ["model.mask=window"]).model, "mask")
+        section_options(load_config(None, ["model.mask=window"]).model, "mask")
 
 
 @pytest.mark.usefixtures("own_kinds")
