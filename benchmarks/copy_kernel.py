@@ -84,7 +84,7 @@ def register_all() -> None:
 
 def take_the_place_of_collective(num_blocks: int) -> None:
     """For the GPU tensors of a whole training run; CPU tensors travel by the real one."""
-    find, ours = choose.find_route, route(num_blocks, name="collective")
+    find, ours = choose.find_transport_kind, route(num_blocks, name="collective")
 
     class Either:
         keeps_group = True
@@ -97,4 +97,4 @@ def take_the_place_of_collective(num_blocks: int) -> None:
         def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
             return (ours if facts.on_gpu else find("collective")).build(group, facts, timeout_s)
 
-    choose.find_route = lambda name: Either if name == "collective" else find(name)
+    choose.find_transport_kind = lambda name: Either if name == "collective" else find(name)

@@ -44,14 +44,14 @@ def main() -> None:
     Evaluator.run = lambda self, examples, max_users=None: {"hr@10": 0.0}  # type: ignore[method-assign]
     commands.build_source = build_source_once
     plan = json.loads(Path(sys.argv[1]).read_text())
-    find_route, rendezvous = choose.find_route, os.environ[RENDEZVOUS]
+    find_transport_kind, rendezvous = choose.find_transport_kind, os.environ[RENDEZVOUS]
     first = os.environ["RANK"] == "0"
     for number, task in enumerate(plan["tasks"]):
         out = Path(task["out"])
         if not agreed(out.with_suffix(".begins"), first and time.time() < plan["deadline"], first):
             return
         os.environ[RENDEZVOUS] = f"{rendezvous}-{number}"
-        choose.find_route = find_route
+        choose.find_transport_kind = find_transport_kind
         if task["copy_kernel"]:
             from copy_kernel import take_the_place_of_collective
 
