@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freescale import registry
 from freescale.errors import ConfigError, FreeScaleError, nearest
 from freescale.recipe import Config, describe_keys, describe_options, load_config
-from freescale.recipe.keys import section_options, own_fields
+from freescale.recipe.keys import own_fields, section_options
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
