@@ -141,8 +141,8 @@ def test_an_id_map():
     assert trained["tensors"]["table.item.weight"].shape[0] == 157
 
 
-def test_the_command_line_takes_a_plugin_in_every_rank(tmp_path):
-    command = [sys.executable, "-m", "freescale", "train", *SMALL, *CURVE, "model.kind=gru4rec"]
+def test_the_command_line_takes_a_plugin_in_every_rank(tmp_path, python):
+    command = [python, "-m", "freescale", "train", *SMALL, *CURVE, "model.kind=gru4rec"]
     command += [f"run.out={tmp_path / 'run'}", "--nproc", "2", "--plugin", "own_encoder"]
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=110, cwd=PLUGINS, env={**_environment()}, check=False
