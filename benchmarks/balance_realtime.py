@@ -28,8 +28,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
-from freescale.balance.rank_speed import at_equal_speed, measured_speeds
+from freescale.balance.costs.cost_fit import MeasuredStep, fit_cost_model
+from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds
 from freescale.balance.sampler import BalancedSampler
 from freescale.data.examples import Examples
 from freescale.data.sources.synthetic import SyntheticSource

@@ -48,7 +48,7 @@ from validation_runs import (
     train_all,
 )
 
-from freescale.balance.cost_model import COEFFICIENTS
+from freescale.balance.costs.cost_model import COEFFICIENTS
 from freescale.balance.global_batches import GlobalBatches
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config

@@ -5,13 +5,13 @@ from __future__ import annotations
 from freescale.balance.arrays import FloatArray, IntArray
 from freescale.balance.balancers.karmarkar_karp import karmarkar_karp_equal
 from freescale.balance.bucket_size import bucket_bytes
-from freescale.balance.cost_fit import CostFit, MeasuredStep, OnlineCostModel, fit_cost_model, table_of
-from freescale.balance.cost_model import COEFFICIENTS, CostModel
-from freescale.balance.decisions import Decisions
+from freescale.balance.costs.cost_fit import CostFit, MeasuredStep, OnlineCostModel, fit_cost_model, table_of
+from freescale.balance.costs.cost_model import COEFFICIENTS, CostModel
+from freescale.balance.costs.decisions import Decisions
+from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds, next_speeds
 from freescale.balance.fewest_moves import min_moves
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.partition import Partition, assignment_report, partition, partition_report
-from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
 from freescale.balance.sampler import BalancedSampler, StepPlan
 from freescale.balance.step_plan import Balancer, assign, named_balancer
 from freescale.balance.work import WHOLE, SampleWork

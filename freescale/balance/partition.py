@@ -170,7 +170,7 @@ def _empty(num_ranks: int) -> Partition:
 
 
 def _solve(problem: Problem, limits: Limits) -> Partition:
-    from freescale.balance.partition_kernels import largest_first
+    from freescale.balance.loops.partition_kernels import largest_first
 
     weights = integer_costs(problem.costs, len(problem.speeds))
     order = largest_first(weights)
@@ -190,7 +190,7 @@ def _first_assignment(
     costs: IntArray, tokens: IntArray, speeds: FloatArray, limits: Limits
 ) -> tuple[IntArray, Limits]:
     """Longest first under the caps; by tokens instead where costly samples leave no room for the rest."""
-    from freescale.balance import partition_kernels
+    from freescale.balance.loops import partition_kernels
 
     owner = np.empty(len(costs), dtype=np.int64)
     rank_bits = max(1, (len(speeds) - 1).bit_length())
@@ -207,7 +207,7 @@ def _improve(
     costs: IntArray, tokens: IntArray, speeds: FloatArray, limits: Limits, enough: float, owner: IntArray
 ) -> None:
     """Exchange samples between ranks until no rank finishes after `enough` or nothing helps."""
-    from freescale.balance import resplit_kernels, swap_kernels
+    from freescale.balance.loops import resplit_kernels, swap_kernels
 
     caps = (limits.max_tokens, limits.max_count)
     if not swap_kernels.exchange(costs, tokens, speeds, *caps, enough, 8 * len(speeds) + 64, owner):
@@ -216,7 +216,7 @@ def _improve(
 
 def _by_tokens(tokens: IntArray, *, num_ranks: int, limits: Limits) -> tuple[IntArray, Limits]:
     """An assignment with tokens as even as possible; a cap that was only a default gives way to it."""
-    from freescale.balance import partition_kernels
+    from freescale.balance.loops import partition_kernels
 
     order = np.argsort(-tokens, kind="stable")
     sizes = tokens[order]
@@ -242,7 +242,7 @@ def _by_tokens(tokens: IntArray, *, num_ranks: int, limits: Limits) -> tuple[Int
 
 def _pack(sizes: IntArray, *, num_ranks: int, limits: Limits, owner: IntArray, reached: int) -> None:
     """Best fit into the given cap, the last resort before an error that names a feasible one."""
-    from freescale.balance import partition_kernels
+    from freescale.balance.loops import partition_kernels
 
     num_placed = 0
     if len(sizes) * num_ranks <= BEST_FIT_WORK:

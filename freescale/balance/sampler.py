@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.cost_model import CostModel
-from freescale.balance.decisions import Decisions
+from freescale.balance.costs.cost_model import CostModel
+from freescale.balance.costs.decisions import Decisions
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.limits import checked_speeds
 from freescale.balance.step_plan import (

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from freescale.balance.cost_fit import FOLDS, HUBER, OUTLIER, REWEIGHTINGS
+from freescale.balance.costs.cost_fit import FOLDS, HUBER, OUTLIER, REWEIGHTINGS
 
 Anchor = tuple[np.ndarray, float]
 """Coefficients to stay near, and the number of steps that they are worth."""

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from freescale.app.cli import app
-from freescale.balance.cost_fit import MeasuredStep
+from freescale.balance.costs.cost_fit import MeasuredStep
 from freescale.comm.world.gpu_sharing import Shared
 from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.balance.cost_fit import MeasuredStep, fit_cost_model
-from freescale.balance.cost_model import COEFFICIENTS, CostModel
-from freescale.balance.non_negative import solve_grams, solve_rows
+from freescale.balance.costs.cost_fit import MeasuredStep, fit_cost_model
+from freescale.balance.costs.cost_model import COEFFICIENTS, CostModel
+from freescale.balance.costs.non_negative import solve_grams, solve_rows
 from tests.balance.slow_cost_fit import slow_fit
 
 KINDS = ("unlike", "alike", "one length", "no squares", "no samples")

@@ -8,10 +8,10 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from freescale.balance.cost_fit import MeasuredStep
-from freescale.balance.cost_model import CostModel
-from freescale.balance.decisions import Decisions
-from freescale.balance.rank_speed import at_equal_speed, measured_speeds, next_speeds
+from freescale.balance.costs.cost_fit import MeasuredStep
+from freescale.balance.costs.cost_model import CostModel
+from freescale.balance.costs.decisions import Decisions
+from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds, next_speeds
 from freescale.balance.sampler import BalancedSampler
 from freescale.errors import CheckpointError
 

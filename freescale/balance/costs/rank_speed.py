@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_fit import MeasuredStep, table_of
-from freescale.balance.cost_model import CostModel
+from freescale.balance.costs.cost_fit import MeasuredStep, table_of
+from freescale.balance.costs.cost_model import CostModel
 
 SLOWEST, FASTEST = 0.4, 2.0
 # A rank whose speed seems to have changed by less keeps the old one: timing noise is of this size.

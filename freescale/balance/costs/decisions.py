@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from freescale.balance.arrays import FloatArray
-from freescale.balance.cost_model import COEFFICIENTS, CostModel
+from freescale.balance.costs.cost_model import COEFFICIENTS, CostModel
 from freescale.errors import CheckpointError
 
 # Only the last few matter: a loader is never more than a few steps behind the newest decision.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.cost_model import COEFFICIENTS, CostModel
-from freescale.balance.non_negative import UNKNOWNS, BoolArray, solve_grams, solve_rows
+from freescale.balance.costs.cost_model import COEFFICIENTS, CostModel
+from freescale.balance.costs.non_negative import UNKNOWNS, BoolArray, solve_grams, solve_rows
 from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import DataError
 

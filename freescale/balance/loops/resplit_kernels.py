@@ -10,7 +10,7 @@ import numpy as np
 from numba import float64, int64, njit
 
 from freescale.balance.arrays import FloatArray, IntArray
-from freescale.balance.swap_kernels import lists_of, update, winner_tree
+from freescale.balance.loops.swap_kernels import lists_of, update, winner_tree
 
 INTS = int64[::1]
 FLOATS = float64[::1]

@@ -1,0 +1,1 @@
+"""What samples cost and how fast ranks are: models, fits to measured steps, what ranks agreed on."""
