@@ -5,9 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# How a process ends (docs/clusters.md). 2 is a wrong command line, 130 Ctrl-C, -N or 128 + N a signal N.
+EXIT_ERROR = 1
+"""A problem with a message: a recipe, data, a disk, a loss that is no number."""
+EXIT_UNEXPECTED = 70
+"""An error nobody foresaw; its traceback is printed."""
+EXIT_PREEMPTED = 75
+"""Told to stop (SIGTERM), saved, ended: the same command goes on from there."""
+EXIT_PEER = 76
+"""Nothing wrong here: another rank failed, is gone, or has been silent for too long."""
+
 
 class FreeScaleError(Exception):
-    """A problem the user can fix; the command line prints it without a traceback and exits with 1.
+    """A problem the user can fix; the command line prints it without a traceback and ends with its exit code.
 
     Args:
         what: one sentence saying what is wrong.
@@ -15,6 +25,8 @@ class FreeScaleError(Exception):
         allowed: what would have been accepted.
         next_step: the command or change that helps.
     """
+
+    exit_code = EXIT_ERROR
 
     def __init__(
         self,
@@ -56,6 +68,18 @@ class CheckpointError(FreeScaleError):
 
 class TrainingError(FreeScaleError):
     """Training itself cannot go on (a NaN loss, a missing device, a failed rank)."""
+
+
+class PeerError(TrainingError):
+    """Another rank has failed, is gone, or is silent; says which, where and why."""
+
+    exit_code = EXIT_PEER
+
+
+class Preempted(FreeScaleError):
+    """The run was told to stop and has saved its state."""
+
+    exit_code = EXIT_PREEMPTED
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -33,7 +33,7 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
         if not note_failure(problem):
             text = f"[red]error:[/] {escape(str(problem))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-        _leave(1)
+        _leave(problem.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:
         # Ctrl-C arrives as the one, or as what the command line makes of it.
         code = 130 if isinstance(end, KeyboardInterrupt) else end.code
