@@ -76,7 +76,7 @@ class PeerError(TrainingError):
     exit_code = EXIT_PEER
 
 
-class Preempted(FreeScaleError):
+class Preempted(FreeScaleError):  # noqa: N818 (it is none)
     """The run was told to stop and has saved its state."""
 
     exit_code = EXIT_PREEMPTED
