@@ -10,7 +10,7 @@ from typing import Any
 
 from freescale import trace
 from freescale.app.run_summary import describe
-from freescale.comm.world import Ranks, device_name, join_ranks
+from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
 from freescale.data import IntArray
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError
@@ -24,6 +24,7 @@ from freescale.recipe import (
     free_keys,
     load_config,
     open_span_file,
+    same_recipe,
 )
 from freescale.trace import stage
 from freescale.train import (
@@ -52,11 +53,15 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
         open_terminal: (total steps) -> where lines go.
     """
     out = Path(config.run.out)
+    keep_failures_in(out)
     with (
-        join_ranks(device=config.run.device, timeout_s=config.comm.timeout_s) as ranks,
+        join_ranks(
+            device=config.run.device, timeout_s=config.comm.timeout_s, silent_s=config.comm.silent_s
+        ) as ranks,
         sole_run(out, first=ranks.is_first),
     ):
         with stage("set up"):
+            ranks.agree(same_recipe(config), subject="the run")
             source = build_source_together(config, ranks)
             if resume == "never":
                 _clear(out, ranks)

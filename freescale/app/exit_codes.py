@@ -12,41 +12,38 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from freescale.errors import FreeScaleError
+from freescale.errors import FreeScaleError, Preempted
 
 
 def run_to_exit_code(command: Callable[[], object]) -> None:
-    """Run a command; a problem the user can fix is printed without a traceback and ends with exit code 1."""
-    from freescale.comm.world import note_failure
+    """Run a command and end the process with the exit code of what happened (freescale/errors.py, docs/clusters.md).
+
+    A problem the user can mend is told without a traceback.
+    """
+    from freescale.comm.world import report_failure
 
     try:
         command()
-    except (ConnectionError, TimeoutError) as error:
-        # Another rank is gone; its own failure says more than the connection it left behind.
-        if not note_failure(error):
-            raise
-        _leave(1)
-    except (FreeScaleError, OSError) as error:
-        if os.environ.get("FREESCALE_DEBUG"):
-            raise
-        problem = _as_problem(error)
-        if not note_failure(problem):
-            text = f"[red]error:[/] {escape(str(problem))}"
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-        _leave(problem.exit_code)
+    except Preempted as stop:
+        if "RANK" not in os.environ or os.environ["RANK"] == "0":  # said once, not by every rank
+            Console(stderr=True).print(escape(str(stop)), highlight=False, soft_wrap=True)
+        _leave(stop.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:
         # Ctrl-C arrives as the one, or as what the command line makes of it.
         code = 130 if isinstance(end, KeyboardInterrupt) else end.code
-        if code == 130 and "RANK" not in os.environ:  # said once, not by every rank
+        if code == 130 and "RANK" not in os.environ:
             resumes = (
                 "; the same command goes on from the last checkpoint" if "train" in sys.argv[1:2] else ""
             )
             Console(stderr=True).print(f"stopped{resumes}", highlight=False)
+        if isinstance(code, int | None) and "RANK" in os.environ:
+            _leave(code or 0)
         sys.exit(code)
     except Exception as error:
-        if not note_failure(error):
+        problem = _as_problem(error)
+        if os.environ.get("FREESCALE_DEBUG") and problem is not error:
             raise
-        _leave(1)
+        _leave(report_failure(problem).exit_code)
 
 
 def _leave(code: int) -> NoReturn:
@@ -58,9 +55,9 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _as_problem(error: FreeScaleError | OSError) -> FreeScaleError:
+def _as_problem(error: Exception) -> Exception:
     """A full or read-only disk, a missing permission: the machine's refusal is the user's to mend."""
-    if isinstance(error, FreeScaleError):
+    if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError):
         return error
     where = f"{error.filename}: " if error.filename else ""
     return FreeScaleError(

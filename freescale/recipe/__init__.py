@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.recipe.assembly import build_run
+    from freescale.recipe.assembly import build_run, same_recipe
     from freescale.recipe.balance import build_sampler
     from freescale.recipe.config import Config
     from freescale.recipe.data import build_examples, build_source

@@ -60,7 +60,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     sampler = build_sampler(config, train, ranks, decisions)
     timetable = timetable_of(config, steps_per_epoch=sampler.batches.steps_in_epoch(0))
 
-    ranks.agree(agreement(config, embedding, source, content), subject="the run")
+    ranks.agree(agreement(embedding, source, content), subject="the run")
 
     # How: where item vectors come from, in which order batches and rows travel, and one step.
     items = build_item_encoder(
@@ -124,18 +124,20 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     )
 
 
-def agreement(
-    config: Config,
-    embedding: ShardedEmbedding,
-    source: SequenceSource,
-    content: ContentInput | TextInput | None = None,
-) -> dict[str, Any]:
-    """What all ranks must see alike before the first collective."""
+def same_recipe(config: Config) -> dict[str, Any]:
+    """What all ranks must see alike before anything is built: parts of a run talk to each other while they are made."""
     from freescale import __version__
 
     recipe = {
         f"{section}.{key}": value for section, keys in config.as_dict().items() for key, value in keys.items()
     }
+    return {**recipe, "freescale version": __version__, "torch version": torch.__version__}
+
+
+def agreement(
+    embedding: ShardedEmbedding, source: SequenceSource, content: ContentInput | TextInput | None = None
+) -> dict[str, Any]:
+    """What all ranks must see alike before the first step: tables and data."""
     shapes = {
         f"table {name}": [plan.spec.num_rows, plan.spec.dim, str(plan.spec.dtype)]
         for name, plan in embedding.plans.items()
@@ -144,4 +146,4 @@ def agreement(
     data = {"data: histories": len(lengths), "data: events": int(np.sum(lengths))}
     if isinstance(content, TextInput):
         data["items: texts"] = content.texts.checksum
-    return {**recipe, **shapes, **data, "freescale version": __version__, "torch version": torch.__version__}
+    return {**shapes, **data}

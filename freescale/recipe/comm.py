@@ -29,6 +29,9 @@ class CommSection:
         besides=("auto",),
     )
     timeout_s: float = key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
+    silent_s: float = key(
+        25.0, "a rank that gives no sign of life for so long ends the run", at_least=2, free=True
+    )
     extra: Mapping[str, Any] = extra_keys()
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         mark,
         record_into,
         stage,
+        stage_of_main_thread,
         waited,
     )
     from freescale.trace.time_account import (

@@ -171,6 +171,9 @@ class Recorder:
         return Span(name, kind, lane, step, start, end, arrival)
 
 
+_main_thread: list[dict[str, Any]] = []
+
+
 class _Here(threading.local):
     """Where this thread is."""
 
@@ -180,6 +183,8 @@ class _Here(threading.local):
     def __init__(self) -> None:
         thread = threading.current_thread()
         self.lane = MAIN if thread is threading.main_thread() else thread.name
+        if self.lane == MAIN:
+            _main_thread.append(self.__dict__)
 
 
 class _Failure(NamedTuple):
@@ -309,3 +314,9 @@ class exchange:  # noqa: N801  used like a function
 def current_stage() -> tuple[str, int | None]:
     """The stage and step this thread is in, or the stage in which the failure began."""
     return (_here.stage, _here.step) if _failure is None else (_failure.stage, _failure.step)
+
+
+def stage_of_main_thread() -> tuple[str, int | None]:
+    """The stage and step the main thread is in, asked by another one."""
+    where = _main_thread[-1] if _main_thread else {}
+    return where.get("stage", _Here.stage), where.get("step")

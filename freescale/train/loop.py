@@ -60,7 +60,11 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
     run.checkpoints.forget_after(covered.step)
     reports = reports_of(run)
     if not run.evaluation.out_of_patience:
-        with run.open_schedule(covered.step) as schedule, steady_state(run) as loaded:
+        with (
+            run.open_schedule(covered.step) as schedule,
+            steady_state(run) as loaded,
+            run.ranks.telling_failures(),  # before the schedule is closed, which waits for other ranks
+        ):
             for ready, seconds in steps_of(run, schedule, reports, loaded, first_step=covered.step):
                 covered.add(ready.plan)
                 rebalance(run, covered.step)

@@ -16,17 +16,17 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from freescale.errors import FreeScaleError, TrainingError
-from freescale.trace import current_stage
+from freescale.comm.world.failures import NOTES, FailureNote, first_cause, report_failure, say
+from freescale.comm.world.liveness import BEAT_S, Liveness, SignOfLife, silence
+from freescale.errors import PeerError, TrainingError
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 CPU_THREADS = "FREESCALE_CPU_THREADS"
 """Set where OMP_NUM_THREADS is what the launcher has chosen, for ranks that compute on cores."""
-_NOTES = "FREESCALE_FAILURE_NOTES"
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -58,25 +58,10 @@ def launch(
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )
                 )
-            _wait(processes)
-            failed = {rank: p.returncode for rank, p in enumerate(processes) if p.returncode}
-            if failed:
-                raise _failure(failed, Path(notes))
+            if trouble := _wait(processes, Path(notes)):
+                raise trouble
         finally:
             _end(processes)
-
-
-def note_failure(error: BaseException) -> bool:
-    """Leave a note for the launcher that started this rank; False when nobody will read one."""
-    folder = os.environ.get(_NOTES)
-    if folder is None:
-        return False
-    stage, step = current_stage()
-    known = isinstance(error, FreeScaleError)
-    message = str(error) if known else f"{type(error).__name__}: {error}"
-    note = {"stage": stage, "step": step, "message": message, "known": known, "time": time.time()}
-    Path(folder, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(note))
-    return True
 
 
 def as_rank(work: Callable[[], None]) -> NoReturn:
@@ -84,10 +69,9 @@ def as_rank(work: Callable[[], None]) -> NoReturn:
     try:
         work()
     except BaseException as error:
-        if not note_failure(error):
-            raise
+        note = report_failure(error)
         sys.stderr.flush()
-        os._exit(1)  # threads may wait for a rank that is gone
+        os._exit(note.exit_code)  # threads may wait for a rank that is gone
     sys.stdout.flush()
     os._exit(0)
 
@@ -108,53 +92,85 @@ def _environment(num_ranks: int, notes: str) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(num_ranks),
         # A file nobody else knows: ranks of one machine need no port, so none can be taken.
         RENDEZVOUS: f"file://{notes}/rendezvous",
-        _NOTES: notes,
+        NOTES: notes,
     }
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Until all are done, or one has failed and the others had a moment to say why they did."""
-    deadline = float("inf")
+def _wait(processes: list[subprocess.Popen[bytes]], notes: Path) -> TrainingError | None:
+    """Until all are done, or there is trouble and those who know more had a moment to say so; returns the trouble."""
+    deadline, signs = float("inf"), _Signs(notes, len(processes))
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
-        if None not in codes:
-            return
-        if deadline == float("inf") and any(codes):
+        told = [note for rank in range(len(codes)) if (note := FailureNote.read(notes / f"rank-{rank}.json"))]
+        if None not in codes or any(note.kind == "known" for note in told):
+            break
+        if deadline == float("inf") and (any(codes) or told):
             deadline = time.monotonic() + _GRACE_S
+        if silent := signs.look():
+            return PeerError(silence(silent))
         time.sleep(0.05)
+    failed = {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
+    stories = {
+        rank: note
+        for rank in range(len(processes))
+        if (note := FailureNote.read(notes / f"rank-{rank}.json"))
+    }
+    return _failure(failed, stories) if failed or stories else None
 
 
-def _failure(failed: dict[int, int], notes: Path) -> TrainingError:
+class _Signs:
+    """The signs of life in a folder; asked often, it looks twice a second."""
+
+    def __init__(self, folder: Path, num_ranks: int) -> None:
+        self._folder, self._num_ranks = folder, num_ranks
+        self._liveness = Liveness(num_ranks)
+        self._seen: dict[int, int] = {}
+        self._looked = 0.0
+
+    def look(self) -> SignOfLife | None:
+        """Says for whom the others wait, and returns a rank that is silent for too long."""
+        now = time.monotonic()
+        if now - self._looked < 0.5 * BEAT_S:
+            return None
+        self._looked = now
+        for rank in range(self._num_ranks):
+            self._read(rank)
+        self._liveness.look(now=now)
+        if late := self._liveness.late(now=now):
+            say(late)
+        return self._liveness.silent(now=now)
+
+    def _read(self, rank: int) -> None:
+        path = self._folder / f"alive-{rank}.json"
+        try:
+            written = path.stat().st_mtime_ns
+            if self._seen.get(rank) == written:
+                return
+            sign = SignOfLife.made_of(json.loads(path.read_text()))
+        except OSError:
+            self._liveness.left(rank)  # it has said good-bye, or not come yet
+            return
+        self._seen[rank] = written
+        if sign is not None:
+            self._liveness.heard(sign)
+
+
+def _failure(failed: dict[int, int], stories: dict[int, FailureNote]) -> TrainingError:
     """The failure that came first: a killed rank or a known error explains the others' broken connections."""
-    stories = {rank: _read_note(notes / f"rank-{rank}.json") for rank in failed}
-    killed = [rank for rank, story in stories.items() if story is None and failed[rank] < 0]
-    if killed and not any(story and story["known"] for story in stories.values()):
-        rank = killed[0]
-        other = next((s for s in stories.values() if s), None)
-        where = f", while another rank was in stage '{other['stage']}'{_at(other)}" if other else ""
-        name = signal.Signals(-failed[rank]).name
-        return TrainingError(
-            f"rank {rank} was killed by {name}{where}",
+    killed = [rank for rank, code in failed.items() if code < 0 and rank not in stories]
+    cause = first_cause(stories.values())
+    if killed and (cause is None or cause.kind != "known"):
+        where = f", while another rank was {cause.where}" if cause else ""
+        name = signal.Signals(-failed[killed[0]]).name
+        return PeerError(
+            f"rank {killed[0]} was killed by {name}{where}",
             next_step="run the same command again: it resumes from the last checkpoint",
         )
-    noted = {rank: story for rank, story in stories.items() if story}
-    if not noted:
-        return TrainingError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
-    rank = min(noted, key=lambda r: (not noted[r]["known"], noted[r]["time"]))
-    story = noted[rank]
-    return TrainingError(f"rank {rank} failed in stage '{story['stage']}'{_at(story)}: {story['message']}")
-
-
-def _read_note(path: Path) -> dict[str, Any] | None:
-    """What a rank said about its failure; None if it could not, or only half."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _at(story: dict[str, Any]) -> str:
-    return "" if story["step"] is None else f" at step {story['step']}"
+    if cause is None:
+        return PeerError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
+    error = TrainingError(f"rank {cause.rank} failed {cause.where}: {cause.message}")
+    error.exit_code = cause.exit_code
+    return error
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

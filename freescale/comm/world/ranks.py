@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,8 +19,12 @@ import torch.distributed as dist
 from freescale.comm import supports_device
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
-from freescale.errors import FreeScaleError, TrainingError
+from freescale.comm.world.rendezvous import Meeting
+from freescale.comm.world.watch import Watch, open_watch
+from freescale.errors import FreeScaleError, Preempted, TrainingError
 from freescale.trace import exchange
+
+_ABORT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Ranks:
         background: CPU group for work in other threads (checkpoints). Collectives of one group must start in the
             same order everywhere, so threads never share one.
         timeout_s: how long to wait for another rank.
+        watch: tells the others of a failure here, and this rank of one elsewhere.
     """
 
     rank: int
@@ -43,6 +50,7 @@ class Ranks:
     control: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None
     timeout_s: float = 600.0
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def is_first(self) -> bool:
@@ -75,6 +83,19 @@ class Ranks:
             with exchange(what):
                 dist.all_reduce(values, group=self.control)
         return values
+
+    @contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Around what may fail: the others hear of it, the user reads it, and only then is anything torn down."""
+        try:
+            yield
+        except (Preempted, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            cause = self.watch.failed(error)
+            if cause is error:
+                raise
+            raise cause from error
 
     def agree(self, what: dict[str, Any], *, subject: str) -> None:
         """Refuse to go on when ranks see different values; says which rank and what differs."""
@@ -146,37 +167,28 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ranks]:
-    """Take part in the run this process was started for; alone when the environment names no others."""
+def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: float = 25.0) -> Iterator[Ranks]:
+    """Take part in the run this process was started for; alone when the environment names no others.
+
+    Args:
+        device: auto, cpu or cuda.
+        timeout_s: how long to wait for a rank that is late.
+        silent_s: how long to wait for a rank that gives no sign of life.
+    """
     num_ranks = world_size_from_environment()
     if num_ranks > 1:
         for name, value in QUEUES.items():  # before the first call of CUDA
             os.environ.setdefault(name, value)
     chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
-    sharing = virtual_gpus_here() if chosen.type == "cuda" else 0
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-        if CPU_THREADS in os.environ:
-            # The host has small things to do beside the GPU. Threads that share one are done when the last of them is,
-            # and beside the threads of other ranks one is always late. (torchrun gives a rank one, too.)
-            torch.set_num_threads(1)
-    if sharing:
-        torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), chosen)
+    _prepare_device(chosen)
     if num_ranks == 1 and "RANK" not in os.environ:
         yield Ranks(rank=0, num_ranks=1, device=chosen)
         return
+    watch = _join(chosen, num_ranks, timeout_s=timeout_s, silent_s=silent_s)
     timeout = datetime.timedelta(seconds=timeout_s)
-    # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and not sharing else "gloo"
-    # torchrun brings its own store (None: read from the environment), our launcher a file.
-    store = os.environ.get(RENDEZVOUS)
-    rank = int(os.environ["RANK"]) if store else -1
-    dist.init_process_group(
-        backend, init_method=store, timeout=timeout, rank=rank, world_size=num_ranks if store else -1
-    )
     try:
         control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
-        yield Ranks(
+        ranks = Ranks(
             rank=dist.get_rank(),
             num_ranks=dist.get_world_size(),
             device=chosen,
@@ -184,6 +196,74 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
             control=control,
             background=background,
             timeout_s=timeout_s,
+            watch=watch,
         )
-    finally:
-        dist.destroy_process_group()
+        with ranks.telling_failures():
+            yield ranks
+            ranks.barrier()  # nobody takes the connections down that another still needs
+    except BaseException as error:
+        if not isinstance(error, Preempted):
+            _abort()
+            raise
+        _part(watch)
+        raise
+    _part(watch)
+
+
+def _prepare_device(device: torch.device) -> None:
+    """What this process sets for its device before it uses it."""
+    if device.type != "cuda":
+        return
+    torch.cuda.set_device(device)
+    if CPU_THREADS in os.environ:
+        # The host has small things to do beside the GPU. Threads that share one are done when the last of them is,
+        # and beside the threads of other ranks one is always late. (torchrun gives a rank one, too.)
+        torch.set_num_threads(1)
+    if sharing := virtual_gpus_here():
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), device)
+
+
+def _join(device: torch.device, num_ranks: int, *, timeout_s: float, silent_s: float) -> Watch:
+    """Find the other processes, watch them, and open the first process group."""
+    rank = int(os.environ["RANK"])
+    timeout = datetime.timedelta(seconds=timeout_s)
+    # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not virtual_gpus_here() else "gloo"
+    if file := os.environ.get(RENDEZVOUS):  # our launcher has started all of them on this machine
+        watch = open_watch(rank, num_ranks, silent_s=silent_s)
+        dist.init_process_group(backend, init_method=file, rank=rank, world_size=num_ranks, timeout=timeout)
+        return watch
+    meeting = Meeting(
+        rank,
+        num_ranks,
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        serves=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        timeout_s=timeout_s,
+    )
+    if rank == 0:
+        meeting.refuse_newcomers()
+    watch = open_watch(rank, num_ranks, silent_s=silent_s, store=meeting.store)
+    with Ranks(rank=rank, num_ranks=num_ranks, device=device, watch=watch).telling_failures():
+        dist.init_process_group(
+            backend, store=meeting.store, rank=rank, world_size=num_ranks, timeout=timeout
+        )
+    return watch
+
+
+def _part(watch: Watch) -> None:
+    """All went well: say good-bye, then close the connections."""
+    watch.leave()
+    dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """On the way out of a failure: communicators are cut off, never closed, which may wait for those that are gone."""
+
+    def cut() -> None:
+        with contextlib.suppress(Exception):
+            dist.distributed_c10d._abort_process_group()
+
+    thread = threading.Thread(target=cut, name="abort", daemon=True)
+    thread.start()
+    thread.join(_ABORT_S)

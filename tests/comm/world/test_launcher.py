@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from freescale.comm.world import launcher as launch_module
-from freescale.comm.world.launcher import launch, note_failure
+from freescale.comm.world.failures import FailureNote, report_failure
+from freescale.comm.world.launcher import launch
 from freescale.errors import DataError, TrainingError
 from freescale.trace.spans import stage
 
@@ -33,7 +34,7 @@ exec(sys.argv[-1])
 """
 
 FAIL = """
-from freescale.comm.world.launcher import note_failure
+from freescale.comm.world.failures import report_failure
 from freescale.errors import DataError
 from freescale.trace.spans import stage
 
@@ -42,7 +43,7 @@ def fail(error, step=None):
         with stage("train", step=step):
             raise error
     except Exception as raised:
-        note_failure(raised)
+        report_failure(raised)
     sys.exit(1)
 """
 
@@ -166,7 +167,7 @@ def test_ranks_that_do_not_listen_are_killed(run):
 
 
 def test_an_interrupt_ends_the_ranks(run, monkeypatch):
-    def interrupted(processes):
+    def interrupted(processes, notes):
         while len(pids(run.seen)) < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt
@@ -218,19 +219,37 @@ def test_ranks_do_not_outlive_a_killed_launcher(run, how):
     assert left == []
 
 
-def test_a_note_tells_stage_step_and_message(tmp_path, monkeypatch):
+def test_a_note_tells_stage_step_and_message(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FREESCALE_FAILURE_NOTES", str(tmp_path))
     monkeypatch.setenv("RANK", "4")
     with pytest.raises(DataError) as caught, stage("evaluate", step=9):
         raise DataError("bad file", got="x.csv")
-    assert note_failure(caught.value)
-    failure = launch_module._failure({4: 1}, tmp_path)
+    report_failure(caught.value)
+    assert capsys.readouterr().err == ""  # the launcher will say it
+    note = FailureNote.read(tmp_path / "rank-4.json")
+    failure = launch_module._failure({4: 1}, {4: note})
     assert str(failure).startswith("rank 4 failed in stage 'evaluate' at step 9: bad file")
+    assert failure.exit_code == 1
 
 
-def test_nobody_reads_notes_without_a_launcher(monkeypatch):
+def test_without_a_launcher_a_failure_is_printed_once(monkeypatch, capsys):
     monkeypatch.delenv("FREESCALE_FAILURE_NOTES", raising=False)
-    assert not note_failure(ValueError("x"))
+    error = DataError("bad file")
+    assert report_failure(error) is report_failure(error)
+    assert capsys.readouterr().err == "error: bad file\n"
+
+
+def test_a_stopped_rank_ends_the_run_after_silent_s(run):
+    program = (
+        "from freescale.comm.world.ranks import join_ranks\n"
+        "with join_ranks(device='cpu', silent_s=3) as ranks:\n"
+        "    ranks.barrier()\n"
+        "    if rank == 1: time.sleep(1.5); os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    ranks.barrier()\n"
+    )
+    message = assert_fails_fast(run, program, 2)
+    assert message.startswith("rank 1 on ")
+    assert "has given no sign of life for 3 s" in message
 
 
 JOIN = """

@@ -1,0 +1,204 @@
+"""What a process says of its failure: to its launcher, to the other ranks, to RUN_DIR/failures.jsonl, to its user.
+
+Said first, and only then is anything torn down: a communicator that is closed too early may wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from freescale.errors import EXIT_UNEXPECTED, FreeScaleError, PeerError
+from freescale.trace import current_stage
+
+NOTES = "FREESCALE_FAILURE_NOTES"
+"""Folder in which the launcher looks for the notes of its ranks."""
+FAILURES_FILE = "failures.jsonl"
+_BROKEN_CONNECTION = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "NCCL communicator was aborted",
+    "Timed out after",
+    "Timed out waiting",
+)
+_run_folder: Path | None = None
+
+Kind = Literal["known", "unexpected", "connection"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureNote:
+    """What one rank says.
+
+    Args:
+        rank: who.
+        host: where.
+        stage: what it was doing.
+        step: at which step, if at one.
+        message: what went wrong.
+        kind: "known": it has a message for the user; "connection": another rank is probably the cause.
+        time: when, in seconds since 1970.
+        exit_code: how the process ends.
+    """
+
+    rank: int
+    host: str
+    stage: str
+    step: int | None
+    message: str
+    kind: Kind
+    time: float
+    exit_code: int = 1
+
+    @property
+    def where(self) -> str:
+        """Stage and step in words."""
+        return f"in stage '{self.stage}'" + ("" if self.step is None else f" at step {self.step}")
+
+    @classmethod
+    def of(cls, error: BaseException) -> FailureNote:
+        """Of an error on its way out of this process."""
+        stage, step = current_stage()
+        known = isinstance(error, FreeScaleError)
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            host=socket.gethostname(),
+            stage=stage,
+            step=step,
+            message=str(error) if known else f"{type(error).__name__}: {error}",
+            kind=_kind_of(error),
+            time=time.time(),
+            exit_code=exit_code_of(error),
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> FailureNote | None:
+        """A note somebody left; None if there is none, or half of one."""
+        try:
+            return cls.made_of(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            return None
+
+    @classmethod
+    def made_of(cls, values: Mapping[str, Any]) -> FailureNote | None:
+        """From what came over a wire or out of a file; None if it is no note."""
+        try:
+            return cls(**values)
+        except TypeError:
+            return None
+
+
+def first_cause(notes: Iterable[FailureNote]) -> FailureNote | None:
+    """The one that explains the others: a known error before any other, broken connections last."""
+    order = ("known", "unexpected", "connection")
+    return min(notes, key=lambda note: (order.index(note.kind), note.time), default=None)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """How a process ends that this error leaves."""
+    return error.exit_code if isinstance(error, FreeScaleError) else EXIT_UNEXPECTED
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether an error, or one behind it, says that another rank could not be reached."""
+    return any(
+        isinstance(each, ConnectionError | TimeoutError)
+        or (isinstance(each, RuntimeError) and any(text in str(each) for text in _BROKEN_CONNECTION))
+        for each in _chain(error)
+    )
+
+
+def keep_failures_in(folder: Path | None) -> None:
+    """From now on failures of this process are written there, too."""
+    global _run_folder
+    _run_folder = folder
+
+
+def report_failure(error: BaseException) -> FailureNote:
+    """Tell launcher, run folder and user of an error, once; before anything is torn down."""
+    note = getattr(error, "_reported", None)
+    if note is not None:
+        return note
+    note = FailureNote.of(error)
+    error._reported = note  # type: ignore[attr-defined]
+    _append(note, error)
+    if not _leave_note(note):
+        _print(note, error)
+    return note
+
+
+def _kind_of(error: BaseException) -> Kind:
+    if isinstance(error, PeerError) or is_broken_connection(error):
+        return "connection"
+    return "known" if isinstance(error, FreeScaleError) else "unexpected"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _leave_note(note: FailureNote) -> bool:
+    """For the launcher that started this rank; False when nobody will read one."""
+    folder = os.environ.get(NOTES)
+    if folder is None or "RANK" not in os.environ:
+        return False
+    write_whole(Path(folder, f"rank-{note.rank}.json"), asdict(note))
+    return True
+
+
+def write_whole(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a small file that is never seen half."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(values))
+    os.replace(temporary, path)
+
+
+def _append(note: FailureNote, error: BaseException) -> None:
+    """One line of RUN_DIR/failures.jsonl. A folder that cannot be written to is perhaps what failed."""
+    if _run_folder is None:
+        return
+    line = {**asdict(note), "pid": os.getpid()}
+    if not isinstance(error, FreeScaleError):
+        line["traceback"] = "".join(traceback.format_exception(error))
+    try:
+        with open(_run_folder / FAILURES_FILE, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        pass
+
+
+def say(text: str) -> None:
+    """A line for the user beside the progress of the run."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _print(note: FailureNote, error: BaseException) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    if isinstance(error, FreeScaleError):
+        many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(error, PeerError)
+        who = f"rank {note.rank} on {note.host} failed {note.where}: " if many else ""
+        Console(stderr=True).print(
+            f"[red]error:[/] {escape(who + note.message)}", highlight=False, soft_wrap=True
+        )
+    else:
+        traceback.print_exception(error)
+    sys.stderr.flush()

@@ -1,0 +1,189 @@
+"""Who is alive and for whom the others wait, as far as signs of life tell."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from freescale.trace import stage_of_main_thread
+
+BEAT_S = 1.0
+"""A sign of life as often as this."""
+RESUMES = "the same command goes on from the last checkpoint"
+_LATE_S = 10.0
+_QUIET_S = 3 * BEAT_S
+# A watcher that slept longer than this between two looks was stopped itself.
+_ASLEEP_S = 5 * BEAT_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignOfLife:
+    """What a rank says every second.
+
+    Args:
+        rank: who.
+        host: where.
+        pid: its process.
+        stage: what it does.
+        step: at which step.
+        seconds: for how long, with nothing changed.
+        waits: whether it waits for other ranks.
+        line: the line of code it is at.
+        silent_s: how long the others may hear nothing from it.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    stage: str
+    step: int | None
+    seconds: float
+    waits: bool
+    line: str
+    silent_s: float
+
+    @property
+    def where(self) -> str:
+        """Stage and step in words."""
+        return f"in stage '{self.stage}'" + ("" if self.step is None else f" at step {self.step}")
+
+    @classmethod
+    def made_of(cls, values: Mapping[str, Any]) -> SignOfLife | None:
+        """From what came over a wire or out of a file; None if it is no sign."""
+        try:
+            return cls(**values)
+        except TypeError:
+            return None
+
+
+class Pulse:
+    """Signs of life of this process; asked for by a thread of its own, so a main thread that waits does not matter.
+
+    Args:
+        rank: this one.
+        silent_s: how long the others may hear nothing from it.
+    """
+
+    def __init__(self, rank: int, *, silent_s: float) -> None:
+        self._rank, self._silent_s = rank, silent_s
+        self._main = threading.main_thread().ident
+        self._host = socket.gethostname()
+        self._last: tuple[str, int | None] = ("", None)
+        self._since = time.monotonic()
+
+    def take(self) -> SignOfLife:
+        """One sign, as of now."""
+        where, now = stage_of_main_thread(), time.monotonic()
+        if where != self._last:
+            self._last, self._since = where, now
+        waits, line = _where_it_stands(sys._current_frames().get(self._main or 0))
+        return SignOfLife(
+            rank=self._rank,
+            host=self._host,
+            pid=os.getpid(),
+            stage=where[0],
+            step=where[1],
+            seconds=now - self._since,
+            waits=waits,
+            line=line,
+            silent_s=self._silent_s,
+        )
+
+
+def _where_it_stands(frame: FrameType | None) -> tuple[bool, str]:
+    """Whether a thread is inside an exchange, and the line of ours it is at."""
+    waits, line = False, ""
+    while frame is not None:
+        path = frame.f_code.co_filename.replace(os.sep, "/")
+        waits = waits or "/torch/distributed/" in path or "/freescale/comm/t" in path
+        if not line and "/freescale/" in path:
+            line = f"{path.rpartition('/freescale/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return waits, line
+
+
+@dataclass
+class _Member:
+    sign: SignOfLife
+    heard: float
+
+    def for_s(self, now: float) -> float:
+        """How long it has been where it is."""
+        return self.sign.seconds + now - self.heard
+
+    def describe(self, now: float) -> str:
+        """Who it is and what it does."""
+        quiet = now - self.heard
+        doing = f"silent for {quiet:.0f} s" if quiet > _QUIET_S else self.sign.line
+        return f"rank {self.sign.rank} on {self.sign.host}, {self.sign.where} for {self.for_s(now):.0f} s ({doing})"
+
+
+class Liveness:
+    """Keeps the last sign of every rank, and judges.
+
+    Args:
+        num_ranks: how many there are.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._members: dict[int, _Member] = {}
+        self._looked = time.monotonic()
+        self._said: float | None = None
+
+    def heard(self, sign: SignOfLife, *, now: float | None = None) -> None:
+        """A rank has given a sign."""
+        self._members[sign.rank] = _Member(sign, time.monotonic() if now is None else now)
+
+    def left(self, rank: int) -> None:
+        """A rank has said good-bye."""
+        self._members.pop(rank, None)
+
+    def look(self, *, now: float | None = None) -> None:
+        """Call it often: time in which the one who looks was stopped himself does not count against the others."""
+        now = time.monotonic() if now is None else now
+        asleep = now - self._looked
+        if asleep > _ASLEEP_S:
+            for member in self._members.values():
+                member.heard += asleep
+        self._looked = now
+
+    def sign_of(self, rank: int) -> SignOfLife | None:
+        """The last one."""
+        member = self._members.get(rank)
+        return member.sign if member else None
+
+    def silent(self, *, now: float | None = None) -> SignOfLife | None:
+        """A rank that has been silent for too long."""
+        now = time.monotonic() if now is None else now
+        over = [each for each in self._members.values() if now - each.heard > each.sign.silent_s]
+        return min(over, key=lambda each: each.heard).sign if over else None
+
+    def late(self, *, now: float | None = None) -> str | None:
+        """Whom the others wait for, now and then while nothing goes on; None when there is nothing to say."""
+        now = time.monotonic() if now is None else now
+        members = list(self._members.values())
+        behind = [each for each in members if not each.sign.waits or now - each.heard > _QUIET_S]
+        still = [each for each in members if each.for_s(now) >= _LATE_S]
+        if len(still) < self._num_ranks or len(members) < 2 or not behind or len(behind) == len(members):
+            self._said = None
+            return None
+        if self._said is not None and now - self._said < 3 * _LATE_S:
+            return None
+        self._said = now
+        return "waiting for " + "; ".join(each.describe(now) for each in behind[:4])
+
+
+def silence(sign: SignOfLife) -> str:
+    """What is said of a rank that gives no sign of life."""
+    return (
+        f"rank {sign.rank} on {sign.host} has given no sign of life for {sign.silent_s:g} s, last {sign.where}: its"
+        f" process is stopped, or its machine is down or cut off\n  next:    {RESUMES}; comm.silent_s allows more"
+    )

@@ -1,0 +1,209 @@
+"""How the processes of a run that several machines may share find each other, and say whom they wait for.
+
+A store may outlive a run: torchrun keeps one over restarts, with the addresses of processes that are dead. So every
+process draws a name of its own, rank 0 answers to those names with the number of a round nobody has used, and what is
+kept for this round lies under it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from freescale.comm.world.failures import say
+from freescale.errors import FreeScaleError, TrainingError
+
+_PREFIX = "freescale"
+_FIRST_WORD_S = 3.0
+_NEXT_WORD_S = 15.0
+_LOOK_S = 0.05
+_NEWCOMERS_S = 2.0
+
+
+@dataclass
+class Patience:
+    """Waits, says so now and then, and gives up.
+
+    Args:
+        seconds: for how long.
+        what: () -> whom or what is waited for, in words.
+    """
+
+    seconds: float
+    what: Callable[[], str]
+    _started: float = field(default_factory=time.monotonic)
+    _word: float = _FIRST_WORD_S
+
+    def pause(self, for_s: float = _LOOK_S) -> None:
+        """A moment; raises when the time is over."""
+        waited = time.monotonic() - self._started
+        if waited > self.seconds:
+            raise TrainingError(
+                f"gave up after {self.seconds:g} s: {self.what()}",
+                next_step="start every rank with the same address and number of ranks; comm.timeout_s allows more time",
+            )
+        if waited > self._word:
+            self._word = waited + _NEXT_WORD_S
+            say(f"{self.what()} ({waited:.0f} s)")
+        time.sleep(for_s)
+
+
+class Meeting:
+    """A store for one round of one run, which all of its processes and no others have agreed on.
+
+    Args:
+        rank: this one.
+        num_ranks: how many there are.
+        address: where the store is.
+        port: the same.
+        serves: whether this process is to open the store, as rank 0 is where no launcher has.
+        timeout_s: how long to wait for the others.
+    """
+
+    def __init__(
+        self, rank: int, num_ranks: int, address: str, port: int, *, serves: bool, timeout_s: float
+    ) -> None:
+        self._rank, self._num_ranks, self._timeout_s = rank, num_ranks, timeout_s
+        self._place = (address, port)
+        self._base = _open_store(address, port, serves=serves, timeout_s=timeout_s)
+        self._store = PrefixStore(_PREFIX, self._base)
+        self._own = uuid.uuid4().hex
+        self._answered = [0] * num_ranks
+        try:
+            self._meet()
+        except RuntimeError as error:
+            raise TrainingError(
+                f"the store of the run at {address}:{port} has closed: rank 0 has ended",
+                got=str(error).strip().splitlines()[0],
+                next_step="look at what rank 0 said, then start every rank again",
+            ) from None
+        self.store = PrefixStore(f"{_PREFIX}/{self.round}", self._base)
+
+    def refuse_newcomers(self) -> None:
+        """On rank 0, from now on: a process that comes to a run that goes on hears that its seat is taken."""
+        threading.Thread(target=self._refuse, name="refuse newcomers", daemon=True).start()
+
+    def _refuse(self) -> None:
+        # A connection to the store serves one question at a time: this thread has its own.
+        try:
+            store = PrefixStore(_PREFIX, _open_store(*self._place, serves=False, timeout_s=self._timeout_s))
+            while True:
+                for rank, name in self._new_hellos(store):
+                    held = json.loads(store.get(f"{self.round}/seat/{rank}"))["who"]
+                    text = f"this run goes on already: rank {rank} is {held}"
+                    store.set(f"round/{name}", json.dumps({"refused": text}))
+                time.sleep(_NEWCOMERS_S)
+        except (RuntimeError, FreeScaleError):
+            return  # the store has closed: nobody can come
+
+    def _meet(self) -> None:
+        number = self._store.add(f"hellos/{self._rank}", 1)
+        self._store.set(f"hello/{self._rank}/{number}", self._own)
+        self.round = uuid.uuid4().hex if self._rank == 0 else self._hear()
+        self._take_seat()
+        if self._rank == 0:
+            self._gather()
+        else:
+            self._wait_for_start()
+
+    def _hear(self) -> str:
+        """The number of the round, from rank 0."""
+        key = f"round/{self._own}"
+        self._wait_for(key, lambda: "waiting for rank 0")
+        answer = json.loads(self._store.get(key))
+        if "refused" in answer:
+            raise TrainingError(
+                answer["refused"], next_step="give every process of a run a rank of its own (RANK)"
+            )
+        return str(answer["round"])
+
+    def _take_seat(self) -> None:
+        """Of two processes that call themselves the same rank the first takes part."""
+        mine = json.dumps({"name": self._own, "who": _who()})
+        held = json.loads(self._store.compare_set(f"{self.round}/seat/{self._rank}", "", mine))
+        if held["name"] != self._own:
+            raise TrainingError(
+                f"rank {self._rank} was started twice: it is {held['who']}",
+                next_step="give every process of a run a rank of its own (RANK)",
+            )
+
+    def _gather(self) -> None:
+        """Answer everybody until every seat is taken."""
+        seats = [f"{self.round}/seat/{rank}" for rank in range(self._num_ranks)]
+        patience = Patience(self._timeout_s, self._missing)
+        while not self._store.check(seats):
+            for _, name in self._new_hellos(self._store):
+                self._store.set(f"round/{name}", json.dumps({"round": self.round}))
+            patience.pause()
+        self._store.set(f"{self.round}/start", "now")
+
+    def _wait_for_start(self) -> None:
+        key = f"{self.round}/start"
+        self._wait_for(key, lambda: f"waiting for all of {self._num_ranks} ranks")
+
+    def _wait_for(self, key: str, what: Callable[[], str]) -> None:
+        patience = Patience(self._timeout_s, what)
+        while not self._store.check([key]):
+            patience.pause()
+
+    def _new_hellos(self, store: Store) -> list[tuple[int, str]]:
+        """(rank, name) of processes that have said hello since the last look; the names of dead ones do no harm."""
+        new = []
+        for rank in range(1, self._num_ranks):
+            number = store.add(f"hellos/{rank}", 0)
+            for each in range(self._answered[rank] + 1, number + 1):
+                new.append((rank, store.get(f"hello/{rank}/{each}").decode()))
+            self._answered[rank] = number
+        return new
+
+    def _missing(self) -> str:
+        seats = {rank: f"{self.round}/seat/{rank}" for rank in range(self._num_ranks)}
+        missing = [rank for rank, key in seats.items() if not self._store.check([key])]
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        here = self._num_ranks - len(missing)
+        return f"waiting for ranks {names}: {here} of {self._num_ranks} are here"
+
+
+def _who() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _open_store(address: str, port: int, *, serves: bool, timeout_s: float) -> Store:
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if not serves:
+        _reach(address, port, timeout_s=timeout_s)
+    try:
+        return TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TrainingError(
+            f"port {port} of this machine is not free for the store of the run"
+            if serves and "EADDRINUSE" in str(error)
+            else f"the store of the run at {address}:{port} does not answer",
+            got=reason,
+            next_step="choose another MASTER_PORT, the same on every machine"
+            if serves
+            else "give every machine the address and port of rank 0 (MASTER_ADDR, MASTER_PORT)",
+        ) from None
+
+
+def _reach(address: str, port: int, *, timeout_s: float) -> None:
+    """Wait until somebody listens there, and say for whom."""
+    reason = ""
+    patience = Patience(timeout_s, lambda: f"waiting for {address}:{port}: {reason}")
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=5.0).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        patience.pause(0.2)

@@ -1,0 +1,316 @@
+"""Ranks without a launcher of ours: who fails, is killed, stops or comes twice is named to the others in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from freescale.comm.world import keep_failures_in, liveness
+from freescale.comm.world.failures import FailureNote, first_cause
+from freescale.comm.world.liveness import Liveness, SignOfLife
+from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.errors import EXIT_PEER, DataError
+from freescale.trace import stage
+from tests.comm.world.by_hand import ByHand, free_port, until
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    ranks = ByHand(tmp_path)
+    yield ranks
+    ranks.close()
+
+
+def joined(*, silent_s: float = 20.0, timeout_s: float = 60.0):
+    return join_ranks(device="cpu", timeout_s=timeout_s, silent_s=silent_s)
+
+
+def add_up(ranks: Ranks) -> None:
+    assert ranks.sum(torch.ones(1)).item() == ranks.num_ranks
+
+
+def test_ranks_meet_and_part(by_hand):
+    def work(rank: int) -> None:
+        with joined() as ranks:
+            add_up(ranks)
+
+    assert [rank.end() for rank in by_hand.all(work, 3)] == [(0, "")] * 3
+
+
+def test_an_error_of_one_rank_is_told_by_all_with_rank_host_stage_and_step(by_hand, tmp_path):
+    def work(rank: int) -> None:
+        keep_failures_in(tmp_path)
+        with joined() as ranks, stage("train", step=3):
+            add_up(ranks)
+            if rank == 1:
+                raise DataError("the file is gone", got="x.parquet")
+            add_up(ranks)
+
+    first, second = (rank.end() for rank in by_hand.all(work, 2))
+    told = f"rank 1 on {HOST} failed in stage 'train' at step 3: the file is gone"
+    assert second[0] == 1
+    assert first[0] == EXIT_PEER
+    for _, said in (first, second):
+        assert told in said
+        assert "x.parquet" in said
+        assert "Traceback" not in said
+    notes = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    assert {note["rank"] for note in notes} == {0, 1}
+    assert all("the file is gone" in note["message"] for note in notes)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_at_once_even_if_a_process_it_forked_lives_on(by_hand, victim):
+    def work(rank: int) -> None:
+        with joined() as ranks, stage("train", step=7):
+            add_up(ranks)
+            if rank == victim:
+                time.sleep(1.5)  # it has said once where it is
+                if os.fork() == 0:
+                    time.sleep(8)
+                    os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            add_up(ranks)
+
+    started = time.monotonic()
+    ended = [rank.end() for rank in by_hand.all(work, 2)]
+    assert time.monotonic() - started < 8
+    code, said = ended[1 - victim]
+    assert code == EXIT_PEER
+    assert f"rank {victim} on {HOST}" in said
+    assert "ended without a word" in said
+    assert "goes on from the last checkpoint" in said
+    assert "Traceback" not in said
+
+
+def test_a_rank_whose_main_thread_does_not_listen_ends_all_the_same(by_hand):
+    def work(rank: int) -> None:
+        with joined() as ranks:
+            add_up(ranks)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+
+    code, said = by_hand.all(work, 2)[0].end(20)
+    assert code == EXIT_PEER
+    assert "rank 1" in said
+
+
+def test_a_stopped_rank_is_missed_after_silent_s_and_one_stopped_for_less_is_not(by_hand):
+    def work(rank: int) -> None:
+        with joined(silent_s=4) as ranks:
+            add_up(ranks)
+            time.sleep(1.2)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            add_up(ranks)
+
+    ranks = by_hand.all(work, 2)
+    pid = ranks[1].process.pid
+    stopped = lambda: Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "T"  # noqa: E731
+    assert until(stopped)
+    time.sleep(2)
+    os.kill(pid, signal.SIGCONT)
+    assert [rank.end() for rank in ranks] == [(0, "")] * 2
+
+    ranks = by_hand.all(work, 2)
+    code, said = ranks[0].end(20)
+    assert code == EXIT_PEER
+    assert f"rank 1 on {HOST} has given no sign of life for 4 s" in said
+
+
+def test_a_late_rank_is_waited_for_and_named_meanwhile(by_hand, monkeypatch):
+    monkeypatch.setattr(liveness, "_LATE_S", 1.0)
+
+    def work(rank: int) -> None:
+        with joined() as ranks, stage("load and look up", step=5):
+            add_up(ranks)
+            if rank == 1:
+                time.sleep(4)
+            add_up(ranks)
+
+    first, second = (rank.end() for rank in by_hand.all(work, 2))
+    assert (first[0], second) == (0, (0, ""))
+    assert f"waiting for rank 1 on {HOST}, in stage 'load and look up' at step 5" in first[1]
+
+
+def test_a_rank_that_never_comes_is_named_while_the_others_wait(by_hand):
+    def work(rank: int) -> None:
+        with joined(timeout_s=5):
+            pass
+
+    code, said = by_hand.start(work, 0, 3).end()
+    assert code == 1
+    assert "waiting for ranks 1, 2: 1 of 3 are here" in said
+    assert "gave up after 5 s" in said
+
+
+def test_rank_0_that_never_comes_is_named_with_its_address(by_hand):
+    def work(rank: int) -> None:
+        with joined(timeout_s=4):
+            pass
+
+    code, said = by_hand.start(work, 1, 2).end()
+    assert code == 1
+    assert f"waiting for 127.0.0.1:{by_hand.port}: Connection refused" in said
+
+
+def test_a_port_that_is_taken_is_named(by_hand):
+    def work(rank: int) -> None:
+        with joined(timeout_s=4):
+            pass
+
+    with socket.create_server(("", by_hand.port)):
+        code, said = by_hand.start(work, 0, 2).end()
+    assert code == 1
+    assert f"port {by_hand.port} of this machine is not free" in said
+    assert "Traceback" not in said
+
+
+def test_a_rank_started_twice_is_refused(by_hand):
+    def work(rank: int) -> None:
+        with joined() as ranks:
+            add_up(ranks)
+
+    *ended, first = (each.end() for each in [by_hand.start(work, rank, 2) for rank in (1, 1, 0)])
+    assert first == (0, "")
+    assert sorted(code for code, _ in ended) == [0, 1]
+    said = max(ended)[1]
+    assert (
+        "rank 1 was started twice: it is process" in said or "goes on already" in said or "has closed" in said
+    )
+
+
+def test_a_process_that_comes_to_a_run_that_goes_on_is_sent_away(by_hand):
+    def work(rank: int) -> None:
+        with joined() as ranks:
+            add_up(ranks)
+            time.sleep(5)
+            add_up(ranks)
+
+    ranks = by_hand.all(work, 2)
+    time.sleep(1.5)
+    code, said = by_hand.start(work, 1, 2).end(10)
+    assert code == 1
+    assert "this run goes on already: rank 1 is process" in said
+    assert [rank.end() for rank in ranks] == [(0, "")] * 2
+
+
+def test_a_restart_over_the_same_store_meets_the_living(tmp_path):
+    """As torchrun restarts the ranks of several nodes: its store still has the addresses of the dead."""
+
+    def work(rank: int) -> None:
+        with joined(timeout_s=20) as ranks:
+            add_up(ranks)
+            if "LAST" not in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
+            add_up(ranks)
+
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    by_hand = ByHand(tmp_path, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    try:
+        for rank in by_hand.all(work, 2):
+            rank.end()
+        again = [by_hand.start(work, rank, 2, LAST="1") for rank in range(2)]
+        assert [rank.end() for rank in again] == [(0, "")] * 2
+    finally:
+        by_hand.close()
+        del store
+
+
+def test_strangers_neither_join_nor_block(by_hand):
+    def work(rank: int) -> None:
+        with joined() as ranks:
+            add_up(ranks)
+            time.sleep(4)
+            add_up(ranks)
+
+    ranks = by_hand.all(work, 2)
+    time.sleep(1.5)
+    ports = listening(ranks[0].process.pid)
+    assert ports
+    held = []
+    for port in ports:
+        for words in (b"", b"x" * 4096, b'{"token": "", "rank": 1, "note": {}}\n', b'{"verdict": "end"}\n'):
+            try:
+                held.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                held[-1].sendall(words)
+            except OSError:
+                continue
+    assert [rank.end() for rank in ranks] == [(0, "")] * 2
+    for each in held:
+        each.close()
+
+
+def listening(pid: int) -> list[int]:
+    """Ports at which a process takes calls."""
+    own = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    ports = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                ports.append(int(words[1].rpartition(":")[2], 16))
+    return ports
+
+
+def sign(rank: int, *, waits: bool = True, seconds: float = 0.0) -> SignOfLife:
+    return SignOfLife(
+        rank=rank,
+        host=f"h{rank}",
+        pid=1,
+        stage="train",
+        step=4,
+        seconds=seconds,
+        waits=waits,
+        line="a:1",
+        silent_s=9,
+    )
+
+
+def test_only_time_awake_counts_as_silence():
+    each = Liveness(2)
+    for rank in range(2):
+        each.heard(sign(rank), now=100.0)
+    each.look(now=100.0)
+    for now in range(101, 108):
+        each.look(now=float(now))
+    assert each.silent(now=107.0) is None
+    each.look(now=500.0)  # stopped itself
+    assert each.silent(now=500.0) is None
+    each.heard(sign(0), now=503.0)
+    for now in range(501, 504):
+        each.look(now=float(now))
+    assert each.silent(now=504.0).rank == 1
+
+
+def test_who_is_late_is_the_one_that_does_not_wait():
+    each = Liveness(3)
+    for rank in range(3):
+        each.heard(sign(rank, waits=rank != 1, seconds=30), now=10.0)
+    assert "rank 1 on h1, in stage 'train' at step 4 for 31 s" in each.late(now=11.0)
+    assert each.late(now=12.0) is None  # said once, then now and then
+    for rank in range(3):
+        each.heard(sign(rank, waits=True, seconds=30), now=20.0)
+    assert each.late(now=20.0) is None
+
+
+def test_a_known_error_explains_the_connections_it_broke():
+    def note(rank: int, kind: str, when: float) -> FailureNote:
+        return FailureNote(rank=rank, host="h", stage="s", step=1, message="m", kind=kind, time=when)
+
+    notes = [note(0, "connection", 1.0), note(1, "unexpected", 2.0), note(2, "known", 3.0)]
+    assert first_cause(notes).rank == 2
+    assert first_cause(notes[:2]).rank == 1
+    assert first_cause([]) is None
