@@ -20,7 +20,7 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
 
     A problem the user can mend is told without a traceback.
     """
-    from freescale.comm.world import report_failure
+    from freescale.comm.world import report_failure, send_word, was_reported
 
     try:
         command()
@@ -43,7 +43,11 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
         problem = _as_problem(error)
         if os.environ.get("FREESCALE_DEBUG") and problem is not error:
             raise
-        _leave(report_failure(problem).exit_code)
+        others_know = was_reported(problem)
+        note = report_failure(problem)
+        if not others_know:
+            send_word(note)
+        _leave(note.exit_code)
 
 
 def _leave(code: int) -> NoReturn:

@@ -136,6 +136,11 @@ def report_failure(error: BaseException) -> FailureNote:
     return note
 
 
+def was_reported(error: BaseException) -> bool:
+    """Whether an error has been told already."""
+    return hasattr(error, "_reported")
+
+
 def _kind_of(error: BaseException) -> Kind:
     if isinstance(error, PeerError) or is_broken_connection(error):
         return "connection"

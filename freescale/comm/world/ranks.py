@@ -19,7 +19,7 @@ import torch.distributed as dist
 from freescale.comm import supports_device
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
-from freescale.comm.world.rendezvous import Meeting
+from freescale.comm.world.rendezvous import Meeting, store_of_launcher
 from freescale.comm.world.watch import Watch, open_watch
 from freescale.errors import FreeScaleError, Preempted, TrainingError
 from freescale.trace import exchange
@@ -238,7 +238,7 @@ def _join(device: torch.device, num_ranks: int, *, timeout_s: float, silent_s: f
         num_ranks,
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        serves=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        serves=rank == 0 and not store_of_launcher(),
         timeout_s=timeout_s,
     )
     if rank == 0:

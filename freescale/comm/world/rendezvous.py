@@ -7,6 +7,7 @@ kept for this round lies under it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -15,18 +16,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from freescale.comm.world.failures import say
-from freescale.errors import FreeScaleError, TrainingError
+from freescale.comm.world.failures import NOTES, FailureNote, say
+from freescale.errors import FreeScaleError, PeerError, TrainingError
 
 _PREFIX = "freescale"
 _FIRST_WORD_S = 3.0
 _NEXT_WORD_S = 15.0
 _LOOK_S = 0.05
 _NEWCOMERS_S = 2.0
+_WORD_S = 10.0
 
 
 @dataclass
@@ -141,10 +143,19 @@ class Meeting:
         seats = [f"{self.round}/seat/{rank}" for rank in range(self._num_ranks)]
         patience = Patience(self._timeout_s, self._missing)
         while not self._store.check(seats):
+            self._look_for_absent()
             for _, name in self._new_hellos(self._store):
                 self._store.set(f"round/{name}", json.dumps({"round": self.round}))
             patience.pause()
         self._store.set(f"{self.round}/start", "now")
+
+    def _look_for_absent(self) -> None:
+        """A rank that failed before it came has left word."""
+        for rank in range(1, self._num_ranks):
+            if self._store.check([f"absent/{rank}"]):
+                note = FailureNote.made_of(json.loads(self._store.get(f"absent/{rank}")))
+                if note is not None:
+                    raise PeerError(f"rank {rank} on {note.host} failed before it joined: {note.message}")
 
     def _wait_for_start(self) -> None:
         key = f"{self.round}/start"
@@ -171,6 +182,21 @@ class Meeting:
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         here = self._num_ranks - len(missing)
         return f"waiting for ranks {names}: {here} of {self._num_ranks} are here"
+
+
+def send_word(note: FailureNote) -> None:
+    """From a rank that failed before it joined to rank 0, which waits for it; where rank 0 has a store of its own."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if note.rank == 0 or not address or not port or NOTES in os.environ or store_of_launcher():
+        return
+    with contextlib.suppress(RuntimeError, FreeScaleError, ValueError):
+        store = _open_store(address, int(port), serves=False, timeout_s=_WORD_S)
+        PrefixStore(_PREFIX, store).set(f"absent/{note.rank}", json.dumps(asdict(note)))
+
+
+def store_of_launcher() -> bool:
+    """Whether torchrun keeps the store, and with it what earlier processes have left there."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _who() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from freescale.app.commands import train_run
 from freescale.comm.world import keep_failures_in, liveness
 from freescale.comm.world.failures import FailureNote, first_cause
 from freescale.comm.world.liveness import Liveness, SignOfLife
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.errors import EXIT_PEER, DataError
+from freescale.recipe import load_config
 from freescale.trace import stage
 from tests.comm.world.by_hand import ByHand, free_port, until
 
@@ -314,3 +317,49 @@ def test_a_known_error_explains_the_connections_it_broke():
     assert first_cause(notes).rank == 2
     assert first_cause(notes[:2]).rank == 1
     assert first_cause([]) is None
+
+
+def test_on_the_way_out_of_a_failure_communicators_are_cut_off_and_never_closed(by_hand, monkeypatch):
+    """NCCL's way of closing waits for what the other ranks still owe: the message must be out, and the process end."""
+    calls = []
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: time.sleep(60))
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", lambda: calls.append(1))
+
+    def work(rank: int) -> None:
+        try:
+            with joined() as ranks:
+                add_up(ranks)
+                raise DataError("the file is gone")
+        finally:
+            assert calls == [1]
+            sys.stderr.flush()
+            assert "the file is gone" in Path(f"/proc/self/fd/{2}").read_text()
+
+    assert [rank.end(15)[0] for rank in by_hand.all(work, 2)] == [1, 1]
+
+
+@pytest.mark.parametrize("other", ["embedding.id_map=zero_collision", "ffn.kind=moe", "run.seed=2"])
+def test_a_rank_with_another_recipe_is_named_before_anything_is_built(by_hand, tmp_path, other):
+    def work(rank: int) -> None:
+        config = load_config(
+            None, [f"run.out={tmp_path / 'run'}", "run.device=cpu", *([other] if rank else [])]
+        )
+        train_run(config, resume="auto", open_terminal=lambda total: None)
+
+    for code, said in [rank.end() for rank in by_hand.all(work, 2)]:
+        assert code == 1
+        assert f"ranks disagree on the run: rank 1 differs from rank 0 in {other.partition('=')[0]}" in said
+        assert "Traceback" not in said
+
+
+def test_a_rank_that_fails_before_it_joins_is_named_by_those_who_wait_for_it(by_hand):
+    def work(rank: int) -> None:
+        if rank == 1:
+            raise DataError("no such recipe")
+        with joined(timeout_s=40):
+            pass
+
+    first, second = (rank.end(30) for rank in by_hand.all(work, 2))
+    assert second[0] == 1
+    assert first[0] == EXIT_PEER
+    assert f"rank 1 on {HOST} failed before it joined: no such recipe" in first[1]
