@@ -286,6 +286,7 @@ def test_one_task_a_node_is_a_node_for_our_launcher():
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
     }
     nodes, node, host, port = slurm_node(one_each)
     assert (nodes, node, host) == (2, 1, "node01")
