@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, launch, note_failure
     from freescale.comm.world.mps import is_mps_client
+    from freescale.comm.world.network import choose_interface
+    from freescale.comm.world.nodes import Nodes, check_start, nodes_asked_for
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
     from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, pick_device
 else:

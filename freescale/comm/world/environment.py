@@ -63,7 +63,7 @@ class Membership:
 
 def own_membership(environment: Mapping[str, str] = os.environ) -> Membership:
     """Who this process is; raises TrainingError when variables are missing or make no sense."""
-    said = [found for ask in _LAUNCHERS if (found := ask(environment)) is not None]
+    said = _said(environment)
     if not said:
         _check_nobody_is_missing(environment)
         return Membership()
@@ -80,6 +80,11 @@ def own_membership(environment: Mapping[str, str] = os.environ) -> Membership:
         known = replace(known, local_rank=known.rank % known.local_num_ranks)
     _check(known, environment)
     return known if known.master is None or known.port else replace(known, port=DEFAULT_PORT)
+
+
+def launched_by(environment: Mapping[str, str] = os.environ) -> Membership | None:
+    """What the first launcher says that started this process among others; None if it was started by itself."""
+    return next(iter(_said(environment)), None)
 
 
 def publish_membership(who: Membership, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -128,7 +133,7 @@ def _variables(environment: Mapping[str, str]) -> Membership | None:
         return None
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
     return Membership(
-        launcher="freescale train" if "FREESCALE_RENDEZVOUS" in environment else by,
+        launcher="freescale train" if "FREESCALE_FAILURE_NOTES" in environment else by,
         rank=_needed(environment, "RANK", beside="RANK"),
         num_ranks=_needed(environment, "WORLD_SIZE", beside="RANK"),
         local_rank=_number(environment, "LOCAL_RANK"),
@@ -245,6 +250,10 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], Membership | None], ...] = (
     _slurm,
     _kubernetes,
 )
+
+
+def _said(environment: Mapping[str, str]) -> list[Membership]:
+    return [found for ask in _LAUNCHERS if (found := ask(environment)) is not None]
 
 
 def _completed(known: Membership, other: Membership) -> Membership:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from freescale.comm.world.nodes import Nodes
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace import current_stage
 
@@ -37,29 +38,32 @@ def launch(
     num_ranks: int,
     environment: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "freescale"),
+    nodes: Nodes | None = None,
 ) -> None:
     """Run a command of freescale on this many ranks; raises TrainingError for the first failure.
 
     Args:
         command: what follows the program.
-        num_ranks: processes.
+        num_ranks: processes on this machine, and as many on every other.
         environment: further variables for all of them.
         program: what Python runs; a file of one's own that takes part with `join_ranks` does as well.
+        nodes: the machines of the run, if there are several; each starts its own part.
     """
+    first = nodes.node * num_ranks if nodes else 0
     with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
-        variables = {**_environment(num_ranks, notes), **(environment or {})}
+        variables = {**_environment(num_ranks, notes, nodes), **(environment or {})}
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(num_ranks):
+            for local in range(num_ranks):
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, *program, *command],
-                        env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        env={**variables, "RANK": str(first + local), "LOCAL_RANK": str(local)},
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )
                 )
             _wait(processes)
-            failed = {rank: p.returncode for rank, p in enumerate(processes) if p.returncode}
+            failed = {rank: p.returncode for rank, p in enumerate(processes, first) if p.returncode}
             if failed:
                 raise _failure(failed, Path(notes))
         finally:
@@ -97,18 +101,30 @@ def _end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _environment(num_ranks: int, notes: str) -> dict[str, str]:
+def _environment(num_ranks: int, notes: str, nodes: Nodes | None) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     chosen = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads), CPU_THREADS: "1"}
     return {
         **chosen,
         **QUEUES,
         **os.environ,
-        "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        # A file nobody else knows: ranks of one machine need no port, so none can be taken.
-        RENDEZVOUS: f"file://{notes}/rendezvous",
+        **(_several_machines(num_ranks, nodes) if nodes else _one_machine(num_ranks, notes)),
         _NOTES: notes,
+    }
+
+
+def _one_machine(num_ranks: int, notes: str) -> dict[str, str]:
+    # A file nobody else knows: ranks of one machine need no port, so none can be taken.
+    return {"WORLD_SIZE": str(num_ranks), RENDEZVOUS: f"file://{notes}/rendezvous"}
+
+
+def _several_machines(num_ranks: int, nodes: Nodes) -> dict[str, str]:
+    return {
+        "WORLD_SIZE": str(num_ranks * nodes.num_nodes),
+        "NODE_RANK": str(nodes.node),
+        "MASTER_ADDR": nodes.host,
+        "MASTER_PORT": str(nodes.port),
     }
 
 

@@ -6,7 +6,8 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,11 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import supports_device
+from freescale.comm.world.environment import own_membership, publish_membership
+from freescale.comm.world.facts import RankFacts, gather_facts
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
+from freescale.comm.world.network import choose_interface
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.trace import exchange
 
@@ -104,13 +108,12 @@ def all_reduce(values: torch.Tensor, *, group: dist.ProcessGroup) -> None:
     values.copy_(here)
 
 
-def world_size_from_environment() -> int:
-    """Number of ranks torchrun (or `freescale train --nproc`) started; 1 outside of them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
-    """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back."""
+    """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back.
+
+    A launcher may show every rank all GPUs of the machine, or each its own, which is then number 0 to all of them. So
+    ranks count through what they see, and `refuse_shared_gpu` finds those that have met on one.
+    """
     shared = virtual_gpus_here()
     if wanted != "cpu" and shared and not torch.cuda.is_available():
         raise TrainingError(
@@ -128,13 +131,21 @@ def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if shared:
         return torch.device("cuda", 0)
-    if local_rank >= torch.cuda.device_count():
-        raise TrainingError(
-            "more ranks on this machine than GPUs",
-            got=f"local rank {local_rank}, {torch.cuda.device_count()} GPUs",
-            next_step="start at most one rank a GPU, share one with --virtual-gpus N, or use run.device=cpu",
-        )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def refuse_shared_gpu(facts: Sequence[RankFacts]) -> None:
+    """Refuse two ranks on one GPU that nobody asked to share; every rank must call it with the facts of all."""
+    seen: dict[str, int] = {}
+    for rank, each in enumerate(facts):
+        if each.gpu and seen.setdefault(each.gpu, rank) != rank:
+            raise TrainingError(
+                f"ranks {seen[each.gpu]} and {rank} would compute on one GPU: more ranks on a machine than GPUs, "
+                "or a launcher that shows the same GPU to both",
+                got=f"{each.gpu} on {each.host}",
+                next_step="start at most one rank a GPU (torchrun --nproc-per-node, srun --gpus-per-task=1), "
+                "share one with --virtual-gpus N, or use run.device=cpu",
+            )
 
 
 def device_name(device: torch.device) -> str:
@@ -148,11 +159,13 @@ def device_name(device: torch.device) -> str:
 @contextmanager
 def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ranks]:
     """Take part in the run this process was started for; alone when the environment names no others."""
-    num_ranks = world_size_from_environment()
+    who = own_membership()
+    publish_membership(who)
+    num_ranks = who.num_ranks
     if num_ranks > 1:
         for name, value in QUEUES.items():  # before the first call of CUDA
             os.environ.setdefault(name, value)
-    chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = pick_device(device, local_rank=who.rank if who.local_rank is None else who.local_rank)
     sharing = virtual_gpus_here() if chosen.type == "cuda" else 0
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -162,9 +175,11 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
             torch.set_num_threads(1)
     if sharing:
         torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), chosen)
-    if num_ranks == 1 and "RANK" not in os.environ:
+    if who.alone:
         yield Ranks(rank=0, num_ranks=1, device=chosen)
         return
+    if (line := choose_interface(who)) and not who.local_rank:  # said once a machine
+        sys.stderr.write(f"{line}\n")
     timeout = datetime.timedelta(seconds=timeout_s)
     # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and not sharing else "gloo"
@@ -176,6 +191,8 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0) -> Iterator[Ra
     )
     try:
         control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        if not virtual_gpus_here():
+            refuse_shared_gpu(gather_facts(control, chosen).ranks)
         yield Ranks(
             rank=dist.get_rank(),
             num_ranks=dist.get_world_size(),
