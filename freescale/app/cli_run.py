@@ -26,6 +26,16 @@ def train(
             metavar="N", help="Ranks that share one GPU, each with its part of it (CUDA MPS).", min=1
         ),
     ] = None,
+    nnodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Machines, each with the same --nproc; start this on each.", min=1),
+    ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(metavar="R", help="This machine, from 0; with --nnodes.", min=0)
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Machine 0, where rank 0 waits; with --nnodes.")
+    ] = None,
     resume: Annotated[
         str, typer.Option(help="auto: go on from the last checkpoint; never: start over; or a folder.")
     ] = "auto",
@@ -43,12 +53,9 @@ def train(
     command = ["train", *(arguments or []), "--resume", resume]
     command += [word for module in plugin or [] for word in ("--plugin", module)]
     if virtual_gpus is not None:
-        _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, device=config.run.device)
+        _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, nnodes=nnodes, device=config.run.device)
         return
-    if nproc > 1 and "RANK" not in os.environ:
-        from freescale.comm.world import launch
-
-        launch(command, num_ranks=nproc)
+    if _launched(command, nproc=nproc, nnodes=nnodes, node_rank=node_rank, master=master):
         return
     from freescale.app.commands import train_run
     from freescale.train import TerminalSink
@@ -60,10 +67,27 @@ def train(
     )
 
 
-def _train_on_virtual_gpus(command: list[str], num_ranks: int, *, nproc: int, device: str) -> None:
+def _launched(
+    command: list[str], *, nproc: int, nnodes: int | None, node_rank: int | None, master: str | None
+) -> bool:
+    """Start the ranks of this machine and wait for them; False if this process is the one to train."""
+    from freescale.comm.world import check_start, launch, nodes_asked_for
+
+    nodes = nodes_asked_for(nnodes=nnodes, node_rank=node_rank, master=master, nproc=nproc)
+    if nodes is None and (nproc == 1 or "RANK" in os.environ):
+        return False
+    if nodes is not None and (line := check_start(nodes)):
+        Console(stderr=True).print(escape(line), highlight=False, soft_wrap=True)
+    launch(command, num_ranks=nproc, nodes=nodes)
+    return True
+
+
+def _train_on_virtual_gpus(
+    command: list[str], num_ranks: int, *, nproc: int, nnodes: int | None, device: str
+) -> None:
     from freescale.comm.world import check_request, launch, virtual_gpus
 
-    check_request(num_ranks, nproc=nproc, device=device)
+    check_request(num_ranks, nproc=nproc, nnodes=nnodes or 1, device=device)
     with virtual_gpus(num_ranks) as shared:
         Console(stderr=True).print(escape(shared.message), highlight=False, soft_wrap=True)
         launch(command, num_ranks=num_ranks, environment=shared.environment)

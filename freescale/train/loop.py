@@ -63,7 +63,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
         with (
             run.open_schedule(covered.step) as schedule,
             steady_state(run) as loaded,
-            run.ranks.telling_failures(),  # before the schedule is closed, which waits for other ranks
+            run.ranks.watch.telling_failures(),  # before the schedule is closed, which waits for other ranks
         ):
             for ready, seconds in steps_of(run, schedule, reports, loaded, first_step=covered.step):
                 covered.add(ready.plan)

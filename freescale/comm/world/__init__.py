@@ -7,11 +7,14 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.comm.world.background_poll import poll_in_background
     from freescale.comm.world.clocks import SharedClock
+    from freescale.comm.world.environment import Membership, own_membership, publish_membership
     from freescale.comm.world.facts import GroupFacts, gather_facts, on_one_machine, own_facts
     from freescale.comm.world.failures import keep_failures_in, report_failure, was_reported
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, launch
     from freescale.comm.world.mps import is_mps_client
+    from freescale.comm.world.network import choose_interface
+    from freescale.comm.world.nodes import Nodes, check_start, nodes_asked_for
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
     from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, pick_device
     from freescale.comm.world.rendezvous import send_word

@@ -25,6 +25,7 @@ class RankFacts:
         processes: the namespace its number counts in; pids of another one mean nothing here.
         gpu: the GPU it computes on, by an id that is the same in every process; "" on a CPU.
         reaches: GPUs its own can map, by id, as far as this process sees them.
+        host: its machine's name, for messages.
     """
 
     machine: str
@@ -32,6 +33,7 @@ class RankFacts:
     processes: str
     gpu: str = ""
     reaches: frozenset[str] = field(default_factory=frozenset)
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,12 @@ def own_facts(device: torch.device) -> RankFacts:
         gpu = _gpu_id(index)
         reaches = frozenset(_gpu_id(n) for n in others if torch.cuda.can_device_access_peer(index, n))
     return RankFacts(
-        machine=_machine(), pid=os.getpid(), processes=_namespace("pid"), gpu=gpu, reaches=reaches
+        machine=_machine(),
+        pid=os.getpid(),
+        processes=_namespace("pid"),
+        gpu=gpu,
+        reaches=reaches,
+        host=platform.node(),
     )
 
 

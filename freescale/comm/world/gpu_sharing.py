@@ -84,13 +84,19 @@ def can_share() -> str:
         return f"no: {error.got or error.what}"
 
 
-def check_request(num_ranks: int, *, nproc: int, device: str) -> None:
+def check_request(num_ranks: int, *, nproc: int, device: str, nnodes: int = 1) -> None:
     """Refuse what contradicts --virtual-gpus before anything is started."""
     if "RANK" in os.environ:
         raise TrainingError(
             "--virtual-gpus starts its own ranks, but this process is a rank already",
             got=f"--virtual-gpus {num_ranks} under torchrun or another launcher",
             next_step="start freescale --virtual-gpus N by itself",
+        )
+    if nnodes > 1:
+        raise TrainingError(
+            "--virtual-gpus shares one GPU of this machine, but --nnodes asks for several machines",
+            got=f"--virtual-gpus {num_ranks} --nnodes {nnodes}",
+            next_step="leave one of them away",
         )
     if nproc not in (1, num_ranks):
         raise TrainingError(

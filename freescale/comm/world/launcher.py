@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from freescale.comm.world.failures import NOTES, FailureNote, first_cause, report_failure, say
 from freescale.comm.world.liveness import BEAT_S, Liveness, SignOfLife, silence
-from freescale.errors import PeerError, TrainingError
+from freescale.comm.world.nodes import Nodes
+from freescale.errors import EXIT_PEER, PeerError, TrainingError
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
@@ -37,28 +38,31 @@ def launch(
     num_ranks: int,
     environment: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "freescale"),
+    nodes: Nodes | None = None,
 ) -> None:
     """Run a command of freescale on this many ranks; raises TrainingError for the first failure.
 
     Args:
         command: what follows the program.
-        num_ranks: processes.
+        num_ranks: processes on this machine, and as many on every other.
         environment: further variables for all of them.
         program: what Python runs; a file of one's own that takes part with `join_ranks` does as well.
+        nodes: the machines of the run, if there are several; each starts its own part.
     """
+    first = nodes.node * num_ranks if nodes else 0
     with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
-        variables = {**_environment(num_ranks, notes), **(environment or {})}
+        variables = {**_environment(num_ranks, notes, nodes), **(environment or {})}
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(num_ranks):
+            for local in range(num_ranks):
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, *program, *command],
-                        env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        env={**variables, "RANK": str(first + local), "LOCAL_RANK": str(local)},
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )
                 )
-            if trouble := _wait(processes, Path(notes)):
+            if trouble := _wait(dict(enumerate(processes, first)), Path(notes)):
                 raise trouble
         finally:
             _end(processes)
@@ -81,49 +85,62 @@ def _end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _environment(num_ranks: int, notes: str) -> dict[str, str]:
+def _environment(num_ranks: int, notes: str, nodes: Nodes | None) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     chosen = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads), CPU_THREADS: "1"}
     return {
         **chosen,
         **QUEUES,
         **os.environ,
-        "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        # A file nobody else knows: ranks of one machine need no port, so none can be taken.
-        RENDEZVOUS: f"file://{notes}/rendezvous",
+        **(_several_machines(num_ranks, nodes) if nodes else _one_machine(num_ranks, notes)),
         NOTES: notes,
     }
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], notes: Path) -> TrainingError | None:
+def _one_machine(num_ranks: int, notes: str) -> dict[str, str]:
+    # A file nobody else knows: ranks of one machine need no port, so none can be taken.
+    return {"WORLD_SIZE": str(num_ranks), RENDEZVOUS: f"file://{notes}/rendezvous"}
+
+
+def _several_machines(num_ranks: int, nodes: Nodes) -> dict[str, str]:
+    return {
+        "WORLD_SIZE": str(num_ranks * nodes.num_nodes),
+        "NODE_RANK": str(nodes.node),
+        "MASTER_ADDR": nodes.host,
+        "MASTER_PORT": str(nodes.port),
+    }
+
+
+def _wait(processes: Mapping[int, subprocess.Popen[bytes]], notes: Path) -> TrainingError | None:
     """Until all are done, or there is trouble and those who know more had a moment to say so; returns the trouble."""
-    deadline, signs = float("inf"), _Signs(notes, len(processes))
+    deadline, signs = float("inf"), _Signs(notes, list(processes))
     while time.monotonic() < deadline:
-        codes = [process.poll() for process in processes]
-        told = [note for rank in range(len(codes)) if (note := FailureNote.read(notes / f"rank-{rank}.json"))]
-        if None not in codes or any(note.kind == "known" for note in told):
+        codes = [process.poll() for process in processes.values()]
+        told = _read_notes(notes, processes)
+        if None not in codes or any(note.kind == "known" for note in told.values()):
             break
         if deadline == float("inf") and (any(codes) or told):
             deadline = time.monotonic() + _GRACE_S
         if silent := signs.look():
             return PeerError(silence(silent))
         time.sleep(0.05)
-    failed = {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
-    stories = {
-        rank: note
-        for rank in range(len(processes))
-        if (note := FailureNote.read(notes / f"rank-{rank}.json"))
-    }
-    return _failure(failed, stories) if failed or stories else None
+    failed = {rank: code for rank, process in processes.items() if (code := process.poll())}
+    told = _read_notes(notes, processes)
+    return _failure(failed, told) if failed or told else None
+
+
+def _read_notes(folder: Path, ranks: Iterable[int]) -> dict[int, FailureNote]:
+    """What ranks have said of their failures."""
+    return {rank: note for rank in ranks if (note := FailureNote.read(folder / f"rank-{rank}.json"))}
 
 
 class _Signs:
     """The signs of life in a folder; asked often, it looks twice a second."""
 
-    def __init__(self, folder: Path, num_ranks: int) -> None:
-        self._folder, self._num_ranks = folder, num_ranks
-        self._liveness = Liveness(num_ranks)
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        self._folder, self._ranks = folder, ranks
+        self._liveness = Liveness(len(ranks))
         self._seen: dict[int, int] = {}
         self._looked = 0.0
 
@@ -133,7 +150,7 @@ class _Signs:
         if now - self._looked < 0.5 * BEAT_S:
             return None
         self._looked = now
-        for rank in range(self._num_ranks):
+        for rank in self._ranks:
             self._read(rank)
         self._liveness.look(now=now)
         if late := self._liveness.late(now=now):
@@ -168,7 +185,10 @@ def _failure(failed: dict[int, int], stories: dict[int, FailureNote]) -> Trainin
         )
     if cause is None:
         return PeerError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
-    error = TrainingError(f"rank {cause.rank} failed {cause.where}: {cause.message}")
+    elsewhere = cause.exit_code == EXIT_PEER
+    error = TrainingError(
+        cause.message if elsewhere else f"rank {cause.rank} failed {cause.where}: {cause.message}"
+    )
     error.exit_code = cause.exit_code
     return error
 

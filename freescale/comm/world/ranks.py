@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,12 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import supports_device
+from freescale.comm.world.environment import Membership, own_membership, publish_membership
+from freescale.comm.world.facts import RankFacts, gather_facts
+from freescale.comm.world.failures import say
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
+from freescale.comm.world.network import choose_interface
 from freescale.comm.world.rendezvous import Meeting, store_of_launcher
 from freescale.comm.world.watch import Watch, open_watch
 from freescale.errors import FreeScaleError, Preempted, TrainingError
@@ -84,19 +88,6 @@ class Ranks:
                 dist.all_reduce(values, group=self.control)
         return values
 
-    @contextmanager
-    def telling_failures(self) -> Iterator[None]:
-        """Around what may fail: the others hear of it, the user reads it, and only then is anything torn down."""
-        try:
-            yield
-        except (Preempted, SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            cause = self.watch.failed(error)
-            if cause is error:
-                raise
-            raise cause from error
-
     def agree(self, what: dict[str, Any], *, subject: str) -> None:
         """Refuse to go on when ranks see different values; says which rank and what differs."""
         if self.control is None:
@@ -125,13 +116,12 @@ def all_reduce(values: torch.Tensor, *, group: dist.ProcessGroup) -> None:
     values.copy_(here)
 
 
-def world_size_from_environment() -> int:
-    """Number of ranks torchrun (or `freescale train --nproc`) started; 1 outside of them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
-    """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back."""
+    """The device a rank computes on; CUDA asked for but absent is an error, never a silent fall-back.
+
+    A launcher may show every rank all GPUs of the machine, or each its own, which is then number 0 to all of them. So
+    ranks count through what they see, and `refuse_shared_gpu` finds those that have met on one.
+    """
     shared = virtual_gpus_here()
     if wanted != "cpu" and shared and not torch.cuda.is_available():
         raise TrainingError(
@@ -149,13 +139,21 @@ def pick_device(wanted: str, *, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if shared:
         return torch.device("cuda", 0)
-    if local_rank >= torch.cuda.device_count():
-        raise TrainingError(
-            "more ranks on this machine than GPUs",
-            got=f"local rank {local_rank}, {torch.cuda.device_count()} GPUs",
-            next_step="start at most one rank a GPU, share one with --virtual-gpus N, or use run.device=cpu",
-        )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def refuse_shared_gpu(facts: Sequence[RankFacts]) -> None:
+    """Refuse two ranks on one GPU that nobody asked to share; every rank must call it with the facts of all."""
+    seen: dict[str, int] = {}
+    for rank, each in enumerate(facts):
+        if each.gpu and seen.setdefault(each.gpu, rank) != rank:
+            raise TrainingError(
+                f"ranks {seen[each.gpu]} and {rank} would compute on one GPU: more ranks on a machine than GPUs, "
+                "or a launcher that shows the same GPU to both",
+                got=f"{each.gpu} on {each.host}",
+                next_step="start at most one rank a GPU (torchrun --nproc-per-node, srun --gpus-per-task=1), "
+                "share one with --virtual-gpus N, or use run.device=cpu",
+            )
 
 
 def device_name(device: torch.device) -> str:
@@ -175,37 +173,41 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: floa
         timeout_s: how long to wait for a rank that is late.
         silent_s: how long to wait for a rank that gives no sign of life.
     """
-    num_ranks = world_size_from_environment()
-    if num_ranks > 1:
+    who = own_membership()
+    publish_membership(who)
+    if who.num_ranks > 1:
         for name, value in QUEUES.items():  # before the first call of CUDA
             os.environ.setdefault(name, value)
-    chosen = pick_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = pick_device(device, local_rank=who.rank if who.local_rank is None else who.local_rank)
     _prepare_device(chosen)
-    if num_ranks == 1 and "RANK" not in os.environ:
+    if who.alone or (who.num_ranks == 1 and who.master is None and RENDEZVOUS not in os.environ):
         yield Ranks(rank=0, num_ranks=1, device=chosen)
         return
-    watch = _join(chosen, num_ranks, timeout_s=timeout_s, silent_s=silent_s)
+    if (line := choose_interface(who)) and not who.local_rank:  # said once a machine
+        say(line)
+    watch = _join(chosen, who, timeout_s=timeout_s, silent_s=silent_s)
     timeout = datetime.timedelta(seconds=timeout_s)
     try:
-        control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
-        ranks = Ranks(
-            rank=dist.get_rank(),
-            num_ranks=dist.get_world_size(),
-            device=chosen,
-            group=dist.group.WORLD,
-            control=control,
-            background=background,
-            timeout_s=timeout_s,
-            watch=watch,
-        )
-        with ranks.telling_failures():
-            yield ranks
-            ranks.barrier()  # nobody takes the connections down that another still needs
-    except BaseException as error:
-        if not isinstance(error, Preempted):
-            _abort()
-            raise
+        with watch.telling_failures():
+            control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+            if not virtual_gpus_here():
+                refuse_shared_gpu(gather_facts(control, chosen).ranks)
+            yield Ranks(
+                rank=who.rank,
+                num_ranks=who.num_ranks,
+                device=chosen,
+                group=dist.group.WORLD,
+                control=control,
+                background=background,
+                timeout_s=timeout_s,
+                watch=watch,
+            )
+            dist.barrier(group=control)  # nobody takes connections down that another still needs
+    except Preempted:
         _part(watch)
+        raise
+    except BaseException:
+        _abort()
         raise
     _part(watch)
 
@@ -223,31 +225,26 @@ def _prepare_device(device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(memory_fraction(sharing), device)
 
 
-def _join(device: torch.device, num_ranks: int, *, timeout_s: float, silent_s: float) -> Watch:
+def _join(device: torch.device, who: Membership, *, timeout_s: float, silent_s: float) -> Watch:
     """Find the other processes, watch them, and open the first process group."""
-    rank = int(os.environ["RANK"])
     timeout = datetime.timedelta(seconds=timeout_s)
     # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not virtual_gpus_here() else "gloo"
+    place: dict[str, Any]
     if file := os.environ.get(RENDEZVOUS):  # our launcher has started all of them on this machine
-        watch = open_watch(rank, num_ranks, silent_s=silent_s)
-        dist.init_process_group(backend, init_method=file, rank=rank, world_size=num_ranks, timeout=timeout)
-        return watch
-    meeting = Meeting(
-        rank,
-        num_ranks,
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        serves=rank == 0 and not store_of_launcher(),
-        timeout_s=timeout_s,
-    )
-    if rank == 0:
-        meeting.refuse_newcomers()
-    watch = open_watch(rank, num_ranks, silent_s=silent_s, store=meeting.store)
-    with Ranks(rank=rank, num_ranks=num_ranks, device=device, watch=watch).telling_failures():
-        dist.init_process_group(
-            backend, store=meeting.store, rank=rank, world_size=num_ranks, timeout=timeout
-        )
+        watch = open_watch(who.rank, who.num_ranks, silent_s=silent_s)
+        place = {"init_method": file}
+    else:
+        serves = who.rank == 0 and not store_of_launcher()
+        assert who.master is not None, "own_membership has checked it"
+        assert who.port is not None
+        meeting = Meeting(who.rank, who.num_ranks, who.master, who.port, serves=serves, timeout_s=timeout_s)
+        if who.rank == 0:
+            meeting.refuse_newcomers()
+        watch = open_watch(who.rank, who.num_ranks, silent_s=silent_s, store=meeting.store)
+        place = {"store": meeting.store}
+    with watch.telling_failures():
+        dist.init_process_group(backend, rank=who.rank, world_size=who.num_ranks, timeout=timeout, **place)
     return watch
 
 

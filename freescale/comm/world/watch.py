@@ -18,18 +18,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from freescale.comm.world.failures import NOTES, FailureNote, first_cause, report_failure, say, write_whole
 from freescale.comm.world.liveness import BEAT_S, RESUMES, Liveness, Pulse, SignOfLife, silence
-from freescale.errors import PeerError
+from freescale.errors import PeerError, Preempted
 
 _GRACE_S = 1.0
 """So long after the first sign of trouble a better explanation may come."""
-_LEAVE_S = 3.0
+_LEAVE_S = 5.0
 """So long the main thread may take to end by itself, once the run has failed elsewhere."""
 _HELLO_S = 5.0
 _MAX_STRANGERS = 64
@@ -45,6 +46,19 @@ class Watch:
 
     def leave(self) -> None:
         """This rank is done, and everything is well."""
+
+    @contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Around what may fail: the others hear of it, the user reads it, and only then is anything torn down."""
+        try:
+            yield
+        except (Preempted, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            cause = self.failed(error)
+            if cause is error:
+                raise
+            raise cause from error
 
 
 class FolderWatch(Watch):

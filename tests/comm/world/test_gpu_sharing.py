@@ -160,11 +160,15 @@ def test_a_rank_cannot_start_ranks(monkeypatch):
         check_request(2, nproc=1, device="auto")
 
 
+def test_one_shared_gpu_is_no_run_on_several_machines():
+    with pytest.raises(TrainingError, match="--nnodes asks for several machines"):
+        check_request(2, nproc=1, nnodes=2, device="auto")
+
+
 def test_all_ranks_compute_on_the_first_gpu(monkeypatch):
     monkeypatch.setattr(ranks.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(ranks.torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(TrainingError, match="more ranks on this machine than GPUs"):
-        ranks.pick_device("auto", local_rank=3)
+    monkeypatch.setattr(ranks.torch.cuda, "device_count", lambda: 2)
+    assert ranks.pick_device("auto", local_rank=3) == torch.device("cuda", 1)
     monkeypatch.setenv("FREESCALE_VIRTUAL_GPUS", "4")
     assert ranks.pick_device("auto", local_rank=3) == torch.device("cuda", 0)
     assert ranks.pick_device("cpu", local_rank=3) == torch.device("cpu")

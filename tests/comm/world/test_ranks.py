@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from freescale.comm.world.facts import RankFacts
 from freescale.comm.world.launcher import CPU_THREADS
-from freescale.comm.world.ranks import Ranks, join_ranks, pick_device, world_size_from_environment
+from freescale.comm.world.ranks import Ranks, join_ranks, pick_device, refuse_shared_gpu
 from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
@@ -69,14 +73,79 @@ def test_the_device_is_what_was_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("auto", local_rank=1) == torch.device("cuda", 1)
     assert pick_device("cpu", local_rank=1) == torch.device("cpu")
-    with pytest.raises(TrainingError, match="more ranks on this machine than GPUs"):
-        pick_device("cuda", local_rank=2)
+
+
+@pytest.mark.parametrize("visible", [1, 2])
+def test_a_rank_that_sees_its_own_gpus_alone_takes_one_of_them(visible, monkeypatch):
+    """Slurm with --gpus-per-task: the GPUs of every task are numbered from 0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert pick_device("cuda", local_rank=3) == torch.device("cuda", 3 % visible)
+
+
+def on_gpus(*gpus: str) -> list[RankFacts]:
+    return [RankFacts("m", rank, "p", gpu, host=f"node-{rank}") for rank, gpu in enumerate(gpus)]
+
+
+def test_two_ranks_on_one_gpu_are_refused_by_their_numbers():
+    refuse_shared_gpu(on_gpus("GPU-a", "GPU-b", "GPU-c"))
+    refuse_shared_gpu(on_gpus("", "", ""))
+    with pytest.raises(TrainingError, match="ranks 1 and 3 would compute on one GPU") as caught:
+        refuse_shared_gpu(on_gpus("GPU-a", "GPU-b", "GPU-c", "GPU-b"))
+    assert "GPU-b on node-3" in str(caught.value)
+    assert "--virtual-gpus" in str(caught.value)
+
+
+class OneGpu:
+    """As much of torch.cuda as joining asks for, where every process sees one GPU."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+    def install(self) -> None:
+        torch.cuda.is_available = lambda: True
+        torch.cuda.device_count = lambda: 1
+        torch.cuda.set_device = lambda device: None
+        torch.cuda.get_device_properties = lambda index: self
+
+
+def join_with_gpus(rank: int, uuids: list[str], port: int) -> str:
+    dist.destroy_process_group()
+    OneGpu(uuids[rank]).install()
+    # No GPU here: what NCCL would serve is left out.
+    start = dist.init_process_group
+    dist.init_process_group = lambda backend, **how: start("gloo", **how)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE="2")
+    said = "joined"
+    try:
+        with join_ranks(device="cuda", timeout_s=30) as ranks:
+            said += f" {ranks.device}"
+    except TrainingError as error:
+        said = error.what
+    again = dist.HashStore()
+    start("gloo", store=dist.PrefixStore(str(rank), again), rank=0, world_size=1)
+    return said
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_ranks_with_one_visible_gpu_each_join():
+    """Failed before: local rank 1 was refused, as if it had to be GPU 1 that it takes."""
+    assert run_on_ranks(join_with_gpus, 2, ["GPU-a", "GPU-b"], free_port()) == ["joined cuda:0"] * 2
+
+
+def test_ranks_that_see_the_same_gpu_are_refused_everywhere():
+    for said in run_on_ranks(join_with_gpus, 2, ["GPU-a", "GPU-a"], free_port()):
+        assert said.startswith("ranks 0 and 1 would compute on one GPU")
 
 
 def test_without_an_environment_a_run_is_alone(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert world_size_from_environment() == 1
     with join_ranks(device="cpu") as ranks:
         assert (ranks.rank, ranks.num_ranks, ranks.group, ranks.control) == (0, 1, None, None)
     assert not dist.is_initialized()
@@ -88,6 +157,9 @@ def test_without_an_environment_a_run_is_alone(monkeypatch):
 def test_the_host_of_a_gpu_has_one_thread_unless_the_user_wants_more(device, chosen, threads, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("FREESCALE_RENDEZVOUS", "file:///nowhere")
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):  # what joining puts there is put back
+        monkeypatch.setenv(name, "1" if name == "LOCAL_WORLD_SIZE" else "0")
     monkeypatch.delenv(CPU_THREADS, raising=False)
     if chosen:
         monkeypatch.setenv(CPU_THREADS, "1")
