@@ -66,6 +66,10 @@ class CheckpointError(FreeScaleError):
     """A checkpoint cannot be written, found or trusted."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that is not as it was written, or holds numbers that are none: an earlier one may still be good."""
+
+
 class TrainingError(FreeScaleError):
     """Training itself cannot go on (a NaN loss, a missing device, a failed rank)."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from freescale import trace
 from freescale.app.run_summary import describe
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
-from freescale.data import IntArray
+from freescale.data import IntArray, is_dataset
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError
 from freescale.model import compresses, retrieves
@@ -28,20 +28,25 @@ from freescale.recipe import (
 )
 from freescale.trace import stage
 from freescale.train import (
-    Checkpoints,
     JsonlSink,
     MetricSink,
     Progress,
+    Resumed,
     Run,
     TensorBoardSink,
+    best_in,
+    from_first,
     load_run,
     read_meta,
+    resume,
+    saved_in,
     sole_run,
     train,
     write_export,
 )
 
 OpenTerminal = Callable[[int], MetricSink]
+_TRIES = 5
 
 
 def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> dict[str, Any]:
@@ -67,15 +72,15 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
                 _clear(out, ranks)
             progress = Progress()
             run = build_run(config, source, ranks, progress)
-            resume_from = find_checkpoint(run.checkpoints, resume)
-            if resume_from is not None:
-                _check_same_recipe(resume_from, config)
+            resumed = _resume(run, config, resume)
             if ranks.is_first:
-                _open_sinks(progress, config, resume_from, open_terminal(run.timetable.total_steps))
+                _open_sinks(progress, config, resumed.step, open_terminal(run.timetable.total_steps))
             progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
+            for text in resumed.notices:
+                progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
-            summary = train(run, resume_from=resume_from)
+            summary = train(run, first_step=resumed.step)
             run.accounts.close()
             ranks.barrier()  # the report reads the spans of every rank
             if ranks.is_first:
@@ -149,15 +154,36 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
         )
     config = load_config(recipe, [f"run.out={run_dir}", f"run.device={device}"])
     with join_ranks(device=device) as ranks:
-        run = build_run(config, build_source_together(config, ranks), ranks, Progress())
-        path = run.checkpoints.best()
+        run = build_run(config, _source_as_it_was(config), ranks, Progress())
+        return config, run, _load_best(run, run_dir)
+
+
+def _load_best(run: Run, run_dir: Path) -> Path:
+    """Load the best checkpoint; another one where a training that is still going on has just replaced it."""
+    for _ in range(_TRIES):
+        path = best_in(run_dir / "checkpoints")
         if path is None:
             raise CheckpointError(
-                "the run has no checkpoint yet", got=run_dir, next_step=f"freescale train {recipe}"
+                "the run has no checkpoint yet",
+                got=run_dir,
+                next_step=f"freescale train {run_dir / 'config.yaml'}",
             )
-        read_meta(path)
-        load_run(run, path)
-    return config, run, path
+        try:
+            load_run(run, path)
+        except CheckpointError:
+            if path.exists():
+                raise
+        else:
+            return path
+    raise CheckpointError(
+        "the run replaces its checkpoints faster than one can be read", got=run_dir, next_step="try again"
+    )
+
+
+def _source_as_it_was(config: Config) -> Any:
+    """The data set of a run that was trained; who looks at a run writes nothing into it."""
+    cache = Path(config.run.out) / "data"
+    return build_source(config, cache=cache if is_dataset(cache) else None)
 
 
 def build_source_together(config: Config, ranks: Ranks) -> Any:
@@ -176,37 +202,61 @@ def save_cost_model(run: Run, path: Path, *, name: str) -> None:
         model.save(path)
 
 
-def find_checkpoint(checkpoints: Checkpoints, resume: str) -> Path | None:
-    """The checkpoint to start from, or None for a fresh start."""
+def find_checkpoints(out: Path, resume: str) -> list[Path]:
+    """Checkpoints to start from, the one to prefer first: all of a run, or the one named; none for a fresh start."""
     if resume == "never":
-        return None
+        return []
     if resume == "auto":
-        return checkpoints.latest()
+        return saved_in(out / "checkpoints")[::-1]
     path = Path(resume)
-    if path.name.startswith("step-") and path.is_dir():
-        return path
-    found = sorted(p for p in (path / "checkpoints").glob("step-*") if p.suffix != ".tmp")
+    found = [path] if path in saved_in(path.parent) else saved_in(path / "checkpoints")[::-1]
     if not found:
         raise CheckpointError(
             "there is no checkpoint to resume from",
             got=path,
             allowed="auto, never, RUN_DIR or RUN_DIR/checkpoints/step-N",
         )
-    return found[-1]
+    return found
 
 
-def _check_same_recipe(path: Path, config: Config) -> None:
+def _resume(run: Run, config: Config, how: str) -> Resumed:
+    """Bring back the state the run goes on from, on all ranks the same."""
+    out = Path(config.run.out)
+    run.checkpoints.open()
+    paths = from_first(lambda: find_checkpoints(out, how), ranks=run.ranks, what="find a checkpoint")
+    if paths:
+        from_first(
+            lambda: _check_own_folder(out, paths[0], config), ranks=run.ranks, what="find a checkpoint"
+        )
+    return resume(run, paths, accept=lambda path, meta: _check_same_recipe(path, meta["recipe"], config))
+
+
+def _check_own_folder(out: Path, path: Path, config: Config) -> None:
+    """A run that starts from another one's checkpoint needs a folder of its own: it would write over what is there."""
+    if path.parent.resolve() == (out / "checkpoints").resolve():
+        return
+    saved, recipe = saved_in(out / "checkpoints"), out / "config.yaml"
+    if saved:
+        raise CheckpointError(
+            f"{out} holds another run than the one to resume from",
+            got=f"--resume {path}, and {len(saved)} checkpoints up to {saved[-1].name} in run.out",
+            next_step="choose another run.out, go on with the run there (--resume auto), or remove it (--resume never)",
+        )
+    if recipe.exists():
+        _check_same_recipe(out / "checkpoints" / path.name, load_config(recipe).as_dict(), config)
+
+
+def _check_same_recipe(path: Path, saved: Mapping[str, Any], config: Config) -> None:
     """A run goes on with the recipe it was started with, or it would leave its curve."""
-    saved, now = read_meta(path)["recipe"], config.as_dict()
     # A key that came later did then what its default does now.
     defaults = Config().as_dict()
     # The length of the run is part of the curve when the learning rate depends on it.
     free = free_keys() - ({"run.steps", "run.epochs"} if config.optim.schedule == "cosine" else set())
     different = [
         f"{section}.{key}: {then!r} there, {value!r} now"
-        for section, keys in now.items()
+        for section, keys in config.as_dict().items()
         for key, value in keys.items()
-        for then in [saved.get(section, {}).get(key, _plain(defaults[section][key]))]
+        for then in [_plain(saved.get(section, {}).get(key, defaults[section][key]))]
         if f"{section}.{key}" not in free and _plain(value) != then
     ]
     if different:
@@ -220,11 +270,10 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _open_sinks(progress: Progress, config: Config, resume_from: Path | None, terminal: MetricSink) -> None:
+def _open_sinks(progress: Progress, config: Config, step: int, terminal: MetricSink) -> None:
     out = Path(config.run.out)
     recipe = out / "config.yaml"
     recipe.write_text(config.to_yaml(), encoding="utf-8")
-    step = int(resume_from.name.removeprefix("step-")) if resume_from else 0
     progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step))
     if config.run.tensorboard:
         progress.add(TensorBoardSink(out / "tensorboard", resume_step=step))

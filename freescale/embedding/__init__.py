@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from freescale.embedding.sharded_compute import ShardedCompute
     from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids
     from freescale.embedding.sizing import size_table
-    from freescale.embedding.table import as_compute
+    from freescale.embedding.table import EmbeddingTable, as_compute
     from freescale.embedding.zero_collision import ZeroCollisionMap
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -48,6 +50,8 @@ class EmbeddingTable:
         self.optimizer = optimizer
         self._seed = seed
         self._init_std = init_std
+        self.before_writing: Callable[[Tensor], None] | None = None
+        """Told the local rows that are about to change: a snapshot under way keeps them as they are."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.weight = torch.empty(num_rows, dim, dtype=dtype, device=device)
         self.state = {
@@ -70,6 +74,7 @@ class EmbeddingTable:
 
     def reset(self, rows: Tensor, keys: Tensor) -> None:
         """Local rows that change owner: fresh values, a function of (seed, key) alone, and no trace of old state."""
+        self._tell(rows)
         for part, owners in zip(rows.split(_INIT_CHUNK_ROWS), keys.split(_INIT_CHUNK_ROWS)):
             normals = keyed_normal(self._seed + _KEYED_SEED, owners, self.dim)
             self.weight.index_copy_(0, part, (normals * self._init_std).to(self.weight.dtype))
@@ -82,6 +87,7 @@ class EmbeddingTable:
 
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Update these unique local rows with their summed gradients; step counts from 1."""
+        self._tell(rows)
         wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         state = {name: values.index_select(0, rows) for name, values in self.state.items()}
         if self.weight.dtype == wide:
@@ -96,6 +102,10 @@ class EmbeddingTable:
             self.weight.index_copy_(0, rows, new.to(self.weight.dtype))
         for name, values in state.items():
             self.state[name].index_copy_(0, rows, values)
+
+    def _tell(self, rows: Tensor) -> None:
+        if (tell := self.before_writing) is not None:  # may be taken away by another thread
+            tell(rows)
 
     def _round_to_bfloat16(self, values: Tensor, rows: Tensor, step: int) -> Tensor:
         """Round up or down at random, so that the mean is exact: add 16 random low bits, then cut them off."""

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from freescale.train.quality.run_evaluation import Evaluation
     from freescale.train.rebalance import Rebalancer
     from freescale.train.run import Run, RunState, Timetable, due_at
-    from freescale.train.state.checkpoint import Checkpoints, read_meta
+    from freescale.train.state.agreement import from_first
+    from freescale.train.state.checkpoint import Checkpoints, best_in, read_meta, saved_in, step_of
     from freescale.train.state.export import load_export, write_export
+    from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run
     from freescale.train.step import TrainStep

@@ -16,8 +16,8 @@ from freescale.trace import stage, total
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.reports import StepReports, lag_of, open_report_channel
 from freescale.train.run import Run
-from freescale.train.state.checkpoint import read_meta
-from freescale.train.state.run_state import load_run, report_checkpoint, restore, save
+from freescale.train.state.resume import resume
+from freescale.train.state.run_state import load_run, report_checkpoint, run_tensors, save
 from freescale.train.state.weight_check import check_weights
 
 
@@ -54,10 +54,18 @@ class Covered:
         return speed
 
 
-def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
-    """Train to the end, evaluate the best state on the test targets, and return the summary."""
-    covered = Covered(restore(run, resume_from) if resume_from else 0)
+def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> dict[str, Any]:
+    """Train to the end, evaluate the best state on the test targets, and return the summary.
+
+    Args:
+        run: what to train.
+        resume_from: the checkpoint to start from, if any.
+        first_step: without one, how many steps `resume` has brought back.
+    """
+    run.checkpoints.open()
+    covered = Covered(resume(run, [resume_from]).step if resume_from else first_step)
     run.checkpoints.forget_after(covered.step)
+    run.checkpoints.reserve(run_tensors(run))
     reports = reports_of(run)
     if not run.evaluation.out_of_patience:
         with (
@@ -75,7 +83,7 @@ def train(run: Run, *, resume_from: Path | None) -> dict[str, Any]:
                     break
             reports.flush()
             run.accounts.pause()
-    report_checkpoint(run, run.checkpoints.wait_on_all_ranks())
+    report_checkpoint(run, run.checkpoints.wait())
     status = "finished" if covered.tokens else "was already complete"
     return {"status": status, **finish(run, covered.step, speed=covered.speed(run))}
 
@@ -186,7 +194,6 @@ def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
     """Evaluate the best state on the test targets and close the books."""
     best = run.checkpoints.best()
     if best is not None and run.evaluation.best.get("step") not in (None, step):
-        read_meta(best)
         load_run(run, best)
     with stage("evaluate", step=step):
         quality = run.evaluation.final(step, run.progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,18 +119,60 @@ def test_weights_that_blow_up_end_the_run_before_they_are_saved(
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name_and_passed_over_by_auto(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = [*SMALL, f"run.out={tmp_path}", "run.checkpoint_every=2", "run.eval_every=4"]
     freescale("train", *recipe, "run.steps=4")
     shard = next((tmp_path / "checkpoints" / "step-00000004").glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[-5] ^= 0xFF
     shard.write_bytes(content)
-    message = refusal("train", *recipe, "run.steps=6")
+    message = refusal("train", *recipe, "run.steps=6", "--resume", str(shard.parent))
     assert "is damaged" in message
     assert "step-00000002" in message
-    freescale("train", *recipe, "run.steps=6", "--resume", str(tmp_path / "checkpoints" / "step-00000002"))
-    assert (tmp_path / "checkpoints" / "step-00000006").exists()
+    capsys.readouterr()
+    freescale("train", *recipe, "run.steps=6")
+    assert "step-00000004 is damaged: shard-00000.safetensors has changed" in capsys.readouterr().out
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert saved == ["step-00000004", "step-00000004.bad", "step-00000006"]
+
+
+def everything_in(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in folder.rglob("*")
+    }
+
+
+def test_who_looks_at_a_run_writes_nothing_into_it(tmp_path: Path) -> None:
+    """Beside a training that is just writing a checkpoint."""
+    run = tmp_path / "run"
+    freescale("train", *SMALL, f"run.out={run}", "run.steps=4")
+    (run / "checkpoints" / "step-00000008.tmp").mkdir()
+    (run / "checkpoints" / "step-00000008.tmp" / "shard-00000.safetensors").write_bytes(b"half")
+    before = everything_in(run)
+    freescale("evaluate", str(run))
+    freescale("export", str(run), str(tmp_path / "export"))
+    assert everything_in(run) == before
+
+
+def test_a_run_from_another_ones_checkpoint_needs_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, second, fork = tmp_path / "first", tmp_path / "second", tmp_path / "fork"
+    freescale("train", *SMALL, f"run.out={first}", "run.steps=2")
+    freescale("train", *SMALL, f"run.out={second}", "run.steps=4", "run.seed=7")
+    before = everything_in(second)
+    message = refusal("train", *SMALL, f"run.out={second}", "run.steps=4", "--resume", str(first))
+    assert f"{second} holds another run" in message
+    assert "choose another run.out" in message
+    assert everything_in(second) == before
+    freescale("train", *SMALL, f"run.out={fork}", "run.steps=4", "--resume", str(first))
+    assert (fork / "checkpoints" / "step-00000004").exists()
+    # Killed before its first checkpoint: what is there is of another recipe all the same.
+    for path in (second / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    message = refusal("train", *SMALL, f"run.out={second}", "run.steps=4", "--resume", str(first))
+    assert "run.seed: 7 there, 1 now" in message
 
 
 def test_ids_outside_the_table_are_refused(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """A run's events and the files that keep them: metrics.jsonl always, TensorBoard on request.
 
-An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `pipeline`, `ranks`, `checkpoint`, `end`, or
-the name of an extension of the run (`ids`, `experts`). `Progress` makes the events and hands each to every sink; ranks
-that should stay silent are given no sinks. Steps are handed in when their time is accounted for, some steps later; a
-`tick` tells those who watch that the run moves.
+An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `pipeline`, `ranks`, `checkpoint`, `notice`,
+`end`, or the name of an extension of the run (`ids`, `experts`). `Progress` makes the events and hands each to every
+sink; ranks that should stay silent are given no sinks. Steps are handed in when their time is accounted for, some steps
+later; a `tick` tells those who watch that the run moves.
 """
 
 from __future__ import annotations
@@ -124,6 +124,10 @@ class Progress:
     def checkpoint(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint that is complete on disk."""
         self._write({"event": "checkpoint", "step": step, "path": os.fspath(path)})
+
+    def notice(self, step: int, text: str) -> None:
+        """Something that whoever started the run should know, in a sentence."""
+        self._write({"event": "notice", "step": step, "text": text})
 
     def end(self, summary: Mapping[str, object]) -> None:
         """The run is over; `print_summary` says which names the summary may hold."""

@@ -108,6 +108,8 @@ class TerminalSink:
             self._print(_expert_line(event))
         elif kind == "checkpoint":
             self._print(f"saved  step {step_of(event)}  {event.get('path')}")
+        elif kind == "notice":
+            self._print(f"note   {event.get('text')}")
         elif kind == "pipeline" and event.get("changed"):
             self._print(_pipeline_line(event))
         elif kind == "end":

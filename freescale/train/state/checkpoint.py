@@ -1,45 +1,55 @@
-"""Checkpoints: torch.distributed.checkpoint into safetensors shards, in the background, never half there.
+"""Checkpoints: one safetensors shard a rank, written in the background, whole or not there.
 
-A checkpoint is written to `step-N.tmp` and renamed when every byte is on disk, so a folder called `step-N` is whole.
-It holds tensors in safetensors files and everything else in meta.json with the size and CRC of each file: loading
-runs no code from disk. Tables are saved as global tensors, so any number of ranks can load what any number saved.
+A checkpoint is written to `step-N.tmp` and renamed when all bytes of all ranks are on disk, so a folder called `step-N`
+is whole. Tensors are in the shards, everything else is in meta.json: which rows of which tensor lie where, the size and
+the CRCs of each file, and a CRC of its own. Loading runs no code from disk. Rows are saved by their number in the whole
+tensor, so any number of ranks can load what any number saved.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 import threading
-import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from freescale import __version__
 from freescale.comm.world import Ranks
-from freescale.errors import CheckpointError
+from freescale.embedding import EmbeddingTable
+from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
+from freescale.train.state.agreement import fail_together, from_first, gather, here
+from freescale.train.state.shard_reader import (
+    ChangedError,
+    DoesNotFitError,
+    crc_of_file,
+    fill,
+    index_of_headers,
+)
+from freescale.train.state.shards import BLOCK, describe_pieces, pieces_to_write, write_shard
+from freescale.train.state.shared_folder import appears, check_shared, sync_folder, write_durably
+from freescale.train.state.snapshot import Snapshot, Staging
 
-FORMAT = 1
-# A run of one rank has no process group on purpose.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-
+FORMAT = 2
+_READABLE = (1, FORMAT)  # 1 was written by torch.distributed.checkpoint
 _META = "meta.json"
 _BEST = "best.json"
-# What can go wrong while torch reads or writes; its own exception is no Exception.
-_FAILURES = (Exception, CheckpointException)
+_NAME = re.compile(r"step-\d{8,}")
+BAD = ".bad"
+"""What the name of a checkpoint ends with that was put aside because it cannot be resumed from."""
 
 
 class Checkpoints:
-    """The checkpoints of one run folder.
+    """The checkpoints of one run folder. Nothing is written before `open`, which the one training of a folder calls.
 
     Args:
         folder: RUN_DIR/checkpoints.
@@ -51,41 +61,69 @@ class Checkpoints:
         self.folder = Path(folder)
         self.keep = keep
         self._ranks = ranks
+        self._is_open = False
+        self._staging = Staging()
         self._writing: threading.Thread | None = None
         self._target: Path | None = None
         self._failure: Exception | None = None
-        if ranks.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob("*.tmp"):
-                shutil.rmtree(leftover, ignore_errors=True)
-        ranks.barrier()
+
+    def open(self) -> None:
+        """Take the folder into use: make it, see that all ranks share it, remove what a killed run left half done."""
+        if self._is_open:
+            return
+        from_first(self._clean, ranks=self._ranks, what="open the run folder")
+        check_shared(self.folder, ranks=self._ranks)
+        self._is_open = True
+
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """Get memory ready for tensors of a GPU, so that the first save takes no longer than the next."""
+        if self._ranks.device.type == "cuda":
+            pieces = pieces_to_write(tensors, ranks=self._ranks)
+            num_bytes = sum(piece.num_bytes for piece in pieces)
+            self._staging.reserve(num_bytes, device=self._ranks.device)
 
     def save(
-        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, best: bool = False
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        best: bool = False,
+        tables: Iterable[EmbeddingTable] = (),
     ) -> None:
-        """Begin to write a checkpoint; returns once the tensors are copied aside, so training may change them."""
+        """Begin to write a checkpoint; returns once training may change the tensors.
+
+        Args:
+            step: steps behind it.
+            tensors: by name; plain ones are the same on every rank, DTensors are cut by rows.
+            meta: what else to keep, for JSON.
+            best: whether this is the best state so far.
+            tables: tables of these tensors that change by their own methods alone: need not be copied aside on a CPU.
+        """
         self.wait()
+        self.open()
         final = self.folder / f"step-{step:08d}"
-        if self._is_there(final):
-            if best:
-                self._mark_best(step, meta)
+        if from_first(lambda: self._begin(final), ranks=self._ranks, what="begin a checkpoint"):
+            if best and self._ranks.is_first:
+                self.mark_best(step, meta.get("best", {}))
             return
-        staged = final.with_suffix(".tmp")
-        try:
-            writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
-            pending = async_save(dict(tensors), storage_writer=writer, process_group=self._ranks.background)
-        except _FAILURES as error:
-            self._raise(error, staged)
         facts = {**meta, "format": FORMAT, "freescale": __version__, "torch": torch.__version__, "step": step}
-        self._writing = threading.Thread(target=self._finish, args=(pending, staged, final, facts, best))
+        snapshot, failure = None, None
+        try:
+            pieces = pieces_to_write(tensors, ranks=self._ranks)
+            snapshot = Snapshot(pieces, tables, self._staging)
+        except (OSError, MemoryError, FreeScaleError) as error:
+            failure = self._not_written(final, error)
+        fail_together(failure, ranks=self._ranks, what="begin a checkpoint")
         self._target = final
+        self._writing = threading.Thread(target=self._finish, args=(snapshot, final, facts, best))
         self._writing.start()
 
     def forget_after(self, step: int) -> None:
         """Drop checkpoints later than a step: the run goes on from there and will write them anew."""
         if self._ranks.is_first:
             for path in self.complete():
-                if int(path.name.removeprefix("step-")) > step:
+                if step_of(path) > step:
                     shutil.rmtree(path, ignore_errors=True)
         self._ranks.barrier()
 
@@ -96,7 +134,7 @@ class Checkpoints:
         return self.wait()
 
     def wait(self) -> Path | None:
-        """Until the checkpoint on its way is on disk; raises if it could not be written."""
+        """Until the checkpoint on its way is on disk, all of it; raises if it could not be written."""
         if self._writing is None:
             return None
         self._writing.join()
@@ -106,72 +144,120 @@ class Checkpoints:
             raise failure
         return self._target
 
-    def wait_on_all_ranks(self) -> Path | None:
-        """The same on every rank: afterwards all of them see the same finished checkpoints."""
-        path = self.wait()
-        self._ranks.barrier()
-        return path
-
     def latest(self) -> Path | None:
         """The newest complete checkpoint, or None."""
         return next(iter(reversed(self.complete())), None)
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, or the newest one when none was evaluated."""
-        try:
-            step = int(json.loads((self.folder / _BEST).read_text())["step"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return self.latest()
-        path = self.folder / f"step-{step:08d}"
-        return path if path.exists() else self.latest()
+        return best_in(self.folder)
 
     def complete(self) -> list[Path]:
         """All complete checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if path.suffix != ".tmp")
+        return saved_in(self.folder)
 
-    def _is_there(self, final: Path) -> bool:
-        """Whether a run that came this far before has left this checkpoint, whole; rank 0 looks, for all to agree."""
-        found = torch.zeros(1)
-        if self._ranks.is_first and final.exists():
-            try:
-                read_meta(final)
-                found += 1
-            except CheckpointError:
-                shutil.rmtree(final, ignore_errors=True)
-        return bool(self._ranks.sum_on_cpu(found))
+    def mark_best(self, step: int, best: Mapping[str, Any]) -> None:
+        """Note which checkpoint is the best; rank 0 alone."""
+        write_durably(self.folder / _BEST, json.dumps({"step": step, **best}))
 
-    def _finish(self, pending: Any, staged: Path, final: Path, facts: dict[str, Any], best: bool) -> None:
-        """In the background: wait for the shards, seal the folder, rename it, prune old ones."""
+    def unmark_best(self) -> None:
+        """No checkpoint is the best; rank 0 alone."""
+        (self.folder / _BEST).unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def _clean(self) -> None:
         try:
-            pending.result()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self.folder.glob("*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            for probe in self.folder.glob(".shared-*"):
+                probe.unlink(missing_ok=True)
+            sync_folder(self.folder.parent)
+        except OSError as error:
+            raise CheckpointError(
+                "run.out cannot be written",
+                got=f"{self.folder}: {error.strerror}",
+                next_step="make the folder writable, or choose another run.out",
+            ) from error
+
+    def _begin(self, final: Path) -> bool:
+        """True if a run that came this far before has left this checkpoint, whole; else there is room for it now."""
+        staged = final.with_suffix(".tmp")
+        try:
+            if final.exists():
+                with contextlib.suppress(DamagedCheckpointError):
+                    read_meta(final)
+                    return True
+                put_aside(final)
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir()
+        except OSError as error:
+            raise self._not_written(final, error) from error
+        return False
+
+    def _finish(self, snapshot: Snapshot, final: Path, facts: dict[str, Any], best: bool) -> None:
+        """In the background: write this rank's shard; when all have, rank 0 seals the folder and all are told."""
+        try:
+            self._write(snapshot, final, facts, best)
+        except Exception as error:
+            self._failure = error
+
+    def _write(self, snapshot: Snapshot, final: Path, facts: dict[str, Any], best: bool) -> None:
+        staged, group = final.with_suffix(".tmp"), self._ranks.background
+        written, failure = {}, None
+        try:
+            written = self._write_shard(snapshot, staged)
+        except Exception as error:
+            failure = self._not_written(final, error)
+        finally:
+            snapshot.close()
+        shards = gather(written, group=group, what="report shards")
+        try:
+            fail_together(failure, ranks=self._ranks, what="report shards", group=group)
             if self._ranks.is_first:
-                _seal(staged, facts)
-                os.replace(staged, final)
-                if best:
-                    self._mark_best(facts["step"], facts)
-                self._prune()
-        except _FAILURES as error:
-            try:
-                self._raise(error, staged)
-            except CheckpointError as failure:
-                self._failure = failure
+                try:
+                    self._seal(staged, final, {**facts, **merge(shards)}, shards)
+                    if best:
+                        self.mark_best(facts["step"], facts.get("best", {}))
+                    self._prune()
+                except Exception as error:
+                    failure = self._not_written(final, error)
+            fail_together(failure, ranks=self._ranks, what="seal the checkpoint", group=group)
+        except FreeScaleError:
+            if self._ranks.is_first:
+                shutil.rmtree(staged, ignore_errors=True)
+            raise
 
-    def _raise(self, error: BaseException, staged: Path) -> None:
-        shutil.rmtree(staged, ignore_errors=True)
-        kept = self.complete()
-        raise CheckpointError(
-            f"the checkpoint {staged.stem} could not be written",
-            got=_root_cause(error),
-            next_step=f"free disk space and run the same command again; it resumes from {kept[-1].name}"
-            if kept
-            else "free disk space and run the same command again",
-        ) from error
+    def _write_shard(self, snapshot: Snapshot, staged: Path) -> dict[str, Any]:
+        """This rank's file; returns what meta.json says of it."""
+        file = f"shard-{self._ranks.rank:05d}.safetensors"
+        facts = write_shard(staged / file, snapshot.sources)
+        tensors = describe_pieces(snapshot.pieces, snapshot.positions, file)
+        return {"files": {file: facts}, "tensors": tensors, "where": here(self._ranks)}
 
-    def _mark_best(self, step: int, meta: Mapping[str, Any]) -> None:
-        if self._ranks.is_first:
-            temporary = self.folder / (_BEST + ".new")
-            temporary.write_text(json.dumps({"step": step, **dict(meta.get("best", {}))}))
-            os.replace(temporary, self.folder / _BEST)
+    def _seal(self, staged: Path, final: Path, facts: dict[str, Any], shards: list[dict[str, Any]]) -> None:
+        """See that every shard is here, write meta.json, give the folder its name; all of it durable."""
+        for shard in shards:
+            for file, known in shard["files"].items():
+                if not appears(lambda: _has_size(staged / file, known["size"]), folder=staged):  # noqa: B023
+                    raise CheckpointError(
+                        f"rank 0 does not see the shard that {shard['where']} has written", got=staged / file
+                    )
+        write_durably(staged / _META, _with_crc(facts))
+        os.replace(staged, final)
+        sync_folder(self.folder)
+
+    def _not_written(self, final: Path, error: BaseException) -> CheckpointError:
+        kept = [path for path in self.complete() if path != final]
+        mend = _MENDS.get(getattr(error, "errno", None), "see to the disk")
+        again = "run the same command again" + (f"; it resumes from {kept[-1].name}" if kept else "")
+        failure = CheckpointError(
+            f"the checkpoint {final.name} could not be written",
+            got=f"{here(self._ranks)}: {_in_one_line(error)}",
+            next_step=f"{mend} and {again}",
+        )
+        failure.__cause__ = error
+        return failure
 
     def _prune(self) -> None:
         best = self.best()
@@ -180,71 +266,122 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+_MENDS: dict[int | None, str] = {
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.EROFS: "make run.out writable",
+    errno.EACCES: "make run.out writable",
+    errno.EPERM: "make run.out writable",
+    errno.ENOENT: "keep run.out where it is while a run goes on",
+}
+
+
+def saved_in(folder: Path) -> list[Path]:
+    """All complete checkpoints of a folder, oldest first."""
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def best_in(folder: Path) -> Path | None:
+    """The checkpoint of a folder with the best evaluation, or the newest one when none was evaluated."""
+    saved = saved_in(folder)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        step = int(json.loads((folder / _BEST).read_text())["step"])
+        saved = [path for path in saved if step_of(path) == step] or saved
+    return saved[-1] if saved else None
+
+
+def step_of(path: Path) -> int:
+    """Steps a checkpoint has behind it, by its name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def put_aside(path: Path) -> Path:
+    """Give a checkpoint that cannot be resumed from another name, so that its step can be written again."""
+    aside = path.with_name(path.name + BAD)
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
+    sync_folder(path.parent)
+    return aside
+
+
 def read_meta(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint, after checking that every shard is there and undamaged."""
+    """The facts of a checkpoint, if they are undamaged and every shard is there with its size; reads no shard."""
     try:
-        meta = json.loads((path / _META).read_text())
-        if meta["format"] != FORMAT:
+        meta = _checked(json.loads((path / _META).read_text()))
+        if meta["format"] not in _READABLE:
             raise CheckpointError(
                 "the checkpoint was written in another format",
                 got=f"{path.name}: format {meta['format']}, written by freescale {meta.get('freescale')}",
-                allowed=f"format {FORMAT} (freescale {__version__})",
+                allowed=f"format {', '.join(map(str, _READABLE))} (freescale {__version__})",
             )
-        files = {str(name): (int(size), int(crc)) for name, (size, crc) in meta["files"].items()}
+        if meta["format"] == 1:
+            whole = {str(name): (int(size), int(crc)) for name, (size, crc) in meta["files"].items()}
+            meta["files"] = {
+                name: {"size": size, "block": BLOCK, "crcs": [], "crc": crc}
+                for name, (size, crc) in whole.items()
+            }
+        sizes = {str(name): int(facts["size"]) for name, facts in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{_META} cannot be read ({type(error).__name__})") from None
-    for name, (size, crc) in files.items():
-        shard = path / name
-        if not shard.exists():
-            raise _damaged(path, f"{name} is missing")
-        if shard.stat().st_size != size or _crc(shard) != crc:
-            raise _damaged(path, f"{name} has changed since it was written")
+        raise damaged(path, f"{_META} cannot be read ({type(error).__name__})") from None
+    for name, size in sizes.items():
+        if not (path / name).exists():
+            raise damaged(path, f"{name} is missing")
+        if not _has_size(path / name, size):
+            raise damaged(path, f"{name} has changed since it was written")
     return meta
 
 
 def load_tensors(path: Path, tensors: Mapping[str, Tensor], *, ranks: Ranks) -> None:
-    """Fill these tensors (plain or sharded) in place from a checkpoint."""
+    """Fill these tensors (plain or sharded) in place from a checkpoint; what one rank cannot read, all refuse."""
+    failure: Exception | None = None
     try:
-        load(
-            dict(tensors),
-            storage_reader=HuggingFaceStorageReader(str(path)),
-            process_group=ranks.background,
-            no_dist=ranks.background is None,
-        )
-    except _FAILURES as error:
-        raise CheckpointError(
+        meta = read_meta(path)
+        if meta["format"] == 1:
+            _check_first_format(path, meta, ranks=ranks)
+        fill(path, meta, tensors)
+    except ChangedError as error:
+        failure = damaged(path, str(error))
+    except DoesNotFitError as error:
+        failure = CheckpointError(
             "the checkpoint does not fit this model",
-            got=f"{path}: {_root_cause(error)}",
+            got=f"{path}: {error}",
             next_step="use the recipe the run was started with (RUN_DIR/config.yaml)",
-        ) from error
+        )
+    except FreeScaleError as error:
+        failure = error
+    except Exception as error:
+        failure = CheckpointError(
+            f"the checkpoint cannot be read by {here(ranks)}",
+            got=f"{path}: {_in_one_line(error)}",
+            next_step="see that every machine can read run.out",
+        )
+        failure.__cause__ = error
+    fail_together(failure, ranks=ranks, what="load a checkpoint")
 
 
-def _seal(folder: Path, facts: dict[str, Any]) -> None:
-    """Write meta.json with the size and CRC of every shard, and make all of it durable."""
-    shards = sorted(path for path in folder.iterdir() if path.is_file())
-    facts = {**facts, "files": {path.name: [path.stat().st_size, _crc(path)] for path in shards}}
-    with open(folder / _META, "w", encoding="utf-8") as file:
-        json.dump(facts, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def merge(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What meta.json says of all shards together; refuses pieces that do not make up whole tensors."""
+    files: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for shard in shards:
+        files |= shard["files"]
+        for name, facts in shard["tensors"].items():
+            known = tensors.setdefault(name, {**facts, "pieces": []})
+            known["pieces"] += facts["pieces"]
+    for name, facts in tensors.items():
+        rows = sum(rows for _, _, rows, _ in facts["pieces"])
+        if rows != (facts["shape"][0] if facts["shape"] else 1):
+            raise CheckpointError(
+                f"the ranks have not written all of {name}", got=f"{rows} rows of {facts['shape']}"
+            )
+    return {"files": files, "tensors": tensors}
 
 
-def _crc(path: Path) -> int:
-    value = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            value = zlib.crc32(block, value)
-    return value
-
-
-def _damaged(path: Path, why: str) -> CheckpointError:
-    others = sorted(p for p in path.parent.glob("step-*") if p.suffix != ".tmp" and p.name < path.name)
-    return CheckpointError(
+def damaged(path: Path, why: str) -> DamagedCheckpointError:
+    """What is said of a checkpoint that cannot be resumed from, and what to do instead."""
+    others = [other for other in saved_in(path.parent) if step_of(other) < step_of(path)]
+    return DamagedCheckpointError(
         f"the checkpoint {path} is damaged: {why}",
         next_step=f"resume from the one before it: --resume {others[-1]}"
         if others
@@ -252,12 +389,34 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _root_cause(error: BaseException) -> str:
-    """The innermost reason, in one line; torch wraps the failures of all ranks in one exception."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        first = next(iter(failures.values()))
-        error = first[0] if isinstance(first, tuple) else first
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+def _check_first_format(path: Path, meta: dict[str, Any], *, ranks: Ranks) -> None:
+    """Shards of format 1 have one CRC: each is checked by one rank, for all."""
+    for name, facts in list(meta["files"].items())[ranks.rank :: ranks.num_ranks]:
+        if crc_of_file(path / name) != facts["crc"]:
+            raise ChangedError(f"{name} has changed since it was written")
+    meta["tensors"] = index_of_headers(path, meta["files"])
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
+
+
+def _with_crc(facts: Mapping[str, Any]) -> str:
+    """meta.json, which ends with a CRC of the rest."""
+    return json.dumps({**facts, "crc": _crc_of(facts)}, indent=1)
+
+
+def _checked(facts: Any) -> dict[str, Any]:
+    if facts["format"] == FORMAT and facts.pop("crc") != _crc_of(facts):
+        raise ValueError("meta.json has changed since it was written")
+    return dict(facts)
+
+
+def _crc_of(facts: Mapping[str, Any]) -> int:
+    as_read = json.loads(json.dumps(facts))
+    return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"

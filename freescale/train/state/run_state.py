@@ -5,7 +5,9 @@ There is no random state: it follows from (seed, step, rank).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +55,8 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "pipeline_decisions": run.switch.state(),
     }
     report_checkpoint(run, run.checkpoints.wait())
-    run.checkpoints.save(step, run_tensors(run), meta, best=best)
+    tables = run.state.embedding.tables.values()
+    run.checkpoints.save(step, run_tensors(run), meta, best=best, tables=tables)
 
 
 def report_checkpoint(run: Run, path: Path | None) -> None:
@@ -64,8 +67,12 @@ def report_checkpoint(run: Run, path: Path | None) -> None:
 
 def restore(run: Run, path: Path) -> int:
     """Bring a checkpoint back; returns the number of steps it has behind it."""
-    meta = read_meta(path)
     load_run(run, path)
+    return load_facts(run, read_meta(path))
+
+
+def load_facts(run: Run, meta: Mapping[str, Any]) -> int:
+    """Take over what a checkpoint says beside its tensors; returns the number of steps it has behind it."""
     run.evaluation.load_state(meta)
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
     run.switch.load_state(meta.get("pipeline_decisions", []))

@@ -11,14 +11,12 @@ import math
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from freescale.comm.world import Ranks
 from freescale.errors import TrainingError
-from freescale.trace import exchange
 from freescale.train.run import Run
+from freescale.train.state.agreement import gather
 from freescale.train.state.run_state import run_tensors
 
 LARGEST_WEIGHT = 1e18
@@ -33,21 +31,34 @@ def check_weights(run: Run, step: int) -> None:
     Raises:
         TrainingError: names the tensor, the rank and the step.
     """
-    weights, moments = _held_here(run)
-    found = blown_up(weights, limit=LARGEST_WEIGHT) | blown_up(moments, limit=LARGEST_MOMENT)
-    bad = torch.tensor([float(len(found))], dtype=torch.float64)
-    if not run.ranks.sum_on_cpu(bad, what="compare weights").item():
+    bad = first_blown_up(run)
+    if bad is None:
         return
-    rank, there = _first_found(found, run.ranks)
-    name, value = next(iter(there.items()))
-    others = f", and {len(there) - 1} more tensors" if len(there) > 1 else ""
+    rank, there = bad
     raise TrainingError(
-        f"weights have blown up after step {step}: {name}",
-        got=f"its largest magnitude is {value:.3g} on rank {rank}{others}",
+        f"weights have blown up after step {step}: {next(iter(there))}",
+        got=describe_blown_up(rank, there),
         allowed=f"finite numbers up to {LARGEST_WEIGHT:g} (moments: {LARGEST_MOMENT:g})",
         next_step=f"lower {_learning_rate(there)}, or set optim.clip_norm=1; this state was not saved, "
         "so the run resumes from the checkpoint before it, or starts again with --resume never",
     )
+
+
+def first_blown_up(run: Run) -> tuple[int, dict[str, float]] | None:
+    """The first rank with weights or moments that have blown up, and their largest magnitudes; alike on every rank."""
+    weights, moments = _held_here(run)
+    found = blown_up(weights, limit=LARGEST_WEIGHT) | blown_up(moments, limit=LARGEST_MOMENT)
+    bad = torch.tensor([float(len(found))], dtype=torch.float64)
+    if not run.ranks.sum_on_cpu(bad, what="compare weights").item():
+        return None
+    parts = gather(found, group=run.ranks.control, what="compare weights")
+    return next((rank, part) for rank, part in enumerate(parts) if part)
+
+
+def describe_blown_up(rank: int, found: Mapping[str, float]) -> str:
+    """How large the first of them is, and how many there are."""
+    others = f", and {len(found) - 1} more tensors" if len(found) > 1 else ""
+    return f"its largest magnitude is {next(iter(found.values())):.3g} on rank {rank}{others}"
 
 
 def blown_up(tensors: Mapping[str, Tensor], *, limit: float) -> dict[str, float]:
@@ -74,16 +85,6 @@ def _held_here(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         elif name.startswith(("table.", "optimizer.")):
             moments[name] = local.detach()
     return weights, moments
-
-
-def _first_found(found: dict[str, float], ranks: Ranks) -> tuple[int, dict[str, float]]:
-    """The first rank with something bad, and what it found: the same on every rank."""
-    parts: list[dict[str, float]] = [found]
-    if ranks.control is not None:
-        parts = [{}] * ranks.num_ranks
-        with exchange("compare weights"):
-            dist.all_gather_object(parts, found, group=ranks.control)
-    return next((rank, part) for rank, part in enumerate(parts) if part)
 
 
 def _learning_rate(found: Mapping[str, float]) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from freescale.embedding import Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.table import EmbeddingTable
 from freescale.errors import CheckpointError
-from freescale.train.state import checkpoint
+from freescale.train.state import checkpoint, shard_reader, shards, shared_folder, snapshot
 from freescale.train.state.checkpoint import Checkpoints, load_tensors, read_meta
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
@@ -96,14 +98,13 @@ def test_a_checkpoint_holds_nothing_but_safetensors_and_json(tmp_path):
 @pytest.fixture
 def held_writer(monkeypatch):
     """Shards are not written before the test says so."""
-    go = threading.Event()
-    write_data = HuggingFaceStorageWriter.write_data
+    go, write_shard = threading.Event(), checkpoint.write_shard
 
-    def waits(self, *args, **kwargs):
+    def waits(*args):
         assert go.wait(30)
-        return write_data(self, *args, **kwargs)
+        return write_shard(*args)
 
-    monkeypatch.setattr(HuggingFaceStorageWriter, "write_data", waits)
+    monkeypatch.setattr(checkpoint, "write_shard", waits)
     yield go
     go.set()
 
@@ -160,8 +161,9 @@ def test_half_written_checkpoints_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / "step-00000002.tmp").mkdir()
     (tmp_path / "step-00000002.tmp" / "shard.safetensors").write_bytes(b"half")
     checkpoints = open_alone(tmp_path)
-    assert names(tmp_path) == ["step-00000001"]
     assert checkpoints.latest().name == "step-00000001"
+    checkpoints.open()
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_saving_a_step_again_leaves_it_alone_but_may_mark_it_best(tmp_path):
@@ -176,10 +178,113 @@ def test_saving_a_step_again_leaves_it_alone_but_may_mark_it_best(tmp_path):
 def test_saving_a_step_again_replaces_a_damaged_one(tmp_path):
     checkpoints = open_alone(tmp_path)
     save_and_wait(checkpoints, 1)
-    damage(shard_of(tmp_path / "step-00000001"))
+    DAMAGES["truncated"](tmp_path / "step-00000001")
     save_and_wait(checkpoints, 1)
-    read_meta(tmp_path / "step-00000001")
+    assert names(tmp_path) == ["step-00000001", "step-00000001.bad"]
     assert_holds(tmp_path / "step-00000001", 1)
+
+
+def test_a_folder_is_only_looked_at_until_a_training_opens_it(tmp_path):
+    """`evaluate` and `export` build the same object beside a training that is writing."""
+    folder = tmp_path / "checkpoints"
+    checkpoints = open_alone(folder)
+    assert (checkpoints.latest(), checkpoints.best(), checkpoints.complete()) == (None, None, [])
+    assert not folder.exists()
+    (folder / "step-00000001.tmp").mkdir(parents=True)
+    assert open_alone(folder).best() is None
+    assert names(folder) == ["step-00000001.tmp"]
+
+
+def test_names_reach_the_disk_before_they_are_relied_on(tmp_path, monkeypatch):
+    """Every rename is of files that were flushed, and is flushed itself."""
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def flush(descriptor):
+        done.append(("flush", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def rename(old, new):
+        done.append(("rename", Path(old).name, Path(new).name))
+        replace(old, new)
+
+    checkpoints = open_alone(tmp_path / "checkpoints")
+    checkpoints.open()
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    save_and_wait(checkpoints, 1, best=True)
+    staged = "step-00000001.tmp"
+    assert done == [
+        ("flush", "shard-00000.safetensors"),
+        ("flush", "meta.json.new"),
+        ("rename", "meta.json.new", "meta.json"),
+        ("flush", staged),
+        ("rename", staged, "step-00000001"),
+        ("flush", "checkpoints"),
+        ("flush", "best.json.new"),
+        ("rename", "best.json.new", "best.json"),
+        ("flush", "checkpoints"),
+    ]
+
+
+# Tables that change while they are saved.
+
+
+def make_table(num_rows: int = 5000, *, dtype: torch.dtype = torch.float32) -> EmbeddingTable:
+    return EmbeddingTable(num_rows, 3, optimizer=Adam(), dtype=dtype)
+
+
+def table_tensors(table: EmbeddingTable) -> dict[str, torch.Tensor]:
+    return {"weight": table.weight, **table.state}
+
+
+def assert_saved(path: Path, wanted: dict[str, torch.Tensor]) -> None:
+    loaded = {name: torch.full_like(values, -1) for name, values in wanted.items()}
+    load_tensors(path, loaded, ranks=these_ranks())
+    for name, values in wanted.items():
+        assert torch.equal(loaded[name], values), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rows_changed_before_they_are_written_are_saved_as_they_were(tmp_path, held_writer, dtype):
+    table, checkpoints = make_table(dtype=dtype), open_alone(tmp_path)
+    table.apply(torch.arange(0, 5000, 3), torch.ones(1667, 3), lr=0.1, step=1)
+    wanted = {name: values.clone() for name, values in table_tensors(table).items()}
+    checkpoints.save(1, table_tensors(table), {}, tables=[table])
+    for step, rows in enumerate(([0, 7, 4999], [7, 8], list(range(100, 4000, 7))), start=2):
+        table.apply(torch.tensor(rows), torch.ones(len(rows), 3), lr=0.1, step=step)
+    table.reset(torch.tensor([8, 9, 3000]), torch.tensor([1, 2, 3]))
+    held_writer.set()
+    checkpoints.wait()
+    assert_saved(tmp_path / "step-00000001", wanted)
+    assert table.before_writing is None
+    assert not torch.equal(table.weight, wanted["weight"])
+
+
+def test_steps_may_race_with_the_writer(tmp_path, monkeypatch):
+    """Rows change while their blocks, small and cut anywhere, are read: thousands of times."""
+    for module in (shards, snapshot):
+        monkeypatch.setattr(module, "BLOCK", 1000)
+    table, checkpoints = make_table(), open_alone(tmp_path)
+    for save in range(1, 4):
+        wanted = {name: values.clone() for name, values in table_tensors(table).items()}
+        checkpoints.save(save, table_tensors(table), {}, tables=[table])
+        steps = 0
+        while checkpoints.finished() is None:
+            steps += 1
+            rows = torch.randperm(5000)[:500]
+            table.apply(rows, torch.randn(500, 3), lr=0.1, step=steps)
+        assert steps > 3
+        assert_saved(checkpoints.latest(), wanted)
+
+
+def test_memory_for_copies_is_used_again(tmp_path):
+    checkpoints = open_alone(tmp_path)
+    save_and_wait(checkpoints, 1)
+    room = checkpoints._staging._room.data_ptr()
+    save_and_wait(checkpoints, 2)
+    assert checkpoints._staging._room.data_ptr() == room
+    assert_holds(tmp_path / "step-00000001", 1)
+    assert_holds(tmp_path / "step-00000002", 2)
 
 
 # Damage.
@@ -195,6 +300,11 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
+def replace(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
 DAMAGES = {
     "one bit": lambda path: damage(shard_of(path)),
     "truncated": lambda path: shard_of(path).write_bytes(shard_of(path).read_bytes()[:-10]),
@@ -203,6 +313,7 @@ DAMAGES = {
     "facts empty": lambda path: (path / "meta.json").write_text(""),
     "facts garbled": lambda path: (path / "meta.json").write_bytes(b"\xff\xfe\x00"),
     "facts are a list": lambda path: (path / "meta.json").write_text("[]"),
+    "facts of another step": lambda path: replace(path / "meta.json", '"step": 2', '"step": 3'),
     "facts without files": lambda path: (path / "meta.json").write_text('{"format": 1}'),
     "files are a number": lambda path: (path / "meta.json").write_text('{"format": 1, "files": 3}'),
 }
@@ -215,7 +326,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_offered(tmp_path,
         save_and_wait(checkpoints, step)
     DAMAGES[kind](tmp_path / "step-00000002")
     with pytest.raises(CheckpointError, match="step-00000002 is damaged") as caught:
-        read_meta(tmp_path / "step-00000002")
+        load_tensors(tmp_path / "step-00000002", make_tensors(), ranks=these_ranks())
     assert f"--resume {tmp_path / 'step-00000001'}" in str(caught.value)
     read_meta(tmp_path / "step-00000001")
     read_meta(tmp_path / "step-00000003")
@@ -225,10 +336,10 @@ def test_a_damaged_first_checkpoint_leaves_a_fresh_start(tmp_path):
     save_and_wait(open_alone(tmp_path), 1)
     damage(shard_of(tmp_path / "step-00000001"))
     with pytest.raises(CheckpointError, match="--resume never"):
-        read_meta(tmp_path / "step-00000001")
+        load_tensors(tmp_path / "step-00000001", make_tensors(), ranks=these_ranks())
 
 
-@pytest.mark.parametrize("facts", [{"format": 2, "freescale": "9.9"}, {"format": None, "files": {}}])
+@pytest.mark.parametrize("facts", [{"format": 3, "freescale": "9.9"}, {"format": None, "files": {}}])
 def test_another_format_is_refused_as_such(tmp_path, facts):
     path = tmp_path / "step-00000001"
     path.mkdir()
@@ -266,9 +377,9 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay_valid(tmp_path, monkey
     save_and_wait(checkpoints, 1)
     with monkeypatch.context() as patch:
         if what == "shards":
-            patch.setattr(HuggingFaceStorageWriter, "write_data", no_space)
+            patch.setattr(checkpoint, "write_shard", no_space)
         elif what == "facts":
-            patch.setattr(checkpoint.json, "dump", no_space)
+            patch.setattr(checkpoint, "write_durably", no_space)
         else:
             patch.setattr(checkpoint.os, "replace", no_space)
         with pytest.raises(CheckpointError, match="step-00000002 could not be written") as caught:
@@ -283,12 +394,43 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay_valid(tmp_path, monkey
 def test_a_failure_in_the_background_is_told_by_the_next_save(tmp_path, monkeypatch):
     checkpoints = open_alone(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(HuggingFaceStorageWriter, "write_data", no_space)
+        patch.setattr(checkpoint, "write_shard", no_space)
         checkpoints.save(1, make_tensors(), {})
         with pytest.raises(CheckpointError, match="No space left"):
             checkpoints.save(2, make_tensors(), {})
     checkpoints.wait()
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EDQUOT, "free disk space and run"),
+        (errno.EROFS, "make run.out writable and run"),
+        (errno.EIO, "see to the disk and run"),
+    ],
+)
+def test_what_to_do_follows_from_what_went_wrong(tmp_path, monkeypatch, number, told):
+    def refuse(*args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint, "write_shard", refuse)
+    with pytest.raises(CheckpointError, match=told):
+        save_and_wait(open_alone(tmp_path), 1)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_folder_that_vanishes_is_told_once(tmp_path, monkeypatch, held_writer, when):
+    monkeypatch.setattr(shared_folder, "PATIENCE_S", 0.2)
+    checkpoints = open_alone(tmp_path / "checkpoints")
+    checkpoints.open()
+    if when == "during":
+        checkpoints.save(1, make_tensors(), {})
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    held_writer.set()
+    with pytest.raises(CheckpointError, match="step-00000001 could not be written") as caught:
+        checkpoints.save(1, make_tensors(), {})
+    assert "keep run.out where it is" in str(caught.value)
 
 
 # Many ranks.
@@ -319,14 +461,13 @@ def make_state(ranks, *, offset: float) -> tuple[dict[str, torch.Tensor], Sharde
 
 
 def hold_writer_until_changed() -> threading.Event:
-    go = threading.Event()
-    write_data = HuggingFaceStorageWriter.write_data
+    go, write_shard = threading.Event(), checkpoint.write_shard
 
-    def waits(self, *args, **kwargs):
+    def waits(*args):
         assert go.wait(30)
-        return write_data(self, *args, **kwargs)
+        return write_shard(*args)
 
-    HuggingFaceStorageWriter.write_data = waits
+    checkpoint.write_shard = waits
     return go
 
 
@@ -344,7 +485,7 @@ def save_on(rank: int, folder: str) -> None:
         for values in (table.weight, *table.state.values()):
             values.fill_(-7)
     go.set()
-    checkpoints.wait_on_all_ranks()
+    checkpoints.wait()
     assert checkpoints.latest() is not None
 
 
@@ -378,12 +519,67 @@ def test_a_snapshot_of_any_number_of_ranks_loads_on_any_other(tmp_path, num_save
     assert load_on(0, str(tmp_path)) == 10
 
 
+def count_bytes_read(rank: int, folder: str) -> tuple[int, int]:
+    """Bytes this rank reads to load its half of a table, and those the checkpoint has."""
+    ranks, read = these_ranks(), []
+    shards.BLOCK, read_at = 4096, shard_reader._read_at
+    shard_reader._read_at = lambda *args: read.append(read_at(*args)) or read[-1]
+    tables = [TableSpec(name="large", num_rows=40_000, dim=8, optimizer=RowwiseAdagrad())]
+    embedding = ShardedEmbedding(tables, group=ranks.group, replicate_below_mb=0)
+    checkpoints = Checkpoints(folder, ranks=ranks)
+    save_and_wait(checkpoints, 1, embedding.state_dict())
+    load_tensors(checkpoints.latest(), embedding.state_dict(), ranks=ranks)
+    files = read_meta(checkpoints.latest())["files"].values()
+    return sum(read), sum(facts["size"] for facts in files)
+
+
+def test_every_rank_reads_its_own_rows_once(tmp_path):
+    told = run_on_ranks(count_bytes_read, 2, str(tmp_path))
+    size = told[0][1]
+    for read, _ in told:
+        assert 0.49 * size < read < 0.51 * size
+
+
+def save_apart(rank: int, folder: str) -> str:
+    """Rank 1 has a folder of its own, under the same name as on rank 0."""
+    shared_folder.PATIENCE_S = 0.3
+    own = Path(folder, str(rank))
+    try:
+        save_and_wait(Checkpoints(own / "checkpoints", ranks=these_ranks()), 1)
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+def test_a_folder_that_is_not_shared_is_refused_before_anything_is_saved(tmp_path):
+    told = run_on_ranks(save_apart, 2, str(tmp_path))
+    assert f"run.out is not shared: rank 1 on {socket.gethostname()} does not see what rank 0" in told[0]
+    assert "a file system that all machines share" in told[0]
+    assert told[0] == told[1]
+    assert names(tmp_path / "0" / "checkpoints") == []
+
+
+def save_apart_later(rank: int, folder: str) -> str:
+    """The folder of rank 1 becomes another one after the run has begun."""
+    (Path(folder) / f"{rank}" / "checkpoints" / "step-00000001.tmp").mkdir(parents=True, exist_ok=True)
+    checkpoint.check_shared = lambda *args, **options: None
+    return save_apart(rank, folder)
+
+
+def test_a_shard_that_rank_0_does_not_see_is_never_sealed(tmp_path):
+    told = run_on_ranks(save_apart_later, 2, str(tmp_path))
+    assert "step-00000001 could not be written" in told[0]
+    assert "rank 0 does not see the shard that rank 1" in told[0]
+    assert told[0] == told[1]
+    assert names(tmp_path / "0" / "checkpoints") == []
+
+
 def fail_on_one_rank(rank: int, folder: str) -> str:
     checkpoints = Checkpoints(folder, ranks=these_ranks())
     save_and_wait(checkpoints, 1)
-    checkpoints.wait_on_all_ranks()
+    checkpoints.wait()
     if rank == 1:
-        HuggingFaceStorageWriter.write_data = no_space
+        checkpoint.write_shard = no_space
     with pytest.raises(CheckpointError) as caught:
         save_and_wait(checkpoints, 2)
     return str(caught.value)
@@ -398,22 +594,22 @@ def test_a_full_disk_on_one_rank_is_told_on_all(tmp_path):
 
 def settle_slowly(rank: int, folder: str) -> list[str | None]:
     checkpoints = Checkpoints(folder, ranks=these_ranks())
-    seal = checkpoint._seal
+    seal = checkpoints._seal
 
     def slow_seal(*args):
         time.sleep(0.5)
         seal(*args)
 
-    checkpoint._seal = slow_seal
+    checkpoints._seal = slow_seal
     seen = []
     for step in (1, 2):
         checkpoints.save(step, make_tensors(step), {}, best=True)
-        checkpoints.wait_on_all_ranks()
+        checkpoints.wait()
         seen += [checkpoints.latest().name, checkpoints.best().name]
     # Nobody must begin to write what rank 0 is about to find in its place.
     checkpoints.save(3, make_tensors(3), {})
     checkpoints.save(3, make_tensors(3), {})
-    checkpoints.wait_on_all_ranks()
+    checkpoints.wait()
     return [*seen, checkpoints.latest().name]
 
 
