@@ -16,6 +16,7 @@ from freescale.trace import stage, total
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.reports import StepReports, lag_of, open_report_channel
 from freescale.train.run import Run
+from freescale.train.state.agreement import from_first
 from freescale.train.state.resume import resume
 from freescale.train.state.run_state import load_run, report_checkpoint, run_tensors, save
 from freescale.train.state.weight_check import check_weights
@@ -192,7 +193,7 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
 
 def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
     """Evaluate the best state on the test targets and close the books."""
-    best = run.checkpoints.best()
+    best = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint")
     if best is not None and run.evaluation.best.get("step") not in (None, step):
         load_run(run, best)
     with stage("evaluate", step=step):

@@ -142,8 +142,9 @@ class Snapshot:
     """
 
     def __init__(self, pieces: Sequence[Piece], tables: Iterable[EmbeddingTable], staging: Staging) -> None:
+        written = {piece.values.data_ptr() for piece in pieces if piece.rows}
         on_cpu = [table for table in tables if table.num_rows and table.weight.device.type == "cpu"]
-        self._kept = [KeptRows(table) for table in on_cpu]
+        self._kept = [KeptRows(table) for table in on_cpu if table.weight.data_ptr() in written]
         live = {address: source for kept in self._kept for address, source in kept.sources().items()}
         # Wide numbers first, so that each lies at a multiple of its width; then what is copied, in one stretch.
         self.pieces = sorted(pieces, key=lambda piece: (-piece.values.element_size(), _is_live(piece, live)))

@@ -8,16 +8,19 @@ import os
 import socket
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from freescale.embedding import Adam, RowwiseAdagrad
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import EmbeddingTable
-from freescale.errors import CheckpointError
+from freescale.errors import CheckpointError, DamagedCheckpointError
 from freescale.train.state import checkpoint, shard_reader, shards, shared_folder, snapshot
 from freescale.train.state.checkpoint import Checkpoints, load_tensors, read_meta
 from tests.ranks import run_on_ranks
@@ -265,9 +268,9 @@ def test_steps_may_race_with_the_writer(tmp_path, monkeypatch):
     for module in (shards, snapshot):
         monkeypatch.setattr(module, "BLOCK", 1000)
     table, checkpoints = make_table(), open_alone(tmp_path)
-    for save in range(1, 4):
+    for number in range(1, 4):
         wanted = {name: values.clone() for name, values in table_tensors(table).items()}
-        checkpoints.save(save, table_tensors(table), {}, tables=[table])
+        checkpoints.save(number, table_tensors(table), {}, tables=[table])
         steps = 0
         while checkpoints.finished() is None:
             steps += 1
@@ -517,6 +520,31 @@ def test_a_snapshot_of_any_number_of_ranks_loads_on_any_other(tmp_path, num_save
     for num_loaders in (4, 2, 3, 1):
         assert set(run_on_ranks(load_on, num_loaders, str(tmp_path))) == {10}
     assert load_on(0, str(tmp_path)) == 10
+
+
+def save_in_first_format(rank: int, folder: str) -> None:
+    """As torch.distributed.checkpoint wrote it, with one CRC a file."""
+    ranks, path = these_ranks(), Path(folder, "step-00000001")
+    tensors, _ = make_state(ranks, offset=5)
+    save(tensors, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
+    if ranks.is_first:
+        files = {file.name: [file.stat().st_size, zlib.crc32(file.read_bytes())] for file in path.iterdir()}
+        (path / "meta.json").write_text(json.dumps({"format": 1, "step": 1, "files": files}))
+
+
+def test_the_first_format_loads_on_any_number_of_ranks(tmp_path):
+    run_on_ranks(save_in_first_format, 3, str(tmp_path))
+    for num_loaders in (3, 2, 1):
+        assert set(run_on_ranks(load_on, num_loaders, str(tmp_path))) == {10}
+    damage(sorted((tmp_path / "step-00000001").glob("*.safetensors"))[1])
+    for message in run_on_ranks(load_damaged, 2, str(tmp_path)):
+        assert "step-00000001 is damaged: shard-00002" in message
+
+
+def load_damaged(rank: int, folder: str) -> str:
+    with pytest.raises(DamagedCheckpointError) as caught:
+        load_on(rank, folder)
+    return str(caught.value)
 
 
 def count_bytes_read(rank: int, folder: str) -> tuple[int, int]:
