@@ -76,8 +76,9 @@ def _launched(
     nodes = nodes_asked_for(nnodes=nnodes, node_rank=node_rank, master=master, nproc=nproc)
     if nodes is None and (nproc == 1 or "RANK" in os.environ):
         return False
-    if nodes is not None and (line := check_start(nodes)):
-        Console(stderr=True).print(escape(line), highlight=False, soft_wrap=True)
+    if nodes is not None:
+        errors = Console(stderr=True)
+        check_start(nodes, say=lambda line: errors.print(escape(line), highlight=False, soft_wrap=True))
     launch(command, num_ranks=nproc, nodes=nodes)
     return True
 

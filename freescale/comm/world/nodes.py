@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from freescale.comm.world.environment import DEFAULT_PORT, launched_by, slurm_node
@@ -71,17 +72,18 @@ def nodes_asked_for(
     return Nodes(nnodes, node_rank, *_host_and_port(master))
 
 
-def check_start(nodes: Nodes) -> str | None:
-    """Refuse a start that cannot succeed; a line to say if the first machine does not listen yet, which may."""
-    addresses = addresses_of(nodes.host)
-    if not addresses:
-        raise TrainingError(
-            f"--master names a host this machine does not know: {nodes.host}",
-            next_step="use its address, or add the name to DNS or /etc/hosts of every machine",
-        )
+def check_start(nodes: Nodes, *, say: Callable[[str], None], names_s: float = 60.0) -> None:
+    """Refuse a start that cannot succeed, and say at once whom this machine waits for.
+
+    Args:
+        nodes: what this launcher was told.
+        say: where a line goes.
+        names_s: how long a name may be unknown. Clusters learn the names of machines while they start.
+    """
+    addresses = _await_name(nodes, say=say, names_s=names_s)
     if nodes.node == 0:
         _check_own(nodes, addresses)
-        return None
+        return
     if all(is_loopback(address) for address in addresses):
         raise TrainingError(
             f"--master leads back to this machine, but this is not the first (--node-rank {nodes.node})",
@@ -91,10 +93,24 @@ def check_start(nodes: Nodes) -> str | None:
     try:
         socket.create_connection((nodes.host, nodes.port), timeout=2.0).close()
     except OSError as error:
-        return (
-            f"waiting for {nodes.master}, the first of {nodes.num_nodes} machines: {error.strerror or error}"
-        )
-    return None
+        say(f"waiting for {nodes.master}, the first of {nodes.num_nodes} machines: {error.strerror or error}")
+
+
+def _await_name(nodes: Nodes, *, say: Callable[[str], None], names_s: float) -> list[str]:
+    """The addresses of the first machine."""
+    addresses = addresses_of(nodes.host)
+    if not addresses:
+        say(f"this machine does not know {nodes.host} of --master; asking again for {names_s:g} s")
+    deadline = time.monotonic() + names_s
+    while not addresses:
+        if time.monotonic() > deadline:
+            raise TrainingError(
+                f"--master names a host this machine does not know: {nodes.host}",
+                next_step="use its address, or add the name to DNS or /etc/hosts of every machine",
+            )
+        time.sleep(min(1.0, names_s))
+        addresses = addresses_of(nodes.host)
+    return addresses
 
 
 def _check_own(nodes: Nodes, addresses: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -134,31 +133,52 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_an_unknown_host_is_said_at_once(monkeypatch):
+def start(asked_for: Nodes, **how: float) -> list[str]:
+    lines: list[str] = []
+    check_start(asked_for, say=lines.append, **how)
+    return lines
+
+
+def test_an_unknown_host_is_said_at_once_and_refused_after_a_while(monkeypatch):
     monkeypatch.setattr(nodes, "addresses_of", lambda host: [])
+    lines: list[str] = []
     with pytest.raises(TrainingError, match="a host this machine does not know: node-x"):
-        check_start(Nodes(2, 0, "node-x", 29500))
+        check_start(Nodes(2, 0, "node-x", 29500), say=lines.append, names_s=0.1)
+    assert lines == ["this machine does not know node-x of --master; asking again for 0.1 s"]
+
+
+def test_a_name_that_a_cluster_learns_later_is_waited_for(monkeypatch):
+    answers = [[], [], ["127.0.0.1"]]
+    monkeypatch.setattr(nodes, "addresses_of", lambda host: answers.pop(0))
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
+    assert len(start(Nodes(2, 0, "pod-0.run", free_port()))) == 1
+    assert answers == []
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def test_a_port_that_is_taken_is_said_at_once(taken):
     with pytest.raises(TrainingError, match=f"port {taken} of this machine cannot be listened on"):
-        check_start(Nodes(2, 0, "127.0.0.1", taken))
+        start(Nodes(2, 0, "127.0.0.1", taken))
 
 
 def test_a_port_taken_on_another_address_of_the_machine_is_taken(taken):
     """The store listens on all of them."""
     with pytest.raises(TrainingError, match="cannot be listened on"):
-        check_start(Nodes(2, 0, "127.0.0.2", taken))
+        start(Nodes(2, 0, "127.0.0.2", taken))
 
 
 def test_the_first_machine_must_be_the_one_that_master_names():
     with pytest.raises(TrainingError, match="--master names another machine"):
-        check_start(Nodes(2, 0, "192.0.2.77", 29500))
+        start(Nodes(2, 0, "192.0.2.77", 29500))
 
 
 def test_other_machines_must_not_be_led_back_to_themselves():
     with pytest.raises(TrainingError, match="leads back to this machine") as caught:
-        check_start(Nodes(2, 1, "127.0.1.1", 29500))
+        start(Nodes(2, 1, "127.0.1.1", 29500))
     assert "127.0.1.1 is 127.0.1.1 here" in str(caught.value)
 
 
@@ -168,19 +188,14 @@ def test_a_first_machine_that_does_not_listen_yet_is_waited_for_and_said(monkeyp
 
     monkeypatch.setattr(nodes, "addresses_of", lambda host: ["10.1.2.3"])
     monkeypatch.setattr(nodes.socket, "create_connection", refused)
-    said = check_start(Nodes(4, 1, "node-a", 29500))
-    assert said == "waiting for node-a:29500, the first of 4 machines: Connection refused"
+    said = start(Nodes(4, 1, "node-a", 29500))
+    assert said == ["waiting for node-a:29500, the first of 4 machines: Connection refused"]
 
 
 def test_a_free_port_and_a_first_machine_that_listens_need_no_word(taken, monkeypatch):
     monkeypatch.setattr(nodes, "is_loopback", lambda address: False)
-    thread = threading.Thread(target=check_start, args=(Nodes(2, 1, "127.0.0.1", taken),))
-    thread.start()
-    thread.join(5)
-    assert check_start(Nodes(2, 1, "127.0.0.1", taken)) is None
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        free = server.getsockname()[1]
-    assert check_start(Nodes(2, 0, "127.0.0.1", free)) is None
+    assert start(Nodes(2, 1, "127.0.0.1", taken)) == []
+    assert start(Nodes(2, 0, "127.0.0.1", free_port())) == []
 
 
 def test_names_and_loopback():
