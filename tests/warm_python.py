@@ -27,8 +27,10 @@ CLIENT = """#!{python} -IS
 import json, os, socket, sys
 line = socket.socket(socket.AF_UNIX)
 line.connect({address!r})
-socket.send_fds(line, [b"\\n"], [0, 1, 2])
-line.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode() + b"\\n")
+names = ["FREESCALE_LAUNCHER_LINE", "FREESCALE_RENDEZVOUS"]
+given = {{name: int(os.environ[name].rpartition("/")[2]) for name in names if name in os.environ}}
+socket.send_fds(line, [b"\\n"], [0, 1, 2, *given.values()])
+line.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), list(given)]).encode() + b"\\n")
 status = int(line.recv(16) or b"1")
 if status < 0:
     os.kill(os.getpid(), -status)
@@ -81,15 +83,18 @@ def _answer(line: socket.socket) -> NoReturn:
     """Run the command in a process of its own; killed when whoever asked is gone."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _, streams, _, _ = socket.recv_fds(line, 1, 3)
+        _, (*streams,), _, _ = socket.recv_fds(line, 1, 5)
         with line.makefile("rb") as text:
-            arguments, folder, environment = json.loads(text.readline())
+            arguments, folder, environment, given = json.loads(text.readline())
+        streams, others = streams[:3], dict(zip(given, streams[3:], strict=True))
+        for name, number in others.items():  # what a launcher hands on has other numbers here
+            environment[name] = f"{environment[name].rpartition('/')[0]}/{number}".lstrip("/")
         child = os.fork()
         if child == 0:
             line.close()
             _become(streams, folder, environment)
             _run(arguments)
-        for stream in streams:
+        for stream in (*streams, *others.values()):
             os.close(stream)
         ended, status = 0, 0
         while not ended:

@@ -51,11 +51,11 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process. A thread that waits for another rank cannot be ended, so nothing is torn down under it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if threading.active_count() > 1:
-        os._exit(code)
+    """End this process; with threads, or as one of several ranks, nothing is torn down that may wait for others."""
+    if threading.active_count() > 1 or "RANK" in os.environ:
+        from freescale.comm.world import end_process
+
+        end_process(code)
     sys.exit(code)
 
 

@@ -133,7 +133,7 @@ def _variables(environment: Mapping[str, str]) -> Membership | None:
         return None
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
     return Membership(
-        launcher="freescale train" if "FREESCALE_FAILURE_NOTES" in environment else by,
+        launcher="freescale train" if "FREESCALE_LAUNCHER_LINE" in environment else by,
         rank=_needed(environment, "RANK", beside="RANK"),
         num_ranks=_needed(environment, "WORLD_SIZE", beside="RANK"),
         local_rank=_number(environment, "LOCAL_RANK"),

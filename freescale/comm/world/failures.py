@@ -6,7 +6,9 @@ Said first, and only then is anything torn down: a communicator that is closed t
 from __future__ import annotations
 
 import json
+import multiprocessing.process
 import os
+import shutil
 import socket
 import sys
 import time
@@ -14,13 +16,14 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from freescale.errors import EXIT_UNEXPECTED, FreeScaleError, PeerError
 from freescale.trace import current_stage
 
-NOTES = "FREESCALE_FAILURE_NOTES"
-"""Folder in which the launcher looks for the notes of its ranks."""
+LINE = "FREESCALE_LAUNCHER_LINE"
+"""Number of the socket over which a rank tells its launcher that it lives, or why it failed."""
+_TELL_S = 2.0
 FAILURES_FILE = "failures.jsonl"
 _BROKEN_CONNECTION = (
     "gloo/transport",
@@ -81,14 +84,6 @@ class FailureNote:
         )
 
     @classmethod
-    def read(cls, path: Path) -> FailureNote | None:
-        """A note somebody left; None if there is none, or half of one."""
-        try:
-            return cls.made_of(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            return None
-
-    @classmethod
     def made_of(cls, values: Mapping[str, Any]) -> FailureNote | None:
         """From what came over a wire or out of a file; None if it is no note."""
         try:
@@ -131,7 +126,7 @@ def report_failure(error: BaseException) -> FailureNote:
     note = FailureNote.of(error)
     error._reported = note  # type: ignore[attr-defined]
     _append(note, error)
-    if not _leave_note(note):
+    if not tell_launcher({"note": asdict(note)}, patience_s=_TELL_S):
         _print(note, error)
     return note
 
@@ -156,20 +151,26 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _leave_note(note: FailureNote) -> bool:
-    """For the launcher that started this rank; False when nobody will read one."""
-    folder = os.environ.get(NOTES)
-    if folder is None or "RANK" not in os.environ:
+def tell_launcher(message: Mapping[str, Any], *, patience_s: float = 0.0) -> bool:
+    """One message to the launcher that started this rank; False when there is none, or it does not listen."""
+    number = os.environ.get(LINE)
+    if number is None:
         return False
-    write_whole(Path(folder, f"rank-{note.rank}.json"), asdict(note))
-    return True
-
-
-def write_whole(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a small file that is never seen half."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(values))
-    os.replace(temporary, path)
+    text, deadline = json.dumps(message).encode(), time.monotonic() + patience_s
+    try:
+        with socket.socket(fileno=os.dup(int(number))) as line:
+            if (line.family, line.type) != (socket.AF_UNIX, socket.SOCK_DGRAM):
+                return False  # a process this rank has started inherits the number, not the line
+            while True:
+                try:
+                    line.send(text, socket.MSG_DONTWAIT)
+                    return True
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        return False
+                    time.sleep(0.05)
+    except (OSError, ValueError):
+        return False
 
 
 def _append(note: FailureNote, error: BaseException) -> None:
@@ -186,6 +187,16 @@ def _append(note: FailureNote, error: BaseException) -> None:
             os.fsync(file.fileno())
     except OSError:
         pass
+
+
+def end_process(code: int) -> NoReturn:
+    """End now: threads may wait for a rank that is gone, and what closes communicators waits for it, too."""
+    # What multiprocessing would remove at the end of an interpreter.
+    if folder := multiprocessing.process.current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def say(text: str) -> None:

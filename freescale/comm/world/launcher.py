@@ -1,7 +1,8 @@
 """Start the ranks of a run on this machine, and end all of them when one fails, with one message.
 
-Each rank is this same command in a process of its own, told who it is by the variables torchrun sets too. A rank
-that fails leaves a note (rank, step, stage, message) in a folder the launcher reads.
+Each rank is this same command in a process of its own, told who it is by the variables torchrun sets too. Over a socket
+it inherits it gives signs of life, and says why it failed (rank, step, stage, message). Nothing lies on a disk, which
+may be full, nor where another user could find it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, BinaryIO, NoReturn, cast
 
-from freescale.comm.world.failures import NOTES, FailureNote, first_cause, report_failure, say
+from freescale.comm.world.failures import LINE, FailureNote, end_process, first_cause, report_failure, say
 from freescale.comm.world.liveness import BEAT_S, Liveness, SignOfLife, silence
 from freescale.comm.world.nodes import Nodes
 from freescale.errors import EXIT_PEER, PeerError, TrainingError
@@ -50,22 +52,42 @@ def launch(
         nodes: the machines of the run, if there are several; each starts its own part.
     """
     first = nodes.node * num_ranks if nodes else 0
-    with tempfile.TemporaryDirectory(prefix="freescale-") as notes:
-        variables = {**_environment(num_ranks, notes, nodes), **(environment or {})}
+    with ExitStack() as opened:
+        store = None if nodes else opened.enter_context(_nameless_file())
+        variables = {**_environment(num_ranks, store, nodes), **(environment or {})}
         processes: list[subprocess.Popen[bytes]] = []
+        lines: list[socket.socket] = []
         try:
             for local in range(num_ranks):
+                line, of_rank = (
+                    opened.enter_context(end) for end in socket.socketpair(type=socket.SOCK_DGRAM)
+                )
+                lines.append(line)
+                numbers = [each.fileno() for each in (of_rank, store) if each is not None]
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, *program, *command],
-                        env={**variables, "RANK": str(first + local), "LOCAL_RANK": str(local)},
+                        env={
+                            **variables,
+                            "RANK": str(first + local),
+                            "LOCAL_RANK": str(local),
+                            LINE: str(of_rank.fileno()),
+                        },
+                        pass_fds=numbers,
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )
                 )
-            if trouble := _wait(dict(enumerate(processes, first)), Path(notes)):
+            if trouble := _wait(dict(enumerate(processes, first)), dict(enumerate(lines, first))):
                 raise trouble
         finally:
             _end(processes)
+
+
+def _nameless_file() -> BinaryIO:
+    """Where ranks of one machine find each other: in memory, gone with those who have it open."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("freescale rendezvous"), "w+b")
+    return cast(BinaryIO, tempfile.TemporaryFile())
 
 
 def as_rank(work: Callable[[], None]) -> NoReturn:
@@ -73,11 +95,8 @@ def as_rank(work: Callable[[], None]) -> NoReturn:
     try:
         work()
     except BaseException as error:
-        note = report_failure(error)
-        sys.stderr.flush()
-        os._exit(note.exit_code)  # threads may wait for a rank that is gone
-    sys.stdout.flush()
-    os._exit(0)
+        end_process(report_failure(error).exit_code)
+    end_process(0)
 
 
 def _end_with_launcher() -> None:
@@ -85,7 +104,7 @@ def _end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _environment(num_ranks: int, notes: str, nodes: Nodes | None) -> dict[str, str]:
+def _environment(num_ranks: int, store: BinaryIO | None, nodes: Nodes | None) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     chosen = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads), CPU_THREADS: "1"}
     return {
@@ -93,14 +112,14 @@ def _environment(num_ranks: int, notes: str, nodes: Nodes | None) -> dict[str, s
         **QUEUES,
         **os.environ,
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        **(_several_machines(num_ranks, nodes) if nodes else _one_machine(num_ranks, notes)),
-        NOTES: notes,
+        **(_several_machines(num_ranks, nodes) if nodes else {}),
+        **(_one_machine(num_ranks, store) if store else {}),
     }
 
 
-def _one_machine(num_ranks: int, notes: str) -> dict[str, str]:
-    # A file nobody else knows: ranks of one machine need no port, so none can be taken.
-    return {"WORLD_SIZE": str(num_ranks), RENDEZVOUS: f"file://{notes}/rendezvous"}
+def _one_machine(num_ranks: int, store: BinaryIO) -> dict[str, str]:
+    # A file nobody else has: ranks of one machine need no port, so none can be taken.
+    return {"WORLD_SIZE": str(num_ranks), RENDEZVOUS: f"file:///dev/fd/{store.fileno()}"}
 
 
 def _several_machines(num_ranks: int, nodes: Nodes) -> dict[str, str]:
@@ -112,64 +131,68 @@ def _several_machines(num_ranks: int, nodes: Nodes) -> dict[str, str]:
     }
 
 
-def _wait(processes: Mapping[int, subprocess.Popen[bytes]], notes: Path) -> TrainingError | None:
+def _wait(
+    processes: Mapping[int, subprocess.Popen[bytes]], lines: Mapping[int, socket.socket]
+) -> TrainingError | None:
     """Until all are done, or there is trouble and those who know more had a moment to say so; returns the trouble."""
-    deadline, signs = float("inf"), _Signs(notes, list(processes))
+    deadline, ranks = float("inf"), _Listener(lines)
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes.values()]
-        told = _read_notes(notes, processes)
-        if None not in codes or any(note.kind == "known" for note in told.values()):
+        ranks.listen()
+        if None not in codes or any(note.kind == "known" for note in ranks.notes.values()):
             break
-        if deadline == float("inf") and (any(codes) or told):
+        if deadline == float("inf") and (any(codes) or ranks.notes):
             deadline = time.monotonic() + _GRACE_S
-        if silent := signs.look():
+        if silent := ranks.judge():
             return PeerError(silence(silent))
         time.sleep(0.05)
     failed = {rank: code for rank, process in processes.items() if (code := process.poll())}
-    told = _read_notes(notes, processes)
-    return _failure(failed, told) if failed or told else None
+    ranks.listen()
+    return _failure(failed, ranks.notes) if failed or ranks.notes else None
 
 
-def _read_notes(folder: Path, ranks: Iterable[int]) -> dict[int, FailureNote]:
-    """What ranks have said of their failures."""
-    return {rank: note for rank in ranks if (note := FailureNote.read(folder / f"rank-{rank}.json"))}
+class _Listener:
+    """What ranks say over their lines: signs of life, and why they failed."""
 
+    def __init__(self, lines: Mapping[int, socket.socket]) -> None:
+        self._lines = lines
+        self._liveness = Liveness(len(lines))
+        self._judged = 0.0
+        self.notes: dict[int, FailureNote] = {}
 
-class _Signs:
-    """The signs of life in a folder; asked often, it looks twice a second."""
+    def listen(self) -> None:
+        """Take what has come."""
+        for rank, line in self._lines.items():
+            for message in _messages(line):
+                if sign := SignOfLife.made_of(message.get("sign", {})):
+                    self._liveness.heard(sign)
+                if note := FailureNote.made_of(message.get("note", {})):
+                    self.notes[rank] = note
+                if "bye" in message:
+                    self._liveness.left(rank)
 
-    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
-        self._folder, self._ranks = folder, ranks
-        self._liveness = Liveness(len(ranks))
-        self._seen: dict[int, int] = {}
-        self._looked = 0.0
-
-    def look(self) -> SignOfLife | None:
+    def judge(self) -> SignOfLife | None:
         """Says for whom the others wait, and returns a rank that is silent for too long."""
         now = time.monotonic()
-        if now - self._looked < 0.5 * BEAT_S:
+        if now - self._judged < 0.5 * BEAT_S:
             return None
-        self._looked = now
-        for rank in self._ranks:
-            self._read(rank)
+        self._judged = now
         self._liveness.look(now=now)
         if late := self._liveness.late(now=now):
             say(late)
         return self._liveness.silent(now=now)
 
-    def _read(self, rank: int) -> None:
-        path = self._folder / f"alive-{rank}.json"
+
+def _messages(line: socket.socket) -> Iterator[dict[str, Any]]:
+    while True:
         try:
-            written = path.stat().st_mtime_ns
-            if self._seen.get(rank) == written:
-                return
-            sign = SignOfLife.made_of(json.loads(path.read_text()))
-        except OSError:
-            self._liveness.left(rank)  # it has said good-bye, or not come yet
+            message = json.loads(line.recv(1 << 20, socket.MSG_DONTWAIT))
+        except BlockingIOError:
             return
-        self._seen[rank] = written
-        if sign is not None:
-            self._liveness.heard(sign)
+        except (OSError, ValueError):
+            return  # ended while it spoke
+        if isinstance(message, dict):
+            yield message
 
 
 def _failure(failed: dict[int, int], stories: dict[int, FailureNote]) -> TrainingError:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from freescale.comm.world.failures import NOTES, FailureNote, say
+from freescale.comm.world.failures import LINE, FailureNote, say
 from freescale.errors import FreeScaleError, PeerError, TrainingError
 
 _PREFIX = "freescale"
@@ -187,7 +187,7 @@ class Meeting:
 def send_word(note: FailureNote) -> None:
     """From a rank that failed before it joined to rank 0, which waits for it; where rank 0 has a store of its own."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if note.rank == 0 or not address or not port or NOTES in os.environ or store_of_launcher():
+    if note.rank == 0 or not address or not port or LINE in os.environ or store_of_launcher():
         return
     with contextlib.suppress(RuntimeError, FreeScaleError, ValueError):
         store = _open_store(address, int(port), serves=False, timeout_s=_WORD_S)
@@ -208,7 +208,10 @@ def _open_store(address: str, port: int, *, serves: bool, timeout_s: float) -> S
     if not serves:
         _reach(address, port, timeout_s=timeout_s)
     try:
-        return TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout)
+        return _in_time(
+            lambda: TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout),
+            timeout_s=timeout_s,
+        )
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TrainingError(
@@ -220,6 +223,26 @@ def _open_store(address: str, port: int, *, serves: bool, timeout_s: float) -> S
             if serves
             else "give every machine the address and port of rank 0 (MASTER_ADDR, MASTER_PORT)",
         ) from None
+
+
+def _in_time(open_store: Callable[[], Store], *, timeout_s: float) -> Store:
+    """A store, unless whoever listens there never answers: torch would wait for ever."""
+    opened: list[Store | Exception] = []
+
+    def work() -> None:
+        try:
+            opened.append(open_store())
+        except Exception as error:
+            opened.append(error)
+
+    thread = threading.Thread(target=work, name="open the store", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not opened:
+        raise TimeoutError(f"no answer within {timeout_s:g} s: somebody else listens there")
+    if isinstance(opened[0], Exception):
+        raise opened[0]
+    return opened[0]
 
 
 def _reach(address: str, port: int, *, timeout_s: float) -> None:

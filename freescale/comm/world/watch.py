@@ -2,8 +2,7 @@
 
 Every rank keeps one connection to rank 0, over which it sends a sign of life a second. The kernel closes it when the
 process ends, however it ends; a machine that is cut off sends nothing. Rank 0 waits a moment for the best explanation
-and tells everybody. Ranks that the launcher of one machine has started need no connection: it sees them end itself, and
-reads their signs from its folder.
+and tells everybody. Ranks that the launcher of one machine has started send their signs to it: it sees them end itself.
 """
 
 from __future__ import annotations
@@ -14,17 +13,24 @@ import os
 import secrets
 import selectors
 import socket
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from freescale.comm.world.failures import NOTES, FailureNote, first_cause, report_failure, say, write_whole
+from freescale.comm.world.failures import (
+    LINE,
+    FailureNote,
+    end_process,
+    first_cause,
+    report_failure,
+    say,
+    tell_launcher,
+    was_reported,
+)
 from freescale.comm.world.liveness import BEAT_S, RESUMES, Liveness, Pulse, SignOfLife, silence
 from freescale.errors import PeerError, Preempted
 
@@ -61,33 +67,25 @@ class Watch:
             raise cause from error
 
 
-class FolderWatch(Watch):
-    """Of a rank on the launcher's machine: leaves signs of life in its folder.
+class LaunchedWatch(Watch):
+    """Of a rank whose launcher has started all others, too: it sees them end itself.
 
     Args:
-        folder: the launcher's.
         pulse: of this rank.
     """
 
-    def __init__(self, folder: Path, pulse: Pulse) -> None:
-        self._path, self._pulse, self._done = (
-            folder / f"alive-{pulse.take().rank}.json",
-            pulse,
-            threading.Event(),
-        )
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self._done = pulse, threading.Event()
         threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
 
     def leave(self) -> None:
         """No more signs, and nobody misses them."""
         self._done.set()
-        self._path.unlink(missing_ok=True)
+        tell_launcher({"bye": True})
 
     def _beat(self) -> None:
         while not self._done.is_set():
-            try:
-                write_whole(self._path, asdict(self._pulse.take()))
-            except OSError:
-                return  # the launcher has gone, and takes this process with it
+            tell_launcher({"sign": asdict(self._pulse.take())})
             self._done.wait(BEAT_S)
 
 
@@ -323,6 +321,8 @@ class HubWatch(Watch):
 
     def failed(self, error: BaseException) -> BaseException:
         """Tell of an error; one that another rank caused is replaced by what is known of that rank."""
+        if was_reported(error):
+            return error
         note = FailureNote.of(error)
         self._exit_code = note.exit_code
         self._send({"note": asdict(note)})
@@ -383,8 +383,7 @@ class HubWatch(Watch):
         error = self._peer_error()
         if self._exit_code is None:
             report_failure(error)
-        sys.stdout.flush()
-        os._exit(error.exit_code if self._exit_code is None else self._exit_code)
+        end_process(error.exit_code if self._exit_code is None else self._exit_code)
 
     def _peer_error(self) -> PeerError:
         return PeerError(str(self._verdict))
@@ -401,8 +400,7 @@ def open_watch(rank: int, num_ranks: int, *, silent_s: float, store: Any = None)
     """
     pulse = Pulse(rank, silent_s=silent_s)
     if store is None:
-        folder = os.environ.get(NOTES)
-        return FolderWatch(Path(folder), pulse) if folder else Watch()
+        return LaunchedWatch(pulse) if LINE in os.environ else Watch()
     if rank == 0:
         return _serve(num_ranks, pulse, store, silent_s=silent_s)
     place = json.loads(store.get("watch"))

@@ -98,7 +98,7 @@ def test_one_process_of_torchrun_is_a_rank_all_the_same():
 
 def test_our_launcher_needs_no_master():
     ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    started = {"FREESCALE_RENDEZVOUS": "file:///x/rendezvous", "FREESCALE_FAILURE_NOTES": "/x"}
+    started = {"FREESCALE_RENDEZVOUS": "file:///dev/fd/7", "FREESCALE_LAUNCHER_LINE": "6"}
     who = own_membership({**ranks, **started})
     assert (who.launcher, who.rank, who.master, who.one_machine) == ("freescale train", 1, None, True)
     assert "MASTER_ADDR is missing" in message(ranks)

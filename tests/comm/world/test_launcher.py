@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from freescale.comm.world import launcher as launch_module
-from freescale.comm.world.failures import FailureNote, report_failure
+from freescale.comm.world.failures import report_failure
 from freescale.comm.world.launcher import launch
 from freescale.errors import DataError, TrainingError
 from freescale.trace.spans import stage
@@ -148,13 +149,19 @@ def test_a_rank_that_ends_without_a_word_is_named_with_its_exit_code(run):
     assert message == "rank 2 ended with exit code 3 and no message"
 
 
-def test_a_half_written_note_is_as_good_as_none(run):
+def test_half_a_word_is_as_good_as_none(run):
     program = (
-        "note = os.path.join(os.environ['FREESCALE_FAILURE_NOTES'], f'rank-{rank}.json')\n"
-        "if rank == 0: open(note, 'w').write('{\"sta'); sys.exit(1)\n"
+        "import socket\n"
+        "line = socket.socket(fileno=int(os.environ['FREESCALE_LAUNCHER_LINE']))\n"
+        'if rank == 0: line.send(b\'{"note": {"sta\'); sys.exit(1)\n'
         "time.sleep(60)"
     )
     assert assert_fails_fast(run, program) == "rank 0 ended with exit code 1 and no message"
+
+
+def test_nothing_is_written_to_a_disk(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch_module.tempfile, "tempdir", str(tmp_path / "nowhere"))
+    run("pass", 2)
 
 
 def test_ranks_that_do_not_listen_are_killed(run):
@@ -167,7 +174,7 @@ def test_ranks_that_do_not_listen_are_killed(run):
 
 
 def test_an_interrupt_ends_the_ranks(run, monkeypatch):
-    def interrupted(processes, notes):
+    def interrupted(processes, lines):
         while len(pids(run.seen)) < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt
@@ -219,21 +226,25 @@ def test_ranks_do_not_outlive_a_killed_launcher(run, how):
     assert left == []
 
 
-def test_a_note_tells_stage_step_and_message(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("FREESCALE_FAILURE_NOTES", str(tmp_path))
+def test_a_note_tells_stage_step_and_message(monkeypatch, capsys):
+    line, of_rank = socket.socketpair(type=socket.SOCK_DGRAM)
+    monkeypatch.setenv("FREESCALE_LAUNCHER_LINE", str(of_rank.fileno()))
     monkeypatch.setenv("RANK", "4")
     with pytest.raises(DataError) as caught, stage("evaluate", step=9):
         raise DataError("bad file", got="x.csv")
     report_failure(caught.value)
     assert capsys.readouterr().err == ""  # the launcher will say it
-    note = FailureNote.read(tmp_path / "rank-4.json")
-    failure = launch_module._failure({4: 1}, {4: note})
+    ranks = launch_module._Listener({4: line})
+    ranks.listen()
+    failure = launch_module._failure({4: 1}, ranks.notes)
     assert str(failure).startswith("rank 4 failed in stage 'evaluate' at step 9: bad file")
     assert failure.exit_code == 1
+    line.close()
+    of_rank.close()
 
 
 def test_without_a_launcher_a_failure_is_printed_once(monkeypatch, capsys):
-    monkeypatch.delenv("FREESCALE_FAILURE_NOTES", raising=False)
+    monkeypatch.delenv("FREESCALE_LAUNCHER_LINE", raising=False)
     error = DataError("bad file")
     assert report_failure(error) is report_failure(error)
     assert capsys.readouterr().err == "error: bad file\n"
