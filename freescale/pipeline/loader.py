@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
+from freescale.errors import TrainingError
 
 
 class PlannedBatch(NamedTuple):
@@ -47,4 +48,18 @@ def load_batches(
         pin_memory=pin,
         prefetch_factor=2 if workers else None,
     )
-    return iter(loader)
+    return _naming_lost_workers(loader)
+
+
+def _naming_lost_workers(loader: DataLoader[PlannedBatch]) -> Iterator[PlannedBatch]:
+    """Batches of a loader; a process of it that was killed is the machine's doing, and the user's to mend."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error) or "Caught" in str(error):
+            raise
+        raise TrainingError(
+            "a process that loads batches has ended",
+            got=str(error).splitlines()[0],
+            next_step="see whether the machine ran out of memory; data.workers=0 loads in the rank itself",
+        ) from error
