@@ -50,6 +50,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     if config.segments.recent is not None:
         cut = f"{config.segments.length} events, {config.segments.summaries} summaries"
         facts["model"]["segments"] = f"{cut}; latest {config.segments.recent} whole"
+    if run.accounts.clock_error is not None:
+        facts["run"]["clocks"] = (
+            f"of the machines, compared to within {1000 * run.accounts.clock_error:.3g} ms"
+        )
     if run.ranks.num_ranks > 1 and plans:
         facts["run"]["rows travel by"] = describe_transport(run.state.embedding.transport)
         for row in plan_rows(plans, unique_ids=min(distinct, plans[0].spec.num_rows)):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.embedding.evicted_ids import MOST_TOLD
     from freescale.embedding.eviction import make_eviction
     from freescale.embedding.id_map import IdMap, IdMapKind, LearningIdMap, TableRows, learns_ids
     from freescale.embedding.id_maps.direct import DirectMap

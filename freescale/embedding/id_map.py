@@ -68,10 +68,16 @@ class LearningIdMap(IdMap, Protocol):
         """What a step did to ids on this rank (id_stats.COUNTS), and the slots taken here after it; asked for once."""
 
     def take_evicted(self) -> Tensor:
-        """Ids held by this rank that lost their rows since the last call and have not come back, ascending."""
+        """Ids held by this rank that lost their rows since the last call and have not come back, ascending.
+
+        Not more than fit into memory for sure: a map that leaves some out counts them in `stats`.
+        """
 
     def stats(self) -> Mapping[str, Any]:
-        """Of this rank: "occupied" slots; histograms "probe_histogram" and "age_histogram" where it keeps them."""
+        """Of this rank: "occupied" slots; where it keeps them, histograms "probe_histogram" and "age_histogram".
+
+        "evicted_left_out": ids the last `take_evicted` did not tell, if it leaves any out.
+        """
 
 
 def learns_ids(id_map: IdMap) -> TypeGuard[LearningIdMap]:

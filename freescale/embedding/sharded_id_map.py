@@ -21,6 +21,7 @@ from torch import Tensor
 
 from freescale.comm import Transport
 from freescale.comm.traffic import ask_owners
+from freescale.embedding.evicted_ids import EvictedIds
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.zero_collision import ZeroCollisionMap
@@ -74,7 +75,7 @@ class ShardedIdMap:
         self._name = table
         self._first_row = first
         self._buckets_per_rank = max(1, plan.block_rows // group)
-        self._evicted: list[Tensor] = []
+        self._evicted = EvictedIds(lambda ids: self.map.lookup(ids) < 0)
         self._counts: dict[int, Tensor] = {}
 
     @property
@@ -95,12 +96,11 @@ class ShardedIdMap:
         return self._counts.pop(step, torch.zeros(len(COUNTS) + 1, dtype=torch.int64))
 
     def take_evicted(self) -> Tensor:
-        """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending."""
-        gone, _ = unique(
-            torch.cat([*self._evicted, torch.zeros(0, dtype=torch.int64, device=self.map.device)])
-        )
-        self._evicted = []
-        return gone[self.map.lookup(gone) < 0].cpu()
+        """Ids of this rank's buckets that lost their rows since the last call and have not come back, ascending.
+
+        At most MOST_TOLD, the smallest: `stats` says how many were left out.
+        """
+        return self._evicted.take()
 
     def residents(self) -> tuple[Tensor, Tensor]:
         """Ids of this rank's buckets, ascending, and their rows in the whole table."""
@@ -108,8 +108,8 @@ class ShardedIdMap:
         return ids, rows + self._first_row
 
     def stats(self) -> Mapping[str, Any]:
-        """Occupancy, counts and histograms of this rank's buckets."""
-        return self.map.stats()
+        """Occupancy, counts and histograms of this rank's buckets; evicted ids that were not told last time."""
+        return {**self.map.stats(), "evicted_left_out": self._evicted.left_out}
 
     def state_dict(self) -> dict[str, Tensor]:
         """The map's tensors; all but the clock as parts of global tensors, bucket by bucket."""
@@ -121,7 +121,7 @@ class ShardedIdMap:
     def restored(self) -> None:
         """The tensors of `state_dict` were filled from a checkpoint."""
         self.map.restored()
-        self._evicted = []
+        self._evicted.forget()
         self._counts = {}
 
     def _owner(self, ids: Tensor) -> Tensor:
@@ -135,8 +135,7 @@ class ShardedIdMap:
         assigned = self.map.assign(ids, step)
         if len(assigned.new_rows):
             self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
-        if len(assigned.evicted_ids):
-            self._evicted.append(assigned.evicted_ids)
+        self._evicted.add(assigned.evicted_ids)
         self._counts[step] = torch.cat([assigned.counts, torch.tensor([self.map.occupied])])
         if len(self._counts) > _STEPS_KEPT:
             del self._counts[next(iter(self._counts))]

@@ -164,7 +164,7 @@ def time_panel(log: MetricsLog, spans: RunSpans) -> str:
 def rank_panel(log: MetricsLog, spans: RunSpans) -> str:
     """A bar a rank, where there are several."""
     ranks = rank_parts(log, spans)
-    return rank_bars(ranks) if len(ranks) > 1 else ""
+    return rank_bars(ranks, clock_error=(log.ranks or {}).get("clock_error")) if len(ranks) > 1 else ""
 
 
 def balance_histogram(log: MetricsLog) -> str:

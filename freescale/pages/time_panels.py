@@ -40,8 +40,8 @@ def bar(shares: Mapping[str, float]) -> str:
     return f'<div class="bar" role="img" aria-label="{escape(spoken)}">{cells}</div>'
 
 
-def rank_bars(ranks: Mapping[int, Parts]) -> str:
-    """One bar a rank; of very many ranks those that compute most and least."""
+def rank_bars(ranks: Mapping[int, Parts], *, clock_error: object = None) -> str:
+    """One bar a rank; of very many ranks those that compute most and least. `clock_error`: seconds between machines."""
     if not ranks:
         return ""
     order = sorted(ranks)
@@ -50,13 +50,16 @@ def rank_bars(ranks: Mapping[int, Parts]) -> str:
         ranked = sorted(order, key=lambda rank: ranks[rank].bubble)
         order = sorted(ranked[: MAX_BARS // 2] + ranked[-MAX_BARS // 2 :])
         note = f"The {MAX_BARS // 2} ranks with the least and the {MAX_BARS // 2} with the most bubble of {len(ranks)}."
+    apart = units.number(clock_error)
+    if apart is not None:
+        note += f" Clocks of the machines were compared to within {units.milliseconds(1000 * apart)}."
     rows = "".join(
         f'<div class="rank"><span>rank {rank}</span>'
         f"{bar({part: max(0.0, ranks[rank].share(part)) for part in PARTS})}"
         f"<b>{units.percent(ranks[rank].bubble)}</b></div>"
         for rank in order
     )
-    foot = f'<p class="note">{escape(note)}</p>' if note else ""
+    foot = f'<p class="note">{escape(note.strip())}</p>' if note else ""
     return f'<div class="bars"><div class="rank head"><span></span><span></span><b>bubble</b></div>{rows}{foot}</div>'
 
 

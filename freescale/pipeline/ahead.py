@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from freescale.kernels.runtime import same_device
 from freescale.pipeline.streams import CopyStream, moment_here, wait_for
 from freescale.trace import stage
 
@@ -67,7 +68,7 @@ class Ahead(Generic[T]):
         self._next_step = first_step
         self._over = False
         self._copies = CopyStream(device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead", initializer=same_device())
         self._coming: deque[Future[_Made[T]]] = deque()
 
     def __iter__(self) -> Iterator[T]:

@@ -11,7 +11,6 @@ curve stays the same.
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from torch import Tensor
 from freescale.balance import CostModel, FloatArray, IntArray, min_moves
 from freescale.comm.transports import make_transport
 from freescale.data import SequenceBatch
+from freescale.kernels.runtime import start_thread
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class StreamBalancer:
     """Iterates over balanced batches of a stream; the exchange for the next step runs behind the current one.
 
     Every rank must iterate. A rank whose stream ends early goes on with samples of the others; the iteration ends
-    when all streams have ended.
+    when all streams have ended. An empty batch is not the end of a stream; where those of all ranks are empty, there
+    is nothing to learn from, and they are left out.
 
     Args:
         batches: this rank's batches, on the CPU.
@@ -81,7 +82,7 @@ class StreamBalancer:
     def __iter__(self) -> Iterator[BalancedBatch]:
         """Balanced batches until every rank's stream has ended."""
         ready: queue.Queue[BalancedBatch | BaseException | None] = queue.Queue(maxsize=self._ahead)
-        threading.Thread(target=self._work, args=(ready,), daemon=True).start()
+        start_thread(self._work, ready)
         while True:
             item = ready.get()
             if item is None:
@@ -98,19 +99,20 @@ class StreamBalancer:
                 mine = next(batches, None)
                 like = mine if mine is not None else like
                 balanced = self._balance(mine, like)
-                ready.put(balanced)
+                if balanced is None or balanced.global_samples:
+                    ready.put(balanced)
                 if balanced is None:
                     return
         except BaseException as error:
             ready.put(error)
 
     def _balance(self, mine: SequenceBatch | None, like: SequenceBatch | None) -> BalancedBatch | None:
-        """One exchange; None when no rank has samples left."""
-        if mine is None and like is not None:
-            mine = like.select([])
+        """One exchange; None when the streams of all ranks have ended."""
         lengths = _gather_lengths(mine, self._group)
         if all(one is None for one in lengths):
             return None
+        if mine is None and like is not None:
+            mine = like.select([])
         if mine is None:
             raise ValueError("the stream of this rank was empty from the start: it cannot know the features")
         counts = [0 if one is None else len(one) for one in lengths]
@@ -155,7 +157,7 @@ class StreamBalancer:
 def _gather_lengths(mine: SequenceBatch | None, group: dist.ProcessGroup) -> list[IntArray | None]:
     """The lengths of every rank's batch; None from a rank whose stream has ended."""
     num_ranks = dist.get_world_size(group)
-    count = torch.tensor([-1 if mine is None or len(mine) == 0 else len(mine)])
+    count = torch.tensor([-1 if mine is None else len(mine)])
     counts = [torch.empty_like(count) for _ in range(num_ranks)]
     dist.all_gather(counts, count, group=group)
     sizes = [int(one) for one in counts]

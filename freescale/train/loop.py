@@ -186,7 +186,7 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
     with stage("look at the weights", step=step):
         check_weights(run, step)
     if run.accounts.totals:
-        run.progress.ranks(step, run.accounts.totals)
+        run.progress.ranks(step, run.accounts.totals, clock_error=run.accounts.clock_error)
     for extension in run.state.extensions:
         run.progress.picture(step, extension.name, extension.picture())
 

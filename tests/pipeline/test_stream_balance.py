@@ -72,6 +72,36 @@ def test_every_sample_is_on_exactly_one_rank_and_load_is_even(num_batches: list[
         assert results[0][step]["moved"] < 0.8
 
 
+def with_pauses(rank: int, full: list[list[int]]) -> list[list[int]]:
+    """Streams with empty batches between the full ones; the samples seen, step by step."""
+    some = iter(stream(rank, sum(full[rank])))
+    batches = [next(some) if yes else stream(rank, 1)[0].select([]) for yes in full[rank]]
+    balancer = StreamBalancer(batches, group=dist.new_group(backend="gloo"))
+    return [one.batch.samples["row"].tolist() for one in balancer]
+
+
+@pytest.mark.parametrize(
+    ("full", "sizes"),
+    [
+        ([[1, 0, 1], [1, 0, 1]], [24, 24]),
+        ([[0, 0, 1], [1, 0, 0]], [12, 12]),
+        ([[0, 1], [0, 0, 1, 0]], [12, 12]),
+        ([[0], [0, 0]], []),
+    ],
+)
+def test_an_empty_batch_is_not_the_end_of_the_stream(full: list[list[int]], sizes: list[int]) -> None:
+    results = run_on_ranks(with_pauses, 2, full)
+    steps = [sorted(first + second) for first, second in zip(*results, strict=True)]
+    assert [len(rows) for rows in steps] == sizes
+    wanted = [
+        row
+        for rank in range(2)
+        for one in stream(rank, sum(full[rank]))
+        for row in one.samples["row"].tolist()
+    ]
+    assert sorted(row for rows in steps for row in rows) == sorted(wanted)
+
+
 def iterate_a_broken_stream(rank: int) -> str:
     def broken() -> Any:
         yield stream(rank, 1)[0]

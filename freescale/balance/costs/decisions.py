@@ -1,13 +1,14 @@
 """What a run has measured and all its ranks have agreed on: the cost model and the rank speeds, from a step on.
 
 Loader processes plan steps ahead of the training. A decision therefore names the first step it holds for, and lies
-in memory that forked loader processes share, so that every process plans a step with the same numbers.
+in memory that loader processes share, however they were started, so that every process plans a step with the same
+numbers.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ _KEPT = 16
 
 
 class Decisions:
-    """The agreed cost model and rank speeds of every step.
+    """The agreed cost model and rank speeds of every step. A process is given it when it starts, never later.
 
     Args:
         model: the cost model of the first steps.
@@ -30,10 +31,19 @@ class Decisions:
 
     def __init__(self, model: CostModel, *, num_ranks: int) -> None:
         width = 1 + len(COEFFICIENTS) + num_ranks
-        shared = mmap.mmap(-1, 8 * (1 + _KEPT * width))
-        numbers = np.frombuffer(shared, dtype=np.float64)
-        self._count, self._table = numbers[:1], numbers[1:].reshape(_KEPT, width)
+        self._look_at(RawArray("d", 1 + _KEPT * width))
         self.announce(0, model, np.ones(num_ranks))
+
+    def __getstate__(self) -> Any:
+        return self._shared  # where it lies, not what is in it; refused but for a process about to start
+
+    def __setstate__(self, shared: Any) -> None:
+        self._look_at(shared)
+
+    def _look_at(self, shared: Any) -> None:
+        self._shared = shared
+        numbers = np.frombuffer(shared, dtype=np.float64)
+        self._count, self._table = numbers[:1], numbers[1:].reshape(_KEPT, -1)
 
     def announce(self, from_step: int, model: CostModel, speeds: Sequence[float] | FloatArray) -> None:
         """Plan with these from a step on that no rank has planned yet; the same call on every rank."""

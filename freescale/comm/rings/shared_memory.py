@@ -1,7 +1,7 @@
 """Memory shared by ranks of one machine. It never has a name, so nothing is left behind, however a rank ends.
 
-Rank 0 makes an anonymous file (memfd) and hands it to the others over a unix socket. Only processes of the same user
-get it: the kernel says who calls. The memory is gone when the last process that maps it has ended, killed or not.
+Rank 0 makes an anonymous file (memfd) and hands it to the others over a unix socket that only processes of the same
+user can call. The memory is gone when the last process that maps it has ended, killed or not.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import ctypes
 import mmap
 import os
 import platform
-import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from freescale.comm.rings.rounds import CACHE_LINE, Rings
+from freescale.comm.world import PrivateListener, call
 from freescale.errors import TrainingError
 
 T = TypeVar("T")
@@ -74,17 +74,20 @@ def _libc() -> ctypes.CDLL:
 
 def share_memory(group: dist.ProcessGroup, rings: Rings, *, timeout_s: float) -> SharedMemory:
     """Memory for the rings of a group, its flags at their first epoch; every rank must call it."""
-    rank = dist.get_rank(group)
-    names = [f"\0freescale-{secrets.token_hex(16)}" if rank == 0 else ""]
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.settimeout(timeout_s)
-        if rank == 0:
-            listener.bind(names[0])
-            listener.listen(rings.num_ranks)
+    with ExitStack() as stack:
+        names = [""]
+        if dist.get_rank(group) == 0:
+            listener = stack.enter_context(PrivateListener(rings.num_ranks))
+            names = [listener.name]
         dist.broadcast_object_list(names, group=group, group_src=0)
-        hand = _hand_out if rank == 0 else _take
         return together(
-            group, lambda: hand(listener, names[0], rings, timeout_s), what="shared memory cannot be set up"
+            group,
+            lambda: (
+                _hand_out(listener, rings, timeout_s)
+                if dist.get_rank(group) == 0
+                else _take(names[0], dist.get_rank(group), rings, timeout_s)
+            ),
+            what="shared memory cannot be set up",
         )
 
 
@@ -103,31 +106,23 @@ def together(group: dist.ProcessGroup, act: Callable[[], T], *, what: str) -> T:
     return result  # type: ignore[return-value]
 
 
-def _hand_out(listener: socket.socket, name: str, rings: Rings, timeout_s: float) -> SharedMemory:
+def _hand_out(listener: PrivateListener, rings: Rings, timeout_s: float) -> SharedMemory:
     file = os.memfd_create("freescale")
     try:
         os.ftruncate(file, rings.total_bytes)
         memory = SharedMemory(file, rings.total_bytes)
         if rings.first_epoch:
             memory.words[: WORDS_A_FLAG * rings.num_flags : WORDS_A_FLAG] = rings.first_epoch
-        served = 1
-        while served < rings.num_ranks:
-            caller, _ = listener.accept()
+        for caller in listener.accept(range(1, rings.num_ranks), timeout_s=timeout_s).values():
             with caller:
-                if _user_of(caller) == os.getuid():
-                    socket.send_fds(caller, [b"m"], [file])
-                    served += 1
+                socket.send_fds(caller, [b"m"], [file])
         return memory
     finally:
         os.close(file)
 
 
-def _take(listener: socket.socket, name: str, rings: Rings, timeout_s: float) -> SharedMemory:
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(timeout_s)
-        caller.connect(name)
-        if _user_of(caller) != os.getuid():
-            raise PermissionError("another user listens where rank 0 should")
+def _take(name: str, rank: int, rings: Rings, timeout_s: float) -> SharedMemory:
+    with call(name, rank=rank, timeout_s=timeout_s) as caller:
         _, files, _, _ = socket.recv_fds(caller, 1, 1)
     if not files:
         raise ConnectionError("rank 0 did not hand out its memory")
@@ -135,10 +130,3 @@ def _take(listener: socket.socket, name: str, rings: Rings, timeout_s: float) ->
         return SharedMemory(files[0], rings.total_bytes)
     finally:
         os.close(files[0])
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Who is at the other end, as the kernel knows it."""
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(user)

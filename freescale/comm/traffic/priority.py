@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm import Transport
+from freescale.kernels.runtime import start_thread
 
 T = TypeVar("T")
 
@@ -169,14 +170,13 @@ class TrafficQueue:
         self._changed = threading.Condition()
         self._closed = False
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="communication", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._work, name="communication")
 
     def submit(self, job: Callable[[], T]) -> Ticket[T]:
         """Run a job after all that were submitted before it."""
-        self.check()
         ticket = Ticket(job)
         with self._changed:
+            self.check()  # under the lock: nobody would take a job that comes after the failure
             self._jobs.append(ticket)
             self._changed.notify()
         return ticket

@@ -13,7 +13,6 @@ when the rows are here. No kernel runs, and the training thread waits for nothin
 from __future__ import annotations
 
 import queue
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.rings import EPOCHS, Driver, index_of
+from freescale.kernels.runtime import start_thread
 
 
 @dataclass
@@ -105,7 +105,7 @@ class MultinodeStagedTransport:
         self._thread = _GlooThread(control)
         self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._num_started = 0
-        threading.Thread(target=self._thread.run, name="gloo exchange", daemon=True).start()
+        start_thread(self._thread.run, name="gloo exchange")
         weakref.finalize(self, self._thread.jobs.put, None)
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _Pending:

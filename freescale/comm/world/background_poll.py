@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
+from freescale.kernels.runtime import start_thread
+
 T = TypeVar("T")
 
 _PATIENCE_S = 1.0
@@ -28,9 +30,7 @@ def poll_in_background(subject: T, look: Callable[[T], None], *, every_s: float)
         look: a function that does not hold it either.
         every_s: pause between two looks.
     """
-    thread = threading.Thread(target=_run, args=(weakref.ref(subject), look, every_s), daemon=True)
-    _threads.add(thread)
-    thread.start()
+    _threads.add(start_thread(_run, weakref.ref(subject), look, every_s))
 
 
 def _run(subject_of: Callable[[], T | None], look: Callable[[T], None], every_s: float) -> None:

@@ -56,8 +56,9 @@ class GroupFacts:
 
     @property
     def one_machine(self) -> bool:
-        """Whether all of them can share memory."""
-        return sys.platform == "linux" and len({each.machine for each in self.ranks}) == 1
+        """Whether all of them can share memory: on one machine, and they see each other's processes."""
+        places = {(each.machine, each.processes) for each in self.ranks}
+        return sys.platform == "linux" and len(places) == 1
 
     @property
     def on_gpu(self) -> bool:
@@ -104,7 +105,7 @@ def own_facts(device: torch.device) -> RankFacts:
     return RankFacts(
         machine=_machine(),
         pid=os.getpid(),
-        processes=_namespace("pid"),
+        processes=namespace("pid"),
         gpu=gpu,
         reaches=reaches,
         host=platform.node(),
@@ -116,15 +117,20 @@ def _gpu_id(index: int) -> str:
 
 
 def _machine() -> str:
-    """A number the kernel draws when it starts, and the network namespace: unix sockets reach no further."""
+    """What one running system has to itself: its boot, its name (clones share a boot), its network."""
+    return f"{boot_id()} {platform.node()} {namespace('net')}"
+
+
+def boot_id() -> str:
+    """A number the kernel draws when it starts; "" where it tells none. Copies of a running machine share it."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = platform.node()
-    return f"{boot} {_namespace('net')}"
+        return ""
 
 
-def _namespace(kind: str) -> str:
+def namespace(kind: str) -> str:
+    """The namespace of a kind (pid, net, time) that this process lives in; "" where there are none."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:

@@ -84,6 +84,11 @@ class Accounts:
     _num_accounts: int = 0
     _warm: bool = False
 
+    @property
+    def clock_error(self) -> float | None:
+        """Seconds by which the clocks of the machines may be apart; None where all ranks share one."""
+        return self.clock.largest_error if self.clock is not None and self.clock.num_machines > 1 else None
+
     def begin(self, step: int) -> None:
         """Training starts, or goes on after an evaluation or a checkpoint, with this step."""
         self._ended_at = time.monotonic()

@@ -82,8 +82,11 @@ class Progress:
             if isinstance(sink, LiveSink):
                 sink.tick(event)
 
-    def ranks(self, step: int, totals: Sequence[Parts]) -> None:
-        """Where the time of every rank went, from the run's second step to this one; seconds by rank."""
+    def ranks(self, step: int, totals: Sequence[Parts], *, clock_error: float | None = None) -> None:
+        """Where the time of every rank went, from the run's second step to this one; seconds by rank.
+
+        Between machines: by how many seconds their clocks may be apart, and so straggler and comm, at most.
+        """
         self._write(
             {
                 "event": "ranks",
@@ -92,6 +95,7 @@ class Progress:
                     name: [round(float(getattr(one, name)), 6) for one in totals]
                     for name in ("total", "compute", "straggler", "comm", "host")
                 },
+                **({} if clock_error is None else {"clock_error": clock_error}),
             }
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.comm.world import Ranks
-from freescale.embedding import COUNTS, IdMap, advice, gather_ids, learns_ids, merged
+from freescale.embedding import COUNTS, MOST_TOLD, IdMap, advice, gather_ids, learns_ids, merged
 from freescale.pipeline import ReadyBatch
 
 
@@ -60,19 +60,22 @@ class IdReport:
         """Counts since the last picture, occupancy, histograms, evicted ids; the same on every rank."""
         if self._ids is None:
             return None
+        evicted = gather_ids(self._ids.take_evicted(), self._ranks.control)
         stats = self._ids.stats()
         histograms = {name: stats.get(name, {}) for name in ("probe_histogram", "age_histogram")}
-        parts = self._gather({"occupied": stats["occupied"], **histograms})
+        untold = stats.get("evicted_left_out", 0)
+        parts = self._gather({"occupied": stats["occupied"], "left_out": untold, **histograms})
         occupancy = sum(part["occupied"] for part in parts) / self._ids.num_slots
         counts, self._totals = self._totals, dict.fromkeys(COUNTS, 0)
-        evicted = gather_ids(self._ids.take_evicted(), self._ranks.control)
+        left_out = sum(part["left_out"] for part in parts) + max(0, len(evicted) - MOST_TOLD)
         return {
             "slots": self._ids.num_slots,
             "occupancy": occupancy,
             **counts,
             "probe_histogram": merged([part["probe_histogram"] for part in parts]),
             "age_histogram": merged([part["age_histogram"] for part in parts]),
-            "evicted_ids": evicted.tolist(),
+            "evicted_ids": evicted[:MOST_TOLD].tolist(),
+            "evicted_left_out": left_out,
             "warning": self._warning(occupancy, counts),
         }
 

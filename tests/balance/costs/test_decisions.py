@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,21 +41,30 @@ def test_many_decisions_keep_the_last_ones() -> None:
     assert [decisions.at(step)[0].per_token_ms for step in (989, 990, 2000)] == [98.0, 99.0, 99.0]
 
 
-def test_forked_loader_processes_see_new_decisions() -> None:
+def plan_when_told(decisions: Decisions, go: Any, answer: Any) -> None:
+    """In a loader process."""
+    answer.put("started")
+    go.wait(60)
+    answer.put(decisions.at(5)[0].per_token_ms)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_loader_processes_see_new_decisions_however_they_were_started(method: str) -> None:
     decisions = Decisions(model(1.0), num_ranks=2)
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(method)
     go, answer = context.Event(), context.SimpleQueue()
-
-    def worker() -> None:
-        go.wait(10)
-        answer.put(decisions.at(5)[0].per_token_ms)
-
-    process = context.Process(target=worker)
+    process = context.Process(target=plan_when_told, args=(decisions, go, answer))
     process.start()
+    assert answer.get() == "started"
     decisions.announce(5, model(7.0), [1.0, 1.0])
     go.set()
     assert answer.get() == 7.0
     process.join()
+
+
+def test_decisions_are_never_copied_unseen() -> None:
+    with pytest.raises((RuntimeError, pickle.PicklingError)):
+        pickle.dumps(Decisions(model(1.0), num_ranks=2))
 
 
 def test_state_survives_and_other_ranks_forget_the_speeds() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.traffic.channels import open_channels
-from freescale.comm.traffic.priority import Deadline, Gate, TrafficQueue
+from freescale.comm.traffic.priority import Deadline, Gate, Ticket, TrafficQueue
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.local import SocketTransport
@@ -57,6 +57,35 @@ def test_a_failed_job_fails_all_that_follow_and_every_later_call():
         queue.check()
     queue.close()  # does not wait for anything
     assert not ran
+
+
+class FailsInBetween(TrafficQueue):
+    """Breaks, in another thread, right after it was asked whether it has."""
+
+    def check(self) -> None:
+        super().check()
+        breaks = threading.Thread(target=self.cancel, args=(ZeroDivisionError(),))
+        breaks.start()
+        breaks.join(0.2)  # under the lock it has to wait until the job is in
+
+
+def test_a_job_submitted_while_the_queue_breaks_is_not_waited_for_in_vain():
+    queue, hold = FailsInBetween(), threading.Event()
+    TrafficQueue.check(queue)
+    queue._jobs.append(busy := Ticket(lambda: hold.wait(5)))  # the thread has something else to do
+    with queue._changed:
+        queue._changed.notify()
+    while queue._jobs:
+        time.sleep(0.001)
+    ticket = queue.submit(lambda: 1)
+    deadline = time.monotonic() + 2
+    while not ticket.done and time.monotonic() < deadline:
+        time.sleep(0.001)
+    hold.set()
+    assert busy.wait() is True
+    assert ticket.done
+    with pytest.raises(ZeroDivisionError):
+        ticket.wait()
 
 
 def test_cancel_ends_what_has_not_begun():

@@ -77,7 +77,7 @@ class CopyEngineRoute:
         if not facts.on_gpu:
             return "it copies between GPUs, and these ranks compute on CPUs"
         if not facts.one_machine:
-            return "the ranks are on several machines"
+            return "the ranks are on several machines, or see nothing of each other's processes"
         apart = facts.unreachable
         if apart is not None:
             return "the GPU of rank {} cannot map memory of the GPU of rank {}".format(*apart)

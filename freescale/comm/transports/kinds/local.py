@@ -8,7 +8,6 @@ cores (benchmarks/embedding_step.py) they took 3.5 ms. Here the thread that wait
 
 from __future__ import annotations
 
-import secrets
 import select
 import socket
 import threading
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm import Transport
-from freescale.comm.world import GroupFacts, poll_in_background
+from freescale.comm.world import GroupFacts, PrivateListener, call, poll_in_background
 from freescale.registry import register
 
 _BUFFER_BYTES = 4 << 20
@@ -41,7 +40,9 @@ class LocalRoute:
         """What keeps a group from using it."""
         if facts.on_gpu:
             return "sockets carry CPU tensors only"
-        return None if facts.one_machine else "the ranks are on several machines"
+        if facts.one_machine:
+            return None
+        return "the ranks are on several machines, or see nothing of each other's processes"
 
     @staticmethod
     def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
@@ -224,25 +225,13 @@ def _blocks(tensor: Tensor, counts: Sequence[int]) -> list[memoryview]:
 
 
 def _connect(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.socket]:
-    """A connection to every other rank: each one listens under a random name and calls those before it."""
+    """A connection to every other rank: each one listens, and calls those before it."""
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-    connections: dict[int, socket.socket] = {}
-    # A leading zero byte: a name without a file, gone with its socket.
-    name = f"\0freescale-{secrets.token_hex(16)}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.settimeout(timeout_s)
-        listener.bind(name)
-        listener.listen(num_ranks)
+    with PrivateListener(num_ranks) as listener:
         names: list[str] = [""] * num_ranks
-        dist.all_gather_object(names, name, group=group)
-        for other in range(rank):
-            connections[other] = socket.socket(socket.AF_UNIX)
-            connections[other].connect(names[other])
-            connections[other].sendall(rank.to_bytes(4, "little"))
-        while len(connections) < num_ranks - 1:
-            caller, _ = listener.accept()
-            caller.settimeout(timeout_s)
-            connections[int.from_bytes(caller.recv(4, socket.MSG_WAITALL), "little")] = caller
+        dist.all_gather_object(names, listener.name, group=group)
+        connections = {other: call(names[other], rank=rank, timeout_s=timeout_s) for other in range(rank)}
+        connections |= listener.accept(range(rank + 1, num_ranks), timeout_s=timeout_s)
     for connection in connections.values():
         connection.setblocking(False)
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import time
 
 import pytest
@@ -17,6 +19,7 @@ from freescale.comm.world.facts import on_one_machine
 from freescale.embedding import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
+from tests.other_user import only_root, start_as_other_user, unix_names, wait_for_other_user
 from tests.ranks import run_on_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -91,6 +94,35 @@ def start_and_leave(rank: int) -> float:
 
 def test_a_rank_busy_elsewhere_holds_nobody_up():
     assert run_on_ranks(start_and_leave, 2, timeout=30) == [2 * 150_000 * 16.0] * 2
+
+
+def intrude() -> list[str]:
+    """As another user: be rank 1 wherever a rank listens, and be silent there, too."""
+    held, deadline = [], time.monotonic() + 2
+    while time.monotonic() < deadline:
+        for name in unix_names():
+            for words in (b"", (1).to_bytes(4, "little")):
+                caller = socket.socket(socket.AF_UNIX)
+                caller.settimeout(0.1)
+                held.append(caller)
+                with contextlib.suppress(OSError):
+                    caller.connect(name)
+                    caller.sendall(words)
+        time.sleep(0.002)
+    return unix_names()
+
+
+def exchange_under_attack(rank: int) -> list[int]:
+    transport = SocketTransport(dist.group.WORLD, timeout_s=20)
+    time.sleep(0.5 * rank)  # the intruder is first
+    return transport.exchange_counts(torch.tensor([10 * rank, 10 * rank + 1])).tolist()
+
+
+@only_root
+def test_another_user_neither_takes_the_place_of_a_rank_nor_holds_one_up():
+    intruder = start_as_other_user(intrude)
+    assert run_on_ranks(exchange_under_attack, 2, timeout=30) == [[0, 10], [1, 11]]
+    wait_for_other_user(intruder)
 
 
 def leave_early(rank: int) -> str:
