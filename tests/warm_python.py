@@ -2,18 +2,21 @@
 
 A process forked from the tests, where everything is imported, waits at a socket. The command sends it arguments,
 folder, environment and its own standard streams; a fork of that process then runs `-m MODULE`, `-c CODE` or a file, and
-all that it starts by `sys.executable` comes the same way. Imports in a fresh process are what it cannot show.
+all that it starts by `sys.executable` comes the same way. Started on one of the machines of `tests/nodes.py`, the
+command runs there. Imports in a fresh process are what it cannot show.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -91,6 +94,7 @@ def _answer(line: socket.socket) -> NoReturn:
             environment[name] = f"{environment[name].rpartition('/')[0]}/{number}".lstrip("/")
         child = os.fork()
         if child == 0:
+            _enter_machine_of(line)
             line.close()
             _become(streams, folder, environment)
             _run(arguments)
@@ -106,6 +110,17 @@ def _answer(line: socket.socket) -> NoReturn:
             line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     finally:
         os._exit(0)
+
+
+def _enter_machine_of(line: socket.socket) -> None:
+    """Go where whoever asks is: to its network, name and mounts."""
+    pid, _, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("net", "uts", "ipc", "mnt"):
+        if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"):
+            with open(f"/proc/{pid}/ns/{kind}") as there:
+                if libc.setns(there.fileno(), 0) != 0:
+                    raise OSError(ctypes.get_errno(), f"cannot enter the {kind} namespace of process {pid}")
 
 
 def _become(streams: list[int], folder: str, environment: dict[str, str]) -> None:

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from freescale.trace import BLOCK, MAIN, KeptStep, RankSpans, Span, common_steps, union, without
+from freescale.trace import (
+    BLOCK,
+    MAIN,
+    KeptStep,
+    RankSpans,
+    Span,
+    common_steps,
+    missing_of,
+    overlap,
+    union,
+    without,
+)
 
 MAX_WINDOWS = 8
 MAX_RANKS = 32
@@ -170,9 +181,10 @@ def _pieces(span: Span, lane: int, step: KeptStep) -> list[Piece]:
     if span.kind == "stage":
         # Stages of the main thread only name the gaps between its work and its waits.
         return [] if span.lane == MAIN else [Piece(lane, "stage", span.name, step.step, low, high)]
-    last = low if span.last is None else min(high, max(low, span.last))
-    parts = [Piece(lane, "straggler", span.name, step.step, low, last)] if last > low else []
-    return parts + ([Piece(lane, "comm", span.name, step.step, last, high)] if high > last else [])
+    whole = [(low, high)]
+    late = overlap(whole, missing_of(span))
+    causes = {"straggler": late, "comm": without(whole, late)}
+    return [Piece(lane, cause, span.name, step.step, *each) for cause in causes for each in causes[cause]]
 
 
 def _around(spans: Sequence[Span], low: float, high: float) -> str:

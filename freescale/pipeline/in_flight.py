@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Generic, TypeVar
 
@@ -43,6 +45,13 @@ class Traffic:
     def values(self) -> list[float]:
         """All numbers, in the order of the fields."""
         return [float(getattr(self, each.name)) for each in fields(self)]
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """The rank stands still inside, for rows, gradients or ids, or prepares them."""
+        began = time.perf_counter()
+        yield
+        self.exposed_ms += 1000 * (time.perf_counter() - began)
 
     @property
     def overlap(self) -> float:

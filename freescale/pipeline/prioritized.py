@@ -30,7 +30,6 @@ batches used: gradients of the one before the current may still be parked.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -147,14 +146,13 @@ class PrioritizedPipeline(Generic[B]):
         if flight.step != ready.step or flight.updated:
             raise FreeScaleError(f"step {ready.step + 1} is not the batch that was taken last")
         self.queue.check()
-        began = time.perf_counter()
-        if not flight.prioritized:
-            self._update_plainly(flight, ready, lr=lr)
-        else:
-            self._scatter_gradients(flight, ready, lr=lr)
+        with flight.traffic.exposed():
+            if not flight.prioritized:
+                self._update_plainly(flight, ready, lr=lr)
+            else:
+                self._scatter_gradients(flight, ready, lr=lr)
         flight.updated = True
         self._last_updated = flight.step
-        flight.traffic.exposed_ms += 1000 * (time.perf_counter() - began)
 
     def flush(self) -> None:
         """Bring every row of this rank up to date: wait until parked gradients are applied."""
@@ -258,24 +256,26 @@ class PrioritizedPipeline(Generic[B]):
     def _ready(self, flight: InFlightBatch[B]) -> ReadyRows[B]:
         """The last moment before the forward: late rows, and everything of a batch without look-ahead."""
         self.queue.check()
-        began = time.perf_counter()
-        if flight.prioritized:
-            assert flight.early is not None
-            with stage("wait for NOL rows", step=flight.step + 1, kind="wait"):
-                storage = flight.early.wait()
-                flight.copied_by(flight)
-            self._moves.fetch_late(flight, storage)
-            lookups = {name: self._lookup(flight, name, storage) for name in flight.asked}
-        else:
-            flight.asked = self._rows_of(flight.batch)
-            self.flush()
-            with stage("look up rows", step=flight.step + 1):
-                lookups = {
-                    name: self._embedding.lookup(name, rows.to(self._embedding.device), updates_done=True)
-                    for name, rows in flight.asked.items()
-                }
-        flight.traffic.exposed_ms += 1000 * (time.perf_counter() - began)
+        with flight.traffic.exposed():
+            lookups = self._look_up_late(flight) if flight.prioritized else self._look_up_plainly(flight)
         return ReadyRows(flight.step, flight.batch, lookups, flight.traffic)
+
+    def _look_up_late(self, flight: InFlightBatch[B]) -> dict[str, Lookup]:
+        assert flight.early is not None
+        with stage("wait for NOL rows", step=flight.step + 1, kind="wait"):
+            storage = flight.early.wait()
+            flight.copied_by(flight)
+        self._moves.fetch_late(flight, storage)
+        return {name: self._lookup(flight, name, storage) for name in flight.asked}
+
+    def _look_up_plainly(self, flight: InFlightBatch[B]) -> dict[str, Lookup]:
+        flight.asked = self._rows_of(flight.batch)
+        self.flush()
+        with stage("look up rows", step=flight.step + 1):
+            return {
+                name: self._embedding.lookup(name, rows.to(self._embedding.device), updates_done=True)
+                for name, rows in flight.asked.items()
+            }
 
     def _lookup(self, flight: InFlightBatch[B], name: str, storage: dict[str, Tensor]) -> Lookup:
         if name not in storage:

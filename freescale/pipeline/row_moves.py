@@ -129,7 +129,6 @@ class RowMoves:
                 )
             with stage("apply NOL gradients", step=flight.step + 1):
                 self._apply(flight, name, subset, home, lr=lr)
-            self._count(flight, subset, leaving, exposed=False)
 
     # On the training thread, which stands still meanwhile.
 
@@ -163,6 +162,9 @@ class RowMoves:
                 else:
                     left[name] = grad
                     leaving = grad.index_select(0, subset.index)
+                    assert table.parked is not None
+                    # They travel when this step has been reported, but they are its own.
+                    self._count(flight, table.parked, grad, exposed=False)
                 self._count(flight, subset, leaving, exposed=True)
                 pending = subset.route.to_owners(leaving, channel=self._channels.express)
                 coming.append((name, subset, pending))

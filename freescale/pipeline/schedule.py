@@ -12,6 +12,7 @@ give exactly the same rows, losses and updates as the plain one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -77,11 +78,13 @@ class _Prepared:
         planned: as it came from the loader.
         batch: on its device, with indices instead of ids.
         found: its unique rows; None where items have no table.
+        traffic: what that has cost the training thread.
     """
 
     planned: PlannedBatch
     batch: SequenceBatch
     found: UniqueRows | None
+    traffic: Traffic
 
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
@@ -128,14 +131,17 @@ class PlainSchedule:
         for prepared in iter(self._prepare, None) if self._ahead is None else self._ahead:
             if self._ahead is not None:
                 prepared.record_stream()
-            (plan, loaded), found = prepared.planned, prepared.found
-            yield ReadyBatch(plan, prepared.batch, fetch(found, self._embedding), loaded=loaded)
+            (plan, loaded), traffic = prepared.planned, prepared.traffic
+            with traffic.exposed():
+                lookup = fetch(prepared.found, self._embedding)
+            yield ReadyBatch(plan, prepared.batch, lookup, traffic, loaded=loaded)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
         if not self._embedding.plans:
             return
-        self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
+        with ready.traffic.exposed():
+            self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
         count_plain(ready.traffic, [ready.lookup], self._embedding)
 
     def flush(self) -> None:
@@ -156,8 +162,10 @@ class PlainSchedule:
         if planned is None:
             return None
         plan, batch = planned
-        found, indexed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
-        return _Prepared(planned, indexed, found)
+        traffic = Traffic()
+        with traffic.exposed() if self._ahead is None else nullcontext():
+            found, indexed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
+        return _Prepared(planned, indexed, found, traffic)
 
 
 class PrioritizedSchedule:

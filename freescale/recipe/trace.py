@@ -26,7 +26,7 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
     """What accounts for the time of every step; spans are recorded from here on."""
     from freescale import trace
     from freescale.comm.world import SharedClock
-    from freescale.train import AccountedStep, Accounts, CudaClock, write_step
+    from freescale.train import AccountedStep, Accounts, CudaClock, Stalls, write_step
 
     def write(step: AccountedStep) -> None:
         write_step(progress, step)
@@ -37,7 +37,12 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
     recorder = trace.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
     trace.record_into(recorder)
     return Accounts(
-        ranks=ranks, recorder=recorder, write=write, every=config.run.log_every, clock=SharedClock(ranks)
+        ranks=ranks,
+        recorder=recorder,
+        write=write,
+        every=config.run.log_every,
+        clock=SharedClock(ranks),
+        stalls=None if ranks.control is None else Stalls(),
     )
 
 

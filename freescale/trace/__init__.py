@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.trace.bubbles import CAUSES, Interval, Parts, slowest, split_step, total, union, without
+    from freescale.trace.bubbles import (
+        CAUSES,
+        Interval,
+        Parts,
+        missing_of,
+        overlap,
+        slowest,
+        split_step,
+        total,
+        union,
+        without,
+    )
+    from freescale.trace.held import held_before
     from freescale.trace.metrics_log import (
         POPULARITY,
         Event,

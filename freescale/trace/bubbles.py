@@ -3,7 +3,7 @@
 T is the time between the ends of two successive optimizer steps. Every moment of it is one of
 
     compute    some thread or stream of the rank does useful work
-    straggler  the rank stands at an exchange that some rank has not reached yet
+    straggler  the rank stands at an exchange for which some rank is not ready yet, or at which one stands still
     comm       it stands at an exchange that all ranks have reached: the transfer is what it waits for
     host       the rest: reading data, Python, launching kernels
 
@@ -102,6 +102,18 @@ def without(intervals: Sequence[Interval], cover: Sequence[Interval]) -> list[In
     return left
 
 
+def overlap(intervals: Sequence[Interval], cover: Sequence[Interval]) -> list[Interval]:
+    """What a cover has in common with some intervals; both disjoint and in order, and so is the result."""
+    return without(intervals, without(intervals, cover))
+
+
+def missing_of(wait: Span) -> list[Interval]:
+    """When a wait at an exchange was for another rank; disjoint and in order."""
+    if wait.missing is not None:
+        return list(wait.missing)
+    return [] if wait.last is None else union([(wait.start, min(wait.end, wait.last))])
+
+
 def total(parts: Iterable[Parts]) -> Parts:
     """Many steps, or many ranks, as one: times are added, so long steps weigh more."""
     totals = [0.0, 0.0, 0.0, 0.0]
@@ -137,15 +149,12 @@ def slowest(ranks: Sequence[Parts]) -> Slowest | None:
 
 
 def _some_rank_missing(wait: Span, spans: Sequence[Span]) -> list[Interval]:
-    """The part of a wait in which some rank had not arrived yet."""
+    """The part of a wait in which it was for another rank."""
     if wait.arrival is not None:
-        return [] if wait.last is None else [(wait.start, min(wait.end, wait.last))]
+        return missing_of(wait)
     # The main thread waits for another thread: what that one waits for is the cause.
-    return [
-        (max(wait.start, other.start), min(wait.end, other.end, other.last))
-        for other in spans
-        if other.kind == "wait" and other.lane != MAIN and other.last is not None
-    ]
+    others = (other for other in spans if other.kind == "wait" and other.lane != MAIN)
+    return overlap([(wait.start, wait.end)], union(each for other in others for each in missing_of(other)))
 
 
 def _length(intervals: Iterable[Interval]) -> float:

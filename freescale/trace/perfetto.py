@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from freescale.trace.bubbles import missing_of
 from freescale.trace.span_file import RankSpans, RunSpans, common_steps
 from freescale.trace.spans import MAIN, Span
 
@@ -81,5 +82,5 @@ def _arguments(span: Span) -> dict[str, object]:
         arguments["arrived_us"] = round(1e6 * span.arrival.mark, 3)
     if span.last is not None:
         arguments["last_rank_arrived_us"] = round(1e6 * span.last, 3)
-        arguments["waited_for_a_rank_us"] = round(1e6 * max(0.0, min(span.end, span.last) - span.start), 3)
+        arguments["waited_for_a_rank_us"] = round(1e6 * sum(high - low for low, high in missing_of(span)), 3)
     return arguments

@@ -155,6 +155,9 @@ def _line(span: Span, zero: float) -> str:
     if span.arrival is not None:
         more = f',"arrived":{span.arrival.mark - zero:.7f}'
         more += "" if span.last is None else f',"last":{span.last - zero:.7f}'
+        if span.missing is not None:
+            pairs = (f"[{low - zero:.7f},{high - zero:.7f}]" for low, high in span.missing)
+            more += f',"missing":[{",".join(pairs)}]'
     return (
         f'{{"name":{_quoted(span.name)},"kind":"{span.kind}","lane":{_quoted(span.lane)},'
         f'"of":{span.step},"from":{span.start - zero:.7f},"to":{span.end - zero:.7f}{more}}}\n'
@@ -211,6 +214,7 @@ def _span(entry: Mapping[str, Any]) -> Span:
         float(entry["to"]),
         arrival,
         float(entry["last"]) if "last" in entry else None,
+        tuple((float(low), float(high)) for low, high in entry["missing"]) if "missing" in entry else None,
     )
 
 

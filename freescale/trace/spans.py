@@ -78,6 +78,7 @@ class Span(NamedTuple):
         end: its end.
         arrival: of a wait: since when this rank was ready for the exchange.
         last: of a wait: when the last rank was, once the ranks have compared notes.
+        missing: of a wait: when it was for another rank, not for a transfer; until `last` where nobody knows better.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Span(NamedTuple):
     end: Mark
     arrival: Arrival | None = None
     last: float | None = None
+    missing: tuple[tuple[float, float], ...] | None = None
 
 
 class Recorder:
@@ -158,7 +160,7 @@ class Recorder:
         return taken
 
     def _timed(self, span: Span) -> Span | None:
-        name, kind, lane, step, start, end, arrival, _ = span
+        name, kind, lane, step, start, end, arrival = span[:7]
         read = self.clock.read
         start, end = read(start), read(end)
         if start is None or end is None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from freescale.train.log.id_report import IdReport
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
+    from freescale.train.log.stalls import Stalls
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
     from freescale.train.quality.evaluate import Evaluator, popularity_quality

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.trace.bubbles import Parts, slowest, split_step, total, union, without
+from freescale.trace.bubbles import Parts, overlap, slowest, split_step, total, union, without
 from freescale.trace.spans import MAIN, Arrival, Span
 
 MOMENTS = st.integers(-2, 12)
@@ -27,7 +27,10 @@ def spans(draw):
     lane = draw(st.sampled_from([MAIN, "communication"]))
     keyed = kind == "wait" and draw(st.booleans())
     last = draw(st.none() | MOMENTS) if keyed else None
-    return Span("x", kind, lane, 1, low, high, Arrival("x", 1, low, 0) if keyed else None, last)
+    missing = None
+    if last is not None and draw(st.booleans()):
+        missing = tuple(overlap([(low, high)] if low < high else [], union(draw(intervals()))))
+    return Span("x", kind, lane, 1, low, high, Arrival("x", 1, low, 0) if keyed else None, last, missing)
 
 
 def cause_of(moment: float, everything: list[Span]) -> str:
@@ -41,9 +44,15 @@ def cause_of(moment: float, everything: list[Span]) -> str:
     others = [s for s in here if s.kind == "wait" and s.lane != MAIN]
     for wait in waits:
         asked = [wait] if wait.arrival is not None else others
-        if any(s.last is not None and moment < s.last for s in asked):
+        if any(somebody_missing(moment, each) for each in asked):
             return "straggler"
     return "comm"
+
+
+def somebody_missing(moment: float, wait: Span) -> bool:
+    if wait.missing is not None:
+        return any(low < moment < high for low, high in wait.missing)
+    return wait.last is not None and moment < wait.last
 
 
 @given(st.lists(spans(), max_size=10))
@@ -71,6 +80,8 @@ def test_union_and_without_keep_exactly_the_right_moments(some, cover):
         covered = any(low < moment < high for low, high in cover)
         assert any(low < moment < high for low, high in merged) == inside
         assert any(low < moment < high for low, high in left) == (inside and not covered)
+        common = any(low < moment < high for low, high in overlap(merged, hidden))
+        assert common == (inside and covered)
 
 
 def test_a_wait_inside_a_collective_is_never_work():

@@ -31,9 +31,20 @@ def write_rank(
     for step in steps:
         start = 1000.0 + STEP_S * (step - 1) + shift - offset
         arrival = Arrival("exchange rows", step, start + 0.06, step)
+        missing = ((start + 0.06, start + 0.07), (start + 0.07, start + 0.08))
         spans = [
             Span("forward and backward", "compute", "main", step, start, start + 0.06),
-            Span("exchange rows", "wait", "main", step, start + 0.06, start + 0.1, arrival, start + 0.08),
+            Span(
+                "exchange rows",
+                "wait",
+                "main",
+                step,
+                start + 0.06,
+                start + 0.1,
+                arrival,
+                start + 0.08,
+                missing,
+            ),
             Span("fetch <rows>", "stage", "communication", step, start + 0.01, start + 0.05),
         ]
         writer.write(step, start, start + STEP_S, Parts(0.1, 0.06, 0.02, 0.02), spans, offset=offset)
@@ -53,6 +64,7 @@ def test_what_is_written_is_read_on_one_clock(tmp_path):
         work, wait, fetch = step.spans
         assert (work.name, work.kind, work.start, work.end) == ("forward and backward", "compute", 0.2, 0.26)
         assert (wait.arrival.mark, wait.last) == pytest.approx((0.26, 0.28))
+        assert wait.missing == (pytest.approx((0.26, 0.27)), pytest.approx((0.27, 0.28)))
         assert (fetch.lane, fetch.arrival) == ("communication", None)
 
 

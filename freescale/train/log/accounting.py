@@ -1,14 +1,14 @@
 """The accounts of a run: at log steps the ranks compare arrival times, and every held step line gets its bubbles.
 
 A rank alone cannot tell whether it waits for a transfer or for another rank. So a step's line is held until the next
-log step, where one small maximum over the ranks gives the last arrival at every exchange since the last one, and one
-gather brings each rank's parts to rank 0: two small exchanges every `run.log_every` steps, on any number of ranks.
+log step, where two small maxima over the ranks say of every exchange since the last one when the last rank came and why
+so late (`notes.py`), and one gather brings each rank's parts to rank 0: three small exchanges every `run.log_every`
+steps, on any number of ranks, and one more where some rank has stood still.
 """
 
 from __future__ import annotations
 
 import time
-import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,19 +21,13 @@ from torch import Tensor
 
 from freescale.comm.world import Ranks, SharedClock
 from freescale.trace import Parts, Recorder, Span, SpanWriter, exchange, is_kept, split_step, total
-
-_SLOTS = 64
-"""Exchanges a step that can be compared; a step of the plain schedule has five."""
+from freescale.train.log.notes import Notes
+from freescale.train.log.stalls import Stalls
 
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
 
-_NEVER = -float("inf")
-
 _start_of = attrgetter("start")
-
-Key = tuple[int, str, int]
-"""An exchange: step, name, and which one of that name in that step."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,7 @@ class Accounts:
         write: takes the accounted steps, in order; called on every rank, with the parts of all ranks on rank 0 only.
         every: steps between two accounts.
         clock: brings this rank's times to those of rank 0.
+        stalls: when this process stood still; None is never.
         spans: where the spans of kept steps go.
         totals: the parts of each rank (on rank 0; elsewhere its own) over all steps so far but the first, which
             compiles kernels and opens connections and says nothing about the others.
@@ -73,9 +68,9 @@ class Accounts:
     write: Callable[[AccountedStep], None]
     every: int = 20
     clock: SharedClock | None = None
+    stalls: Stalls | None = None
     spans: SpanWriter | None = None
     totals: list[Parts] = field(default_factory=list)
-    _known: dict[int, float] = field(default_factory=dict)
     _ended_at: float = 0.0
     _held: deque[AccountedStep] = field(default_factory=deque)
     _ended: deque[tuple[int, float, float]] = field(default_factory=deque)
@@ -83,6 +78,9 @@ class Accounts:
     _due_first: int = 0
     _num_accounts: int = 0
     _warm: bool = False
+
+    def __post_init__(self) -> None:
+        self._notes = Notes(ranks=self.ranks, clock=self.clock, stalls=self.stalls)
 
     @property
     def clock_error(self) -> float | None:
@@ -138,14 +136,13 @@ class Accounts:
     def _account(self, up_to: int) -> None:
         assert self.recorder is not None
         self._ended.extend(self.recorder.ended_steps())
-        taken = self.recorder.take()
-        self._spans.extend(span if span.arrival is None else self._recalled(span) for span in taken)
+        self._spans.extend(self.recorder.take())
         first = self._held[0].step
         # Later steps may have ended, too; their lines are still to come.
         done = min(up_to, self._ended[-1][0]) if self._ended else first - 1
         if self.ranks.control is not None:
             with exchange("compare notes"):
-                done = self._compare(first, up_to, done)
+                done = self._notes.compare(self._spans, first=first, up_to=up_to, done=done)
             self._num_accounts += 1
             if self.clock is not None and self._num_accounts % _REMEASURE == 0:
                 self.clock.measure(rounds=4)
@@ -169,71 +166,9 @@ class Accounts:
         begun = self._spans[:num_begun]
         parts = split_step(start, end, begun)
         if self.spans is not None and is_kept(step):
-            self.spans.write(step, start, end, parts, begun, offset=self._offset())
+            self.spans.write(step, start, end, parts, begun, offset=self._notes.offset)
         self._spans[:num_begun] = [span for span in begun if span.end > end]
         return parts
-
-    def _compare(self, first: int, up_to: int, done: int) -> int:
-        """Fill in the last arrivals of all waits up to a step; returns the last step that every rank has behind it."""
-        keyed = self._keyed(up_to)
-        arrivals = {key: span.arrival.mark for key, _, span in keyed if span.arrival is not None}
-        rows: dict[int, list[Key]] = {step: [] for step in range(first, up_to + 1)}
-        for key in sorted(arrivals):
-            rows[max(first, key[0])].append(key)
-        offset = self._offset()
-        lines = [_line_of(keys, [arrivals[key] + offset for key in keys[:_SLOTS]]) for keys in rows.values()]
-        table = torch.tensor([*lines, [-done] + [_NEVER] * (_SLOTS + 1)], dtype=torch.float64)
-        dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self.ranks.control)
-        if bool((table[:-1, 0] == -table[:-1, 1]).all()):
-            last = {
-                key: value
-                for row, keys in zip(table[:, 2:].tolist(), rows.values())
-                for key, value in zip(keys, row)
-            }
-        else:
-            last = self._by_name({key: value + offset for key, value in arrivals.items()})
-        self._fill_in({key: value - offset for key, value in last.items()}, keyed)
-        return int(-table[-1, 0])
-
-    def _by_name(self, mine: dict[Key, float]) -> dict[Key, float]:
-        """The same where ranks have seen different exchanges so far: larger, but it needs no common order."""
-        everybody: list[dict[Key, float]] = [{} for _ in range(self.ranks.num_ranks)]
-        dist.all_gather_object(everybody, mine, group=self.ranks.control)
-        return {key: max(other.get(key, _NEVER) for other in everybody) for key in mine}
-
-    def _fill_in(self, last: dict[Key, float], keyed: list[tuple[Key, int, Span]]) -> None:
-        self._known = {
-            span.arrival.serial: last[key] for key, _, span in keyed if span.arrival and key in last
-        }
-        for _, place, span in keyed:
-            self._spans[place] = self._recalled(span)
-
-    def _recalled(self, span: Span) -> Span:
-        """A wait may be recorded after its exchange was compared: one that was started early, say."""
-        if span.arrival is None or span.last is not None:
-            return span
-        last = self._known.get(span.arrival.serial)
-        return span if last is None else span._replace(last=last)
-
-    def _keyed(self, up_to: int) -> list[tuple[Key, int, Span]]:
-        """Waits of steps up to here not compared yet: a name that is the same on every rank, place, span."""
-        waits = sorted(
-            (span.arrival.serial, place)
-            for place, span in enumerate(self._spans)
-            if span.arrival is not None and span.last is None and span.arrival.step <= up_to
-        )
-        keyed: list[tuple[Key, int, Span]] = []
-        counts: dict[tuple[int, str], int] = {}
-        before = -1
-        for serial, place in waits:
-            span = self._spans[place]
-            assert span.arrival is not None
-            name = (span.arrival.step, span.arrival.name)
-            if serial != before:
-                counts[name] = counts.get(name, 0) + 1
-            before = serial
-            keyed.append(((*name, counts[name]), place, span))
-        return keyed
 
     def _everybodys(self, mine: Sequence[Parts]) -> list[list[Parts]]:
         """[steps][ranks] on rank 0, this rank's alone elsewhere."""
@@ -250,12 +185,3 @@ class Accounts:
         if gathered is None:
             return [[parts] for parts in mine]
         return [[Parts(*row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
-
-    def _offset(self) -> float:
-        return 0.0 if self.clock is None else self.clock.offset
-
-
-def _line_of(keys: list[Key], arrivals: list[float]) -> list[float]:
-    """A row of the table that ranks compare: a check of the names, so that its maximum tells whether all are alike."""
-    check = zlib.crc32(repr(keys).encode())
-    return [check, -check, *arrivals, *[_NEVER] * (_SLOTS - len(arrivals))]

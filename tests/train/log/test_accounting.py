@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 import time
 
 import pytest
@@ -18,6 +21,7 @@ from freescale.comm.world.clocks import SharedClock
 from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total
 from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
 from freescale.train.log.accounting import AccountedStep, Accounts
+from freescale.train.log.stalls import Stalls
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, these_ranks, train_small
@@ -137,6 +141,140 @@ def test_who_is_waited_for_is_named():
         if (late.rank, late.cause) == (1, "compute") and late.excess == pytest.approx(0.03 / 0.09, abs=0.1):
             return
     raise AssertionError(late)
+
+
+class SlowWire:
+    """Two ranks whose messages need `delay` from one to the other; nobody waits for anybody before it has sent."""
+
+    name, engine, sm_free, reason = "slow wire", "sockets", True, "a test"
+
+    def __init__(self, delay: float) -> None:
+        self._inner = SocketTransport(dist.group.WORLD)
+        self.rank, self.num_ranks = self._inner.rank, self._inner.num_ranks
+        self._delay = delay
+
+    def start(self, tensor, *, send, receive) -> Pending:
+        sent = torch.full((2,), time.monotonic(), dtype=torch.float64)
+        pending = self._inner.start(sent, send=[1, 1], receive=[1, 1])
+        rank, delay = self.rank, self._delay
+
+        class OnItsWay:
+            def wait(self):
+                left = float(pending.wait()[1 - rank])
+                time.sleep(max(0.0, left + delay - time.monotonic()))
+                return tensor
+
+        return OnItsWay()
+
+
+def ping_pong(rank: int, delay: float) -> tuple[list[AccountedStep], list[tuple[float, float]]]:
+    """Steps of ten exchanges over a slow wire, and when each began and ended; rank 1 is late to one of the ten."""
+    ranks = these_ranks()
+    accounted: list[AccountedStep] = []
+    recorder = Recorder(HostClock())
+    record_into(recorder)
+    accounts = Accounts(ranks=ranks, recorder=recorder, write=accounted.append, every=1000)
+    transport = TracedTransport(SlowWire(delay))
+    stamps = []
+    accounts.begin(1)
+    for step in range(1, 7):
+        with stage("train", step=step):
+            time.sleep(delay / 2 if rank == 1 else 0.0)
+            for _ in range(10):
+                with stage("exchange rows"):
+                    began = time.monotonic()
+                    transport.start(torch.ones(2), send=[1, 1], receive=[1, 1]).wait()
+                    stamps.append((began, time.monotonic()))
+        accounts.end_step()
+        accounts.add(step, {})
+    accounts.pause()
+    record_into(None)
+    return accounted, stamps[10:]
+
+
+def late_by(stamps: list[list[tuple[float, float]]], *, own_work: bool) -> float:
+    """How long both ranks stood where the other had not begun; only while it was at its own work, or always."""
+    seconds = 0.0
+    for mine, others in (stamps, stamps[::-1]):
+        for (_, free), (came, _), (began, _) in zip(others, others[1:], mine[1:]):
+            seconds += max(0.0, came - (max(began, free) if own_work else began))
+    return seconds
+
+
+def test_a_rank_that_the_wire_has_held_is_no_straggler():
+    for _ in range(6):
+        (accounted, mine), (_, others) = run_on_ranks(ping_pong, 2, 0.02)
+        found = total(parts for step in accounted[1:] for parts in step.ranks)
+        truth, seen = (late_by([mine, others], own_work=only) for only in (True, False))
+        # One late start makes the ranks take turns at being late, for as long as nothing else disturbs them.
+        if seen - truth > 0.1 * found.total and abs(found.straggler - truth) < 0.03 * found.total:
+            return
+    raise AssertionError(
+        f"{found}, waited for a rank at its own work {truth:.3f} s, for any rank {seen:.3f} s"
+    )
+
+
+class WorkingLink(ThrottledLink):
+    """A transport whose bytes move only while both ranks have worked for `delay` inside the exchange."""
+
+    def start(self, tensor, *, send, receive) -> Pending:
+        inner, delay = self._inner, self._delay
+
+        class Moving:
+            def wait(self):
+                time.sleep(delay)
+                return inner.start(tensor, send=send, receive=receive).wait()
+
+        return Moving()
+
+
+def stopped_inside(rank: int, stop_s: float) -> list[AccountedStep]:
+    """Four steps of one exchange; in the third, rank 0 stops rank 1 when both are inside it."""
+    ranks = these_ranks()
+    accounted: list[AccountedStep] = []
+    recorder = Recorder(HostClock())
+    record_into(recorder)
+    accounts = Accounts(ranks=ranks, recorder=recorder, write=accounted.append, every=1000, stalls=Stalls())
+    transport = TracedTransport(WorkingLink(0.1))
+    everybody = [0, 0]
+    dist.all_gather_object(everybody, os.getpid())
+    transport.inner._inner.exchange_counts(torch.zeros(2, dtype=torch.int64))
+
+    def stop() -> None:
+        time.sleep(0.05)
+        os.kill(everybody[1], signal.SIGSTOP)
+        time.sleep(stop_s)
+        os.kill(everybody[1], signal.SIGCONT)
+
+    accounts.begin(1)
+    for step in range(1, 5):
+        with stage("train", step=step):
+            if rank == 0 and step == 3:
+                threading.Thread(target=stop).start()
+            with stage("exchange rows"):
+                transport.start(torch.ones(2), send=[1, 1], receive=[1, 1]).wait()
+        accounts.end_step()
+        accounts.add(step, {})
+    accounts.pause()
+    record_into(None)
+    return accounted
+
+
+def test_a_rank_that_stands_still_inside_an_exchange_is_who_is_waited_for():
+    for _ in range(4):
+        accounted = run_on_ranks(stopped_inside, 2, 0.5)[0]
+        first, second = accounted[2].ranks
+        others = total(part for step in (accounted[1], accounted[3]) for part in step.ranks)
+        if (
+            0.44 < first.straggler < 0.56
+            and 0.44 < second.host < 0.56
+            and max(first.comm, second.comm) < 0.15
+            and others.straggler < 0.1 * others.comm
+        ):
+            late = slowest(accounted[2].ranks)
+            assert (late.rank, late.cause) == (1, "host")
+            return
+    raise AssertionError(accounted)
 
 
 class ShiftedClock:

@@ -1,0 +1,291 @@
+r"""What a run on two machines says of its time, held against what is known of the wire and of what was planted.
+
+Two network namespaces (tests/nodes.py) under torchrun with its c10d rendezvous: on a bare wire, on one of 100 Mbit/s, and
+on one whose every frame is 20 ms on its way. All runs train the same recipe in float64, plain and prioritized, in turn:
+
+    nothing    as it is
+    late       rank 1 sleeps for 60 ms in the forward of every step
+    stopped    rank 1 is stopped (SIGSTOP) for 400 ms, once in every fourth step, wherever it is then
+
+Checked first: every loss of every run equals that of one process, to 1e-9. Then `comm` and `straggler` of the log, as
+shares of the step, against a truth that knows nothing of the accounts (R ranks, T the length of a step):
+
+    comm       what the bare wire costs + the time that this wire takes
+               by the wire, plain only:  bytes / rate + round trips * 2 * delay. Bytes are those the interface counted,
+                   in the direction that had more. A plain step stands still for four exchanges: counts, ids, rows,
+                   row gradients; gloo asks before it sends, so each costs a round trip. Dense gradients travel beside
+                   row gradients, the numbers of the log line beside the next step.
+               by the clock:  T - T on the bare wire. Nothing else differs.
+    straggler  what the ranks wait for each other on the bare wire + (R - 1) / R * what was planted in a step
+               What was planted and did not make the step longer has covered transfers: their comm is less by that.
+
+Medians over the steps, and means where steps are unlike (stopped). The truth stands for the two machines, not for a
+cluster: both share this host's cores, and a busy host shows as straggler and host time.
+
+    python benchmarks/two_nodes.py [--steps 32] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from freescale.comm.world import Ranks, join_ranks
+from freescale.recipe import build_run, build_source, load_config
+from freescale.train import Progress, Run, train
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.nodes import PORT, Node, nodes, why_no_nodes
+from tests.small_run import Recorder
+
+WIRES: dict[str, dict[str, float]] = {"bare": {}, "100 Mbit": {"rate_mbit": 100}, "20 ms": {"delay_ms": 20}}
+WAYS = {"plain": "false", "prioritized": "true"}
+PLANTED_MS = {"nothing": 0.0, "late": 60.0, "stopped": 100.0}
+"""In a mean step."""
+STOP_S, STOP_EVERY = 0.4, 4
+ROUND_TRIPS = 4
+WARM_UP = 6
+POINTS = 3.0
+RECIPE = (
+    *("synthetic.users=2000", "synthetic.items=4000", "synthetic.mean_length=30", "data.max_length=60"),
+    *("data.global_batch=32", "model.dim=32", "model.dropout=0", "model.dtype=float64"),
+    *("run.device=cpu", "run.log_every=100000", "run.eval_every=null", "run.checkpoint_every=null"),
+    *("pipeline.decide_every=null", "balance.refit_every=null", "eval.max_users=8"),
+)
+
+
+# On a rank.
+
+
+def rank_main(plan: Path) -> None:
+    """Train everything the plan names; rank 0 writes down what it heard."""
+    torch.set_num_threads(1)
+    tasks = json.loads(plan.read_text())
+    source = None
+    with join_ranks(device="cpu") as ranks:
+        pids = _pids(ranks)
+        for task in tasks:
+            keys = [*RECIPE, *task["keys"], f"run.out={plan.parent}/{task['name']}"]
+            config = load_config(None, keys)
+            source = source or build_source(config)
+            recorder = Recorder()
+            run = build_run(config, source, ranks, Progress([recorder]))
+            plant(task["planted"], run, ranks.rank, pids)
+            moved = _bytes_moved()
+            train(run, resume_from=None)
+            if ranks.is_first:
+                sent, received = (after - before for before, after in zip(moved, _bytes_moved()))
+                heard = {"steps": recorder.of("step"), "bytes": max(sent, received)}
+                Path(plan.parent, f"{task['name']}.json").write_text(json.dumps(heard))
+
+
+def plant(what: str, run: Run, rank: int, pids: Sequence[int]) -> None:
+    """Let rank 1 sleep, or be stopped by rank 0."""
+    model, dice, calls = run.state.model, random.Random(0), itertools.count()
+
+    def late(*_: object) -> None:
+        time.sleep(PLANTED_MS["late"] / 1000)
+
+    def stop(after_s: float) -> None:
+        time.sleep(after_s)
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(STOP_S)
+        os.kill(pids[1], signal.SIGCONT)
+
+    def stopped(*_: object) -> None:
+        if model.training and next(calls) % STOP_EVERY == 0:
+            threading.Thread(target=stop, args=(dice.uniform(0.0, 0.2),)).start()
+
+    if what == "late" and rank == 1:
+        model.register_forward_pre_hook(late)
+    if what == "stopped" and rank == 0:
+        model.register_forward_pre_hook(stopped)
+
+
+def _pids(ranks: Ranks) -> list[int]:
+    pids = [os.getpid()] * ranks.num_ranks
+    if ranks.control is not None:
+        dist.all_gather_object(pids, os.getpid(), group=ranks.control)
+    return pids
+
+
+def _bytes_moved() -> tuple[int, int]:
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        if line.strip().startswith("eth0:"):
+            return int(line.split()[9]), int(line.split()[1])
+    return 0, 0
+
+
+# Beside them.
+
+
+def run_plan(folder: Path, tasks: Sequence[Mapping[str, Any]], *, num_local: int, wire: str | None) -> None:
+    """All tasks on both machines, or, without a wire, in one process."""
+    folder.mkdir()
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(tasks))
+    program = [__file__, "--plan", str(plan)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    if wire is None:
+        subprocess.run([sys.executable, *program], env=environment, check=True)
+        return
+    started = ["-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={num_local}"]
+    started += ["--rdzv-backend=c10d", f"--rdzv-endpoint=node-a:{PORT}"]
+    with nodes(2, **WIRES[wire]) as machines:
+        running = [_start(machine, [sys.executable, *started, *program], environment) for machine in machines]
+        said = [process.communicate()[0] for process in running]
+        if any(process.returncode for process in running):
+            raise SystemExit("\n".join(said) + f"\nFAILED: a run over the wire {wire!r} ended with an error")
+
+
+def _start(machine: Node, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return machine.popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+class Measured:
+    """What a run said, in milliseconds of a step, means over its ranks."""
+
+    def __init__(self, path: Path, planted: str) -> None:
+        heard = json.loads(path.read_text())
+        self.losses = [event["loss"] for event in heard["steps"]]
+        steps = heard["steps"][WARM_UP:-1]
+        middle = statistics.mean if planted == "stopped" else statistics.median
+        self.step = middle(event["step_ms"] for event in steps)
+        self.comm, self.straggler = (
+            middle(event[cause] * event["step_ms"] for event in steps) for cause in ("comm", "straggler")
+        )
+        self.megabytes = heard["bytes"] / len(heard["steps"]) / 1e6
+        self.slowest = statistics.mode(event.get("slowest") for event in steps)
+
+
+def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict[str, Any]]:
+    """Every run over a wire that is not bare, with the truth beside what it said."""
+    rows = []
+    for (num_local, wire, way, planted), run in measured.items():
+        bare = measured[num_local, "bare", way, "nothing"]
+        plain_run = measured[num_local, wire, way, "nothing"]
+        extra = PLANTED_MS[planted]
+        waiting = 1 - 1 / (2 * num_local)
+        covered = extra - (run.step - plain_run.step)
+        by_clock = bare.comm + plain_run.step - bare.step - covered
+        truth = {"comm": by_clock, "straggler": bare.straggler + waiting * extra}
+        shares = {f"{name}_truth": 100 * value / run.step for name, value in truth.items()}
+        law = WIRES[wire]
+        on_wire = 2 * ROUND_TRIPS * law.get("delay_ms", 0.0)
+        on_wire += 8 * run.megabytes / law["rate_mbit"] * 1000 if "rate_mbit" in law else 0.0
+        rows.append(
+            {
+                "ranks": f"2x{num_local}",
+                "wire": wire,
+                "way": way,
+                "planted": planted,
+                "step_ms": run.step,
+                "comm": 100 * run.comm / run.step,
+                "straggler": 100 * run.straggler / run.step,
+                **shares,
+                "comm_by_wire": 100 * (bare.comm + on_wire) / run.step if way == "plain" else None,
+                "megabytes": run.megabytes,
+                "slowest": run.slowest,
+            }
+        )
+    return rows
+
+
+def off_by(row: Mapping[str, Any]) -> float:
+    """The largest distance of a share from its truth, in points; on the bare wire comm is its own measure."""
+    truths = ["straggler"] if row["wire"] == "bare" else ["comm", "straggler"]
+    return max(abs(row[name] - row[f"{name}_truth"]) for name in truths)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        "\n| ranks | wire | way | planted | step | comm | by the clock | by the wire | straggler | truth | slowest |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        by_wire = "" if row["comm_by_wire"] is None else f"{row['comm_by_wire']:.1f}"
+        print(
+            f"| {row['ranks']} | {row['wire']} | {row['way']} | {row['planted']} | {row['step_ms']:.1f} ms "
+            f"| {row['comm']:.1f} | {row['comm_truth']:.1f} | {by_wire} "
+            f"| {row['straggler']:.1f} | {row['straggler_truth']:.1f} | {row['slowest']} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--quick", action="store_true", help="one rank a machine only")
+    parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plan is not None:
+        rank_main(options.plan)
+        return
+    if reason := why_no_nodes():
+        raise SystemExit(reason)
+    tasks = [
+        {
+            "name": f"{way}-{planted}",
+            "planted": planted,
+            "keys": [f"pipeline.prioritized={WAYS[way]}", f"run.steps={options.steps}"],
+        }
+        for planted in PLANTED_MS
+        for way in WAYS
+    ]
+    measured: dict[tuple[int, str, str, str], Measured] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run_plan(Path(folder, "one"), tasks[:1], num_local=1, wire=None)
+        reference = Measured(Path(folder, "one", f"{tasks[0]['name']}.json"), "nothing").losses
+        for num_local in (1,) if options.quick else (1, 2):
+            some = tasks if num_local == 1 else [task for task in tasks if task["planted"] == "nothing"]
+            for wire in WIRES:
+                here = Path(folder, f"{num_local}-{wire}".replace(" ", ""))
+                run_plan(here, some, num_local=num_local, wire=wire)
+                for task in some:
+                    way, planted = task["name"].split("-")
+                    measured[num_local, wire, way, planted] = Measured(here / f"{task['name']}.json", planted)
+    worst = max(abs(a - b) for run in measured.values() for a, b in zip(run.losses, reference, strict=True))
+    if worst > 1e-9:
+        raise SystemExit(f"FAILED: losses are up to {worst:.1e} off those of one process")
+    print(f"{len(measured)} runs on two machines: losses of one process, at most {worst:.1e} off")
+    rows = rows_of(measured)
+    print_table(rows)
+    largest = max(map(off_by, rows))
+    print(f"\nshares are at most {largest:.1f} points off; {POINTS:.0f} are allowed")
+    facts = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "date": f"{datetime.date.today()}",
+        "losses_off": worst,
+        "largest_points": largest,
+        "ok": largest <= POINTS,
+        "rows": rows,
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
