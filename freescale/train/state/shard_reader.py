@@ -92,7 +92,8 @@ def fill(folder: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             targets.append(target)
             for file, part in _slices(piece, saved, target):
                 slices[file].append(part)
-    _read_all(folder, meta["files"], slices)
+    device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+    _read_all(folder, meta["files"], slices, device=device)
     for target in targets:
         target.finish()
 
@@ -108,33 +109,29 @@ def _slices(piece: Piece, saved: Mapping[str, Any], target: Target) -> Iterator[
             yield file, Slice(start, start + (end - begin) * width, target, (begin - piece.first) * width)
 
 
-def _read_all(folder: Path, files: Mapping[str, Any], slices: Mapping[str, list[Slice]]) -> None:
-    descriptors: dict[str, int] = {}
+def _read_all(
+    folder: Path,
+    files: Mapping[str, Any],
+    slices: Mapping[str, list[Slice]],
+    *,
+    device: torch.device | None,
+) -> None:
     local = threading.local()
-    try:
-        for file in slices:
-            try:
-                descriptors[file] = os.open(folder / file, os.O_RDONLY)
-            except FileNotFoundError:
-                raise ChangedError(f"{file} is missing") from None
-        work = [
-            (file, number, parts)
-            for file, wanted in slices.items()
-            for number, parts in sorted(_by_block(wanted, files[file]["block"]).items())
-        ]
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="resume") as pool:
-            done = [
-                pool.submit(_read_block, descriptors[f], f, files[f], n, parts, local) for f, n, parts in work
-            ]
-            try:
-                for one in done:
-                    one.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    finally:
-        for descriptor in descriptors.values():
-            os.close(descriptor)
+    work = [
+        (folder / file, files[file], number, parts)
+        for file, wanted in slices.items()
+        for number, parts in sorted(_by_block(wanted, files[file]["block"]).items())
+    ]
+    # Threads start on the first GPU, which may be another rank's.
+    start = None if device is None else lambda: torch.cuda.set_device(device)
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="resume", initializer=start) as pool:
+        done = [pool.submit(_read_block, *one, local) for one in work]
+        try:
+            for one in done:
+                one.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _by_block(slices: list[Slice], block: int) -> dict[int, list[Slice]]:
@@ -145,9 +142,7 @@ def _by_block(slices: list[Slice], block: int) -> dict[int, list[Slice]]:
     return blocks
 
 
-def _read_block(
-    descriptor: int, file: str, facts: Mapping[str, Any], number: int, parts: list[Slice], local: Any
-) -> None:
+def _read_block(path: Path, facts: Mapping[str, Any], number: int, parts: list[Slice], local: Any) -> None:
     """Read a block, check it, and hand its bytes to those who need them."""
     begin = number * facts["block"]
     end = min(begin + facts["block"], facts["size"])
@@ -157,10 +152,10 @@ def _read_block(
     else:
         room = _room(local, facts["block"], pinned=any(part.target.memory is None for part in parts))
         memory = room.numpy().data[: end - begin]
-    if _read_at(descriptor, memory, begin) < end - begin:
-        raise ChangedError(f"{file} is shorter than it was written")
+    if _read_at(path, memory, begin) < end - begin:
+        raise ChangedError(f"{path.name} is shorter than it was written")
     if facts["crcs"] and zlib.crc32(memory) != facts["crcs"][number]:
-        raise ChangedError(f"{file} has changed since it was written")
+        raise ChangedError(f"{path.name} has changed since it was written")
     if room is not None:
         for part in parts:
             first, last = max(begin, part.begin), min(end, part.end)
@@ -175,13 +170,18 @@ def _room(local: Any, num_bytes: int, *, pinned: bool) -> Tensor:
     return room
 
 
-def _read_at(descriptor: int, memory: Buffer, position: int) -> int:
+def _read_at(path: Path, memory: Buffer, position: int) -> int:
+    """Fill the memory from a file, from a position on; how many bytes there were."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)  # for each block: a thousand ranks may have a thousand shards
+    except FileNotFoundError:
+        raise ChangedError(f"{path.name} is missing") from None
     done = 0
-    while done < len(memory):
-        read = os.preadv(descriptor, [memory[done:]], position + done)
-        if not read:
-            break
-        done += read
+    try:
+        while done < len(memory) and (read := os.preadv(descriptor, [memory[done:]], position + done)):
+            done += read
+    finally:
+        os.close(descriptor)
     return done
 
 

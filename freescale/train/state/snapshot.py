@@ -52,7 +52,8 @@ class Staging:
 
     def _make(self, num_bytes: int, device: torch.device) -> None:
         if self._room is not None and device.type == "cuda":
-            torch.cuda.cudart().cudaHostUnregister(self._room.data_ptr())
+            with torch.cuda.device(device):
+                torch.cuda.cudart().cudaHostUnregister(self._room.data_ptr())
         self._room = None
         memory = mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE))
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -61,7 +62,8 @@ class Staging:
         room.zero_()  # pages are handed out on first use
         if device.type == "cuda":
             # The GPU copies into it by itself then; where the system refuses, copies are slower.
-            torch.cuda.cudart().cudaHostRegister(room.data_ptr(), len(room), 0)
+            with torch.cuda.device(device):  # a thread of its own starts on the first GPU
+                torch.cuda.cudart().cudaHostRegister(room.data_ptr(), len(room), 0)
         self._room = room
 
 
