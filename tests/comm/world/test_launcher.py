@@ -167,7 +167,7 @@ def test_ranks_that_do_not_listen_are_killed(run):
 
 
 def test_an_interrupt_ends_the_ranks(run, monkeypatch):
-    def interrupted(processes, notes):
+    def interrupted(processes, notes, requests):
         while len(pids(run.seen)) < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt
