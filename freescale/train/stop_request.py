@@ -25,6 +25,7 @@ _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _ONE_REQUEST_S = 2.0
 # Before the first step there is nothing to save; a process that waits for others cannot hear of it in time.
 _SET_UP_S = 5.0
+_NO_MORE = b"\0"
 
 
 class StopRequest:
@@ -60,7 +61,7 @@ class StopRequest:
         while True:
             heard, _, _ = select.select([ears], [], [], 1.0)
             signals = ears.recv(4096) if heard else b""
-            if heard and not signals:
+            if _NO_MORE in signals:
                 return
             now = time.monotonic()
             if signal.SIGTERM in signals:
@@ -89,6 +90,7 @@ def stop_on_sigterm(stop: StopRequest) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(wakeup)
         signal.signal(signal.SIGTERM, handler)
-        mouth.close()
+        mouth.send(_NO_MORE)  # closing it would not do: loader processes hold it, too
         listener.join()
+        mouth.close()
         ears.close()

@@ -92,14 +92,13 @@ class StepReports:
         plan, result = taken.plan, taken.result
         self.check(plan, taken.histories, result)
         own = torch.tensor([result.loss, *taken.traffic.values()], dtype=torch.float64)
-        alike = torch.tensor([*_plan_numbers(plan), self.stop.requested], dtype=torch.float64)
+        alike = torch.tensor([*plan_numbers(plan.plan_hash), self.stop.requested], dtype=torch.float64)
         parts = [own, *(counts.double() for counts in result.counted), alike]
         sums = self._sum(torch.cat(parts))
         numbers, *counted, alike = sums.split([len(part) for part in parts])
         loss, *moved = numbers.tolist()
-        first, second, stops = alike.tolist()
-        # Equal numbers alone have a mean square that is the square of their mean.
-        if int(first) ** 2 != self.ranks.num_ranks * int(second):
+        *plans, stops = alike.tolist()
+        if not is_one_plan(*plans, num_ranks=self.ranks.num_ranks):
             self._name_odd_plan(plan)
         self.told_to_stop = self.told_to_stop or stops > 0
         line: dict[str, object] = {
@@ -141,10 +140,15 @@ class StepReports:
             return start_all_reduce(self.channel, values).wait()
 
 
-def _plan_numbers(plan: StepPlan) -> tuple[int, int]:
+def plan_numbers(plan_hash: str) -> tuple[int, int]:
     """A few bits of the plan's hash and their square: their sums over the ranks tell whether all are alike."""
-    bits = zlib.crc32(plan.plan_hash.encode()) % (1 << _PLAN_BITS)
+    bits = zlib.crc32(plan_hash.encode()) % (1 << _PLAN_BITS)
     return bits, bits * bits
+
+
+def is_one_plan(values: float, squares: float, *, num_ranks: int) -> bool:
+    """Whether the numbers added up were all the same: those alone have the square of their mean as mean square."""
+    return int(values) ** 2 == num_ranks * int(squares)
 
 
 def open_report_channel(ranks: Ranks, *, kind: str = "auto") -> Transport | None:
