@@ -1,6 +1,6 @@
 r"""What a run on two machines says of its time, held against what is known of the wire and of what was planted.
 
-Two network namespaces (tests/nodes.py) under torchrun with its c10d rendezvous: on a bare wire, on one of 100 Mbit/s, and
+Two network namespaces (tests/nodes.py) under torchrun and its c10d rendezvous: on a bare wire, on one of 100 Mbit/s, and
 on one whose every frame is 20 ms on its way. All runs train the same recipe in float64, plain and prioritized, in turn:
 
     nothing    as it is

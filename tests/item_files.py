@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 WORDS = ("red", "green", "blue", "small", "large", "old", "new", "round", "sharp", "quiet", "loud", "odd")
 
 
-def write_made_up_texts(path: Path, num_items: int) -> Path:
+def write_made_up_texts(path: Path, num_items: int, *, seed: int = 1) -> Path:
     """One to six words for every item 0 .. num_items, some of them empty."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, size=n % 7)) for n in range(num_items + 1)]
     pq.write_table(pa.table({"item": np.arange(num_items + 1), "text": texts}), path)
     return path

@@ -1,9 +1,9 @@
 """A command that does what `python` does without importing torch again: most of what a short command takes.
 
 A process forked from the tests, where everything is imported, waits at a socket. The command sends it arguments,
-folder, environment and its own standard streams; a fork of that process then runs `-m MODULE`, `-c CODE` or a file, and
-all that it starts by `sys.executable` comes the same way. Started on one of the machines of `tests/nodes.py`, the
-command runs there. Imports in a fresh process are what it cannot show.
+folder, environment, its own standard streams, and later SIGTERM; a fork of that process then runs `-m MODULE`,
+`-c CODE` or a file, and all that it starts by `sys.executable` comes the same way. Started on one of the machines of
+`tests/nodes.py`, the command runs there. Imports in a fresh process are what it cannot show.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import NoReturn
 
 CLIENT = """#!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 line = socket.socket(socket.AF_UNIX)
 line.connect({address!r})
 names = ["FREESCALE_LAUNCHER_LINE", "FREESCALE_RENDEZVOUS"]
 given = {{name: int(os.environ[name].rpartition("/")[2]) for name in names if name in os.environ}}
 socket.send_fds(line, [b"\\n"], [0, 1, 2, *given.values()])
 line.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), list(given)]).encode() + b"\\n")
+signal.signal(signal.SIGTERM, lambda *_: line.sendall(b"T"))
 status = int(line.recv(16) or b"1")
 if status < 0:
     os.kill(os.getpid(), -status)
@@ -102,9 +103,11 @@ def _answer(line: socket.socket) -> NoReturn:
             os.close(stream)
         ended, status = 0, 0
         while not ended:
-            gone, _, _ = select.select([line], [], [], 0.01)
-            if gone:
-                os.kill(child, signal.SIGKILL)
+            heard, _, _ = select.select([line], [], [], 0.01)
+            asked = line.recv(1) if heard else b""
+            gone = heard and not asked
+            if heard:
+                os.kill(child, signal.SIGTERM if asked else signal.SIGKILL)
             ended, status = os.waitpid(child, 0 if gone else os.WNOHANG)
         if not gone:
             line.sendall(str(os.waitstatus_to_exitcode(status)).encode())

@@ -39,18 +39,23 @@ def train(
     resume: Annotated[
         str, typer.Option(help="auto: go on from the last checkpoint; never: start over; or a folder.")
     ] = "auto",
+    new_data: Annotated[
+        bool,
+        typer.Option("--new-data", help="Go on from a checkpoint though it has learnt from other data."),
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """Train a model; without a recipe, HSTU on embedded synthetic data.
 
-    A restarted command goes on where it stopped. `freescale keys` lists every KEY.
+    A restarted command goes on where it stopped. SIGTERM saves a checkpoint after the step and ends with exit code
+    75; a second one ends at once. `freescale keys` lists every KEY.
     """
     load_plugins(plugin)
     from freescale.recipe import load_config
 
     recipe, overrides = split_arguments(arguments or [])
     config = load_config(recipe, overrides)
-    command = ["train", *(arguments or []), "--resume", resume]
+    command = ["train", *(arguments or []), "--resume", resume, *(["--new-data"] if new_data else [])]
     command += [word for module in plugin or [] for word in ("--plugin", module)]
     if virtual_gpus is not None:
         _train_on_virtual_gpus(command, virtual_gpus, nproc=nproc, nnodes=nnodes, device=config.run.device)
@@ -63,6 +68,7 @@ def train(
     train_run(
         config,
         resume=resume,
+        new_data=new_data,
         open_terminal=lambda total: TerminalSink(total_steps=total, log_every=config.run.log_every),
     )
 

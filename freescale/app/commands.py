@@ -33,6 +33,7 @@ from freescale.train import (
     Progress,
     Resumed,
     Run,
+    StopRequest,
     TensorBoardSink,
     best_in,
     from_first,
@@ -41,6 +42,7 @@ from freescale.train import (
     resume,
     saved_in,
     sole_run,
+    stop_on_sigterm,
     train,
     write_export,
 )
@@ -49,17 +51,21 @@ OpenTerminal = Callable[[int], MetricSink]
 _TRIES = 5
 
 
-def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> dict[str, Any]:
+def train_run(
+    config: Config, *, resume: str, open_terminal: OpenTerminal, new_data: bool = False
+) -> dict[str, Any]:
     """Train as this rank of a run; returns the summary. Only rank 0 writes files and lines.
 
     Args:
         config: the recipe.
         resume: "auto", "never", or a run or checkpoint folder.
         open_terminal: (total steps) -> where lines go.
+        new_data: go on from a checkpoint though it has learnt from other data.
     """
-    out = Path(config.run.out)
+    out, stop = Path(config.run.out), StopRequest()
     keep_failures_in(out)
     with (
+        stop_on_sigterm(stop),
         join_ranks(
             device=config.run.device, timeout_s=config.comm.timeout_s, silent_s=config.comm.silent_s
         ) as ranks,
@@ -71,10 +77,12 @@ def train_run(config: Config, *, resume: str, open_terminal: OpenTerminal) -> di
             if resume == "never":
                 _clear(out, ranks)
             progress = Progress()
-            run = build_run(config, source, ranks, progress)
-            resumed = _resume(run, config, resume)
+            run = build_run(config, source, ranks, progress, stop=stop)
+            resumed = _resume(run, config, resume, new_data=new_data)
             if ranks.is_first:
-                _open_sinks(progress, config, resumed.step, open_terminal(run.timetable.total_steps))
+                _open_sinks(run, config, resumed.step, open_terminal(run.timetable.total_steps))
+            if resumed.story is not None:
+                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts())
             progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
             for text in resumed.notices:
                 progress.notice(resumed.step, text)
@@ -219,7 +227,7 @@ def find_checkpoints(out: Path, resume: str) -> list[Path]:
     return found
 
 
-def _resume(run: Run, config: Config, how: str) -> Resumed:
+def _resume(run: Run, config: Config, how: str, *, new_data: bool) -> Resumed:
     """Bring back the state the run goes on from, on all ranks the same."""
     out = Path(config.run.out)
     run.checkpoints.open()
@@ -228,7 +236,12 @@ def _resume(run: Run, config: Config, how: str) -> Resumed:
         from_first(
             lambda: _check_own_folder(out, paths[0], config), ranks=run.ranks, what="find a checkpoint"
         )
-    return resume(run, paths, accept=lambda path, meta: _check_same_recipe(path, meta["recipe"], config))
+    return resume(
+        run,
+        paths,
+        accept=lambda path, meta: _check_same_recipe(path, meta["recipe"], config),
+        new_data=new_data,
+    )
 
 
 def _check_own_folder(out: Path, path: Path, config: Config) -> None:
@@ -270,11 +283,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _open_sinks(progress: Progress, config: Config, step: int, terminal: MetricSink) -> None:
-    out = Path(config.run.out)
+def _open_sinks(run: Run, config: Config, step: int, terminal: MetricSink) -> None:
+    out, progress, pending = Path(config.run.out), run.progress, run.evaluation.pending
     recipe = out / "config.yaml"
     recipe.write_text(config.to_yaml(), encoding="utf-8")
-    progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step))
+    progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step, evaluates_again=pending))
     if config.run.tensorboard:
         progress.add(TensorBoardSink(out / "tensorboard", resume_step=step))
     progress.add(terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.digest import add_arrays, digest_arrays
 from freescale.data.event_columns import Events, concat_events
-from freescale.data.manifest import FEATURE_DTYPES, ITEMS_FILE, LENGTHS_FILE, save_manifest
+from freescale.data.manifest import FEATURE_DTYPES, ITEMS_FILE, LENGTHS_FILE, SHARD_DIGEST, save_manifest
 from freescale.data.source import IntArray
 from freescale.errors import DataError
 
@@ -41,6 +43,7 @@ class DatasetWriter:
         self._shards: list[dict[str, Any]] = []
         self._sink: Any = None
         self._writer: Any = None
+        self._digest = hashlib.blake2b(digest_size=8)
         lists = [(name, pa.list_(pa.from_numpy_dtype(FEATURE_DTYPES[name]))) for name in features]
         self._schema = pa.schema([("user", pa.int64()), *lists])
 
@@ -88,6 +91,7 @@ class DatasetWriter:
             "max_item": int(ids[-1]),
             "features": list(self._features),
             "dropped_users": self._dropped_users,
+            "catalogue": digest_arrays(ids, counts, train_counts),
             "shards": self._shards,
         }
         save_manifest(self._folder, manifest)
@@ -120,8 +124,11 @@ class DatasetWriter:
             self._open_shard()
         first, last = offsets[0], offsets[-1]
         local = pa.array((offsets - first).astype(np.int32))
-        lists = [pa.ListArray.from_arrays(local, self._rest[name][first:last]) for name in self._features]
-        table = pa.table([pa.array(self._rest["user"][offsets[:-1]]), *lists], schema=self._schema)
+        columns = [self._rest[name][first:last] for name in self._features]
+        users = self._rest["user"][offsets[:-1]]
+        add_arrays(self._digest, users, np.diff(offsets), *columns)
+        lists = [pa.ListArray.from_arrays(local, column) for column in columns]
+        table = pa.table([pa.array(users), *lists], schema=self._schema)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._shards[-1]["row_groups"].append(table.num_rows)
         if self._sink.tell() >= _SHARD_BYTES:
@@ -131,6 +138,7 @@ class DatasetWriter:
         name = f"shard-{len(self._shards):05d}.parquet"
         self._shards.append({"file": name, "bytes": 0, "row_groups": []})
         self._sink = pa.OSFile(str(self._folder / name), "wb")
+        self._digest = hashlib.blake2b(digest_size=8)
         # Times rise within a history: as deltas they are written twice as fast and take a quarter less space.
         deltas = {"time.list.element": "DELTA_BINARY_PACKED"} if "time" in self._features else None
         self._writer = pq.ParquetWriter(
@@ -145,11 +153,14 @@ class DatasetWriter:
 
     def _close_shard(self) -> None:
         writer, self._writer = self._writer, None
+        shard = self._shards[-1]
+        shard["digest"] = self._digest.hexdigest()
         try:
+            # In the shard, too: one that was exchanged for another is found without reading it.
+            writer.add_key_value_metadata({SHARD_DIGEST: shard["digest"]})
             writer.close()
         finally:
             self._sink.close()
-        shard = self._shards[-1]
         shard["bytes"] = (self._folder / shard["file"]).stat().st_size
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from freescale.data.digest import FileStamp, sample_file
 from freescale.data.source import IntArray
 from freescale.errors import DataError
 
 CONTENT_FILE = "content.npy"
 
+# Files up to 64 MiB are hashed whole.
+_SAMPLED_BLOCKS = 1024
 _KINDS = (np.float16, np.float32, np.float64)
 
 
@@ -30,6 +33,8 @@ class ContentFile:
     def __init__(self, path: str | Path, *, num_items: int) -> None:
         self.path = Path(path)
         self._mapped: npt.NDArray[Any] | None = None
+        self._stamp: FileStamp | None = None
+        self._digest: str | None = None
         shape, dtype = self._rows.shape, self._rows.dtype
         if dtype not in _KINDS or len(shape) != 2 or shape[1] < 1:
             raise DataError(
@@ -48,10 +53,36 @@ class ContentFile:
     def read(self, numbers: IntArray) -> npt.NDArray[np.float32]:
         """[n, width] vectors of the items with these numbers in the catalogue."""
         rows: npt.NDArray[np.float32] = self._rows[numbers].astype(np.float32)
+        self._check_unchanged()
         if not np.isfinite(rows).all():
             bad = int(numbers[~np.isfinite(rows).all(1)][0])
             raise DataError("a content vector is not finite", got=f"{self.path}: row {bad}")
         return rows
+
+    @property
+    def digest(self) -> str:
+        """Of the whole file, or of blocks spread over a large one; taken once."""
+        if self._digest is None:
+            self._stamp = FileStamp.of(self.path)
+            self._digest = sample_file(self.path, num_blocks=_SAMPLED_BLOCKS)
+        return self._digest
+
+    def _check_unchanged(self) -> None:
+        """Vectors exchanged in the middle of a run end it; asked only where a digest was taken before."""
+        if self._digest is None:
+            return
+        try:
+            stamp = FileStamp.of(self.path)
+            same = stamp == self._stamp or sample_file(self.path, num_blocks=_SAMPLED_BLOCKS) == self._digest
+        except OSError:
+            same = False
+        if not same:
+            raise DataError(
+                "the content vectors have changed since this run opened them",
+                got=self.path,
+                next_step="put the file back as it was and run the same command again: it resumes",
+            )
+        self._stamp = stamp
 
     @property
     def _rows(self) -> npt.NDArray[Any]:

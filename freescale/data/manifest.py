@@ -15,6 +15,8 @@ LENGTHS_FILE = "lengths.npy"
 ITEMS_FILE = "items.parquet"
 DATASET_FORMAT = "freescale-dataset"
 DATASET_VERSION = 1
+SHARD_DIGEST = "freescale.digest"
+"""Where a shard says what it holds; dataset.json says the same."""
 FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
     "item": np.dtype(np.int64),
     "time": np.dtype(np.int64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,6 +31,11 @@ class _Steps(Dataset[PlannedBatch]):
         return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
 
 
+def _outlast_a_request_to_stop(worker: int) -> None:
+    """A scheduler sends SIGTERM to every process of a run; this one is needed until the last step, and ends with it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def load_batches(
     sampler: BalancedSampler,
     examples: Examples,
@@ -47,6 +53,7 @@ def load_batches(
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=2 if workers else None,
+        worker_init_fn=_outlast_a_request_to_stop,
     )
     return _naming_lost_workers(loader)
 

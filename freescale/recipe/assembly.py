@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from freescale.balance import SampleWork
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
-from freescale.data import SequenceSource
+from freescale.data import SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions
@@ -20,7 +19,7 @@ from freescale.recipe.data import build_examples
 from freescale.recipe.embedding import build_tables
 from freescale.recipe.eval import build_evaluation
 from freescale.recipe.ffn import build_expert_exchange
-from freescale.recipe.items import build_item_encoder, item_content
+from freescale.recipe.items import build_item_encoder, digest_content, item_content
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import schedule_opener
@@ -29,25 +28,36 @@ from freescale.recipe.segments import segment_rule
 from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,
-    ContentInput,
     ExpertLoad,
     IdReport,
     OwnedParameters,
     Progress,
     Run,
     RunState,
-    TextInput,
+    StopRequest,
     TrainStep,
+    agree_on_data,
     lengths_of_split_experts,
 )
 
 
-def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Progress) -> Run:
-    """A whole run, ready for `train`."""
+def build_run(
+    config: Config,
+    source: SequenceSource,
+    ranks: Ranks,
+    progress: Progress,
+    *,
+    stop: StopRequest | None = None,
+) -> Run:
+    """A whole run, ready for `train`; it ends early where `stop` says so."""
+    stop = stop or StopRequest()
+    content = item_content(config, source)
+    data = digest_data(source, content=digest_content(content))
+    hosts = agree_on_data(ranks, data)
+
     # What learns: the dense part and the tables.
     gate = Gate()
     experts = build_expert_exchange(config, ranks, gate)
-    content = item_content(config, source)
     model = build_model(config, source, experts=experts, content=content).to(ranks.device)
     embedding, id_map = build_tables(config, source, ranks)
     optimizer = build_optimizer(config, model, ranks.device)
@@ -60,7 +70,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
     sampler = build_sampler(config, train, ranks, decisions)
     timetable = timetable_of(config, steps_per_epoch=sampler.batches.steps_in_epoch(0))
 
-    ranks.agree(agreement(embedding, source, content), subject="the run")
+    ranks.agree(agreement(embedding), subject="the run")
 
     # How: where item vectors come from, in which order batches and rows travel, and one step.
     items = build_item_encoder(
@@ -77,6 +87,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         gate=gate,
         switch=switch,
         timetable=timetable,
+        stop=stop,
     )
     train_step = TrainStep(
         model,
@@ -110,6 +121,8 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
             id_map=id_map,
             extensions=extensions,
             recipe=config.as_dict(),
+            data=data,
+            hosts=hosts,
         ),
         timetable=timetable,
         open_schedule=open_schedule,
@@ -121,6 +134,7 @@ def build_run(config: Config, source: SequenceSource, ranks: Ranks, progress: Pr
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
         progress=progress,
         accounts=build_accounts(config, ranks, progress),
+        stop=stop,
     )
 
 
@@ -134,16 +148,9 @@ def same_recipe(config: Config) -> dict[str, Any]:
     return {**recipe, "freescale version": __version__, "torch version": torch.__version__}
 
 
-def agreement(
-    embedding: ShardedEmbedding, source: SequenceSource, content: ContentInput | TextInput | None = None
-) -> dict[str, Any]:
-    """What all ranks must see alike before the first step: tables and data."""
-    shapes = {
+def agreement(embedding: ShardedEmbedding) -> dict[str, Any]:
+    """What all ranks must see alike before the first step: tables."""
+    return {
         f"table {name}": [plan.spec.num_rows, plan.spec.dim, str(plan.spec.dtype)]
         for name, plan in embedding.plans.items()
     }
-    lengths = source.lengths
-    data = {"data: histories": len(lengths), "data: events": int(np.sum(lengths))}
-    if isinstance(content, TextInput):
-        data["items: texts"] = content.texts.checksum
-    return {**shapes, **data}

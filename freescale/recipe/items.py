@@ -101,6 +101,15 @@ def item_content(config: Config, source: SequenceSource) -> ContentInput | TextI
     return TextInput(NumberedTexts.of(texts, vocabulary, max_tokens=options.max_tokens))
 
 
+def digest_content(content: ContentInput | TextInput | None) -> str:
+    """What stands for what is known of items; "" where nothing is."""
+    from freescale.train import ContentInput
+
+    if content is None:
+        return ""
+    return content.file.digest if isinstance(content, ContentInput) else f"texts:{content.texts.checksum:08x}"
+
+
 def build_item_module(config: Config, content: ContentInput | TextInput | None) -> torch.nn.Module | None:
     """What computes item vectors, if anything does."""
     from freescale.model import ContentProjection, TextEncoder

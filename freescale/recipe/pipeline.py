@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from freescale.embedding import IdMap, ShardedEmbedding
     from freescale.pipeline import Schedule, Switch
     from freescale.recipe.config import Config
-    from freescale.train import Timetable
+    from freescale.train import StopRequest, Timetable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,7 @@ def schedule_opener(
     gate: Gate,
     switch: Switch,
     timetable: Timetable,
+    stop: StopRequest,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end."""
     from freescale.pipeline import PlainSchedule, PrioritizedSchedule, load_batches
@@ -91,8 +92,9 @@ def schedule_opener(
 
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
-        return not id_map.learns or not any(
-            due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every)
+        return not id_map.learns or not (
+            stop.last_step == step + 1
+            or any(due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every))
         )
 
     def open_schedule(first_step: int) -> Schedule:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run
+    from freescale.train.state.same_data import agree_on_data
     from freescale.train.step import TrainStep
+    from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:
     __getattr__, __dir__ = open_door(__name__)

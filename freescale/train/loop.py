@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from freescale.balance import StepPlan
+from freescale.errors import Preempted
 from freescale.kernels.runtime import gemm_warmup
-from freescale.pipeline import ReadyBatch, Schedule
+from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule
 from freescale.trace import stage, total
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.reports import StepReports, lag_of, open_report_channel
+from freescale.train.quality.evaluate import GivenUpError
 from freescale.train.run import Run
 from freescale.train.state.agreement import from_first
 from freescale.train.state.resume import resume
@@ -58,6 +60,8 @@ class Covered:
 def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> dict[str, Any]:
     """Train to the end, evaluate the best state on the test targets, and return the summary.
 
+    Told to stop, all ranks save after the same step, and Preempted is raised.
+
     Args:
         run: what to train.
         resume_from: the checkpoint to start from, if any.
@@ -67,7 +71,10 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
     covered = Covered(resume(run, [resume_from]).step if resume_from else first_step)
     run.checkpoints.forget_after(covered.step)
     run.checkpoints.reserve(run_tensors(run))
+    run.stop.wait_for_a_step()
     reports = reports_of(run)
+    if run.evaluation.pending:
+        catch_up(run, covered.step)
     if not run.evaluation.out_of_patience:
         with (
             run.open_schedule(covered.step) as schedule,
@@ -79,12 +86,14 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
                 rebalance(run, covered.step)
                 maybe_switch(run, covered.step, 1000 * seconds)
                 report_checkpoint(run, run.checkpoints.finished())
-                evaluated = evaluate_and_save(run, covered.step, schedule, reports)
-                if evaluated and run.evaluation.out_of_patience:
+                agree_to_stop(run, covered.step, reports)
+                if evaluate_and_save(run, covered.step, schedule, reports):
                     break
             reports.flush()
             run.accounts.pause()
     report_checkpoint(run, run.checkpoints.wait())
+    if run.stop.last_step == covered.step:
+        raise stopped(run, covered.step)
     status = "finished" if covered.tokens else "was already complete"
     return {"status": status, **finish(run, covered.step, speed=covered.speed(run))}
 
@@ -142,6 +151,7 @@ def reports_of(run: Run) -> StepReports:
         accounts=run.accounts,
         channel=open_report_channel(run.ranks, kind=run.train_step.transport),
         lag=lag_of(run.ranks, run.train_step.extensions),
+        stop=run.stop,
     )
 
 
@@ -161,21 +171,59 @@ def maybe_switch(run: Run, step: int, step_ms: float) -> None:
         run.progress.pipeline(step, decided)
 
 
+def agree_to_stop(run: Run, step: int, reports: StepReports) -> None:
+    """Once any rank was told to stop: all do after this step, or where a map that learns has not looked past it."""
+    if reports.told_to_stop and run.stop.last_step is None:
+        ahead = LOOK_AHEAD if run.state.id_map.learns else 0
+        run.stop.last_step = min(step + ahead, run.timetable.total_steps)
+
+
 def evaluate_and_save(run: Run, step: int, schedule: Schedule, reports: StepReports) -> bool:
-    """Evaluate and write a checkpoint where one is due; True if there was an evaluation."""
+    """Evaluate and write a checkpoint where one is due, or only save where the run stops; True if it ends here."""
     evaluates, saves = run.timetable.due(step)
+    stops = run.stop.last_step == step
     improved = False
-    if evaluates or saves:
+    if evaluates or saves or stops:
         stand_still(run, step, schedule, reports)
+        # No id has been looked at past a step at which something is due: it is as good a place to stop.
+        stops = stops or reports.told_to_stop
     if evaluates:
         with stage("evaluate", step=step):
-            improved = run.evaluation.validate(step, run.progress)
-    if saves or improved:
+            improved = validate(run, step, put_off=stops)
+        stops = stops or run.evaluation.pending
+    if saves or improved or stops:
         with stage("save a checkpoint", step=step):
             save(run, step, best=improved)
-    if step != run.timetable.total_steps:
+    if stops:
+        run.stop.last_step = step
+    elif step != run.timetable.total_steps:
         run.accounts.begin(step + 1)
-    return evaluates
+    return stops or (evaluates and run.evaluation.out_of_patience)
+
+
+def validate(run: Run, step: int, *, put_off: bool = False) -> bool:
+    """Evaluate, unless the run is to stop: it catches up when it goes on. True if this is the best state so far."""
+    return run.evaluation.validate(
+        step, run.progress, give_up=lambda: put_off or run.stop.anywhere(run.ranks)
+    )
+
+
+def catch_up(run: Run, step: int) -> None:
+    """The evaluation that was put off when the run was told to stop."""
+    with stage("evaluate", step=step):
+        improved = validate(run, step)
+    if run.evaluation.pending:
+        raise stopped(run, step)
+    if improved:
+        save(run, step, best=True)
+
+
+def stopped(run: Run, step: int) -> Preempted:
+    """What a run says that was told to stop."""
+    saved = run.checkpoints.latest()
+    run.progress.stopped(step, saved)
+    what = "" if saved is None else f", saved {saved}"
+    return Preempted(f"stopped on request at step {step}{what}; the same command goes on from there")
 
 
 def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -> None:
@@ -197,5 +245,8 @@ def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
     if best is not None and run.evaluation.best.get("step") not in (None, step):
         load_run(run, best)
     with stage("evaluate", step=step):
-        quality = run.evaluation.final(step, run.progress)
+        try:
+            quality = run.evaluation.final(step, run.progress, give_up=lambda: run.stop.anywhere(run.ranks))
+        except GivenUpError:
+            raise stopped(run, step) from None
     return {"steps": step, **speed, **quality, "checkpoint": None if best is None else str(best)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from freescale.comm.world import Ranks
+from freescale.data import DataDigest
 from freescale.embedding import IdMap, ShardedEmbedding
 from freescale.errors import ConfigError
 from freescale.model import Recommender
@@ -21,6 +22,7 @@ from freescale.train.quality.run_evaluation import Evaluation
 from freescale.train.rebalance import Rebalancer
 from freescale.train.state.checkpoint import Checkpoints
 from freescale.train.step import TrainStep
+from freescale.train.stop_request import StopRequest
 
 
 @dataclass(kw_only=True)
@@ -35,6 +37,8 @@ class RunState:
         id_map: raw ids to rows.
         extensions: what takes part in every step, the same objects as those of the step; their tensors are kept.
         recipe: the configuration, kept beside the tensors.
+        data: what it learns from, kept, too.
+        hosts: of all ranks.
     """
 
     model: Recommender
@@ -44,6 +48,8 @@ class RunState:
     id_map: IdMap
     extensions: Sequence[StepExtension]
     recipe: Mapping[str, Any]
+    data: DataDigest
+    hosts: Sequence[str]
 
     def __post_init__(self) -> None:
         check_names(self.extensions)
@@ -92,6 +98,7 @@ class Run:
         checkpoints: where state is kept.
         progress: where events go.
         accounts: where step lines wait until their time is accounted for.
+        stop: whether and where it is told to stop.
     """
 
     ranks: Ranks
@@ -106,6 +113,7 @@ class Run:
     checkpoints: Checkpoints
     progress: Progress
     accounts: Accounts
+    stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
         if tuple(self.state.extensions) != self.train_step.extensions:

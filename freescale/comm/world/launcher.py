@@ -15,15 +15,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, NoReturn, cast
 
 from freescale.comm.world.failures import LINE, FailureNote, end_process, first_cause, report_failure, say
 from freescale.comm.world.liveness import BEAT_S, Liveness, SignOfLife, silence
 from freescale.comm.world.nodes import Nodes
-from freescale.errors import EXIT_PEER, PeerError, TrainingError
+from freescale.errors import EXIT_PEER, EXIT_PREEMPTED, FreeScaleError, PeerError, Preempted, TrainingError
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
@@ -31,6 +32,9 @@ QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 CPU_THREADS = "FREESCALE_CPU_THREADS"
 """Set where OMP_NUM_THREADS is what the launcher has chosen, for ranks that compute on cores."""
 _GRACE_S = 5.0
+_SAVE_S = 600.0
+"""How long ranks that were told to stop may take to save."""
+_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -77,7 +81,9 @@ def launch(
                         preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
                     )
                 )
-            if trouble := _wait(dict(enumerate(processes, first)), dict(enumerate(lines, first))):
+            with _requests_passed_on(processes) as requests:
+                trouble = _wait(dict(enumerate(processes, first)), dict(enumerate(lines, first)), requests)
+            if trouble:
                 raise trouble
         finally:
             _end(processes)
@@ -131,9 +137,31 @@ def _several_machines(num_ranks: int, nodes: Nodes) -> dict[str, str]:
     }
 
 
+@contextmanager
+def _requests_passed_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[float]]:
+    """Inside, SIGTERM is for the ranks: they save and end, and a second one ends them at once; says when it came."""
+    requests: list[float] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield requests
+        return
+
+    def pass_on(number: int, frame: object) -> None:
+        requests.append(time.monotonic())
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield requests
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _wait(
-    processes: Mapping[int, subprocess.Popen[bytes]], lines: Mapping[int, socket.socket]
-) -> TrainingError | None:
+    processes: Mapping[int, subprocess.Popen[bytes]],
+    lines: Mapping[int, socket.socket],
+    requests: Sequence[float],
+) -> FreeScaleError | SystemExit | None:
     """Until all are done, or there is trouble and those who know more had a moment to say so; returns the trouble."""
     deadline, ranks = float("inf"), _Listener(lines)
     while time.monotonic() < deadline:
@@ -142,13 +170,27 @@ def _wait(
         if None not in codes or any(note.kind == "known" for note in ranks.notes.values()):
             break
         if deadline == float("inf") and (any(codes) or ranks.notes):
-            deadline = time.monotonic() + _GRACE_S
+            # One that has saved is followed by the others; one that waits in a library takes a little longer.
+            deadline = time.monotonic() + (2 if EXIT_PREEMPTED in codes else 1) * _GRACE_S
+        if requests and time.monotonic() > requests[0] + _SAVE_S:
+            break
         if silent := ranks.judge():
             return PeerError(silence(silent))
         time.sleep(0.05)
     failed = {rank: code for rank, process in processes.items() if (code := process.poll())}
     ranks.listen()
+    if failed and set(failed.values()) <= {EXIT_PREEMPTED, *_BY_SIGTERM}:
+        return _as_told(failed, requests)
     return _failure(failed, ranks.notes) if failed or ranks.notes else None
+
+
+def _as_told(failed: Mapping[int, int], requests: Sequence[float]) -> FreeScaleError | SystemExit:
+    """Ranks that were told to stop and did have not failed; the first of them has said so if it has saved."""
+    if EXIT_PREEMPTED in failed.values():
+        return SystemExit(EXIT_PREEMPTED)
+    if len(requests) == 1:
+        return Preempted("stopped on request before the first step; the same command starts again")
+    return SystemExit(128 + signal.SIGTERM) if requests else _failure(dict(failed), {})
 
 
 class _Listener:

@@ -14,11 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.digest import FileStamp, digest_arrays, sample_file
 from freescale.data.manifest import (
     DATASET_FILE,
     FEATURE_DTYPES,
     ITEMS_FILE,
     LENGTHS_FILE,
+    SHARD_DIGEST,
     damaged,
     load_manifest,
 )
@@ -28,6 +30,8 @@ from freescale.registry import register
 
 # Every open shard costs a file descriptor in every worker; opening one again costs about a millisecond.
 _MAX_OPEN_SHARDS = 32
+# Of a shard that was prepared without a digest: a MiB of 64.
+_SAMPLED_BLOCKS = 16
 
 
 class RowRangeError(DataError, IndexError):
@@ -41,9 +45,10 @@ class _Shard:
     path: Path
     row_groups: tuple[int, ...]
     num_bytes: int | None
+    digest: str | None
 
     def check(self) -> None:
-        """Find a missing or cut-off file now, not in the middle of an epoch."""
+        """Find a missing, cut-off or exchanged file now, not in the middle of an epoch."""
         try:
             num_bytes = self.path.stat().st_size
             with self.path.open("rb") as file:
@@ -55,6 +60,22 @@ class _Shard:
             raise damaged(self.path, f"it has {num_bytes} bytes, {DATASET_FILE} says {self.num_bytes}")
         if not complete:
             raise damaged(self.path, "it does not end like a Parquet file: it was cut off")
+        if self.digest is not None and self.digest != self._own_digest():
+            raise damaged(self.path, f"it holds other histories than {DATASET_FILE} says")
+
+    def contents(self) -> str:
+        """What stands for the histories in it."""
+        if self.digest is not None:
+            return f"written:{self.digest}"
+        return sample_file(self.path, num_blocks=_SAMPLED_BLOCKS)
+
+    def _own_digest(self) -> str | None:
+        """What the file says of itself; no history is read for it."""
+        try:
+            metadata = pq.read_metadata(self.path).metadata or {}
+        except (OSError, pa.ArrowException) as error:
+            raise damaged(self.path, str(error)) from error
+        return metadata.get(SHARD_DIGEST.encode(), b"").decode(errors="replace") or None
 
     def open(self) -> Any:
         """The open Parquet file, its footer compared with the manifest."""
@@ -102,6 +123,9 @@ class ParquetSource:
         self._shards = [_shard_of(self.path, entry) for entry in manifest["shards"]]
         for shard in self._shards:
             shard.check()
+        self._stamps = [FileStamp.of(shard.path) for shard in self._shards]
+        self._contents: dict[int, str] = {}
+        self._catalogue: str | None = manifest.get("catalogue")
         self._groups = np.array([n for shard in self._shards for n in shard.row_groups], dtype=np.int64)
         self._group_starts = np.cumsum(self._groups) - self._groups
         group_counts = [len(shard.row_groups) for shard in self._shards]
@@ -154,8 +178,14 @@ class ParquetSource:
                 columns = [table[name].to_numpy() for name in ("item", "count", "train_count")]
             except (OSError, KeyError, pa.ArrowException) as error:
                 raise damaged(path, str(error)) from error
+            if self._catalogue not in (None, digest_arrays(*columns)):
+                raise damaged(path, f"it is not the catalogue that {DATASET_FILE} tells of")
             self._items = ItemCatalog(*columns)
         return self._items
+
+    def digests(self) -> dict[str, str]:
+        """What stands for the histories of every shard."""
+        return {shard.path.name: self._contents_of(n) for n, shard in enumerate(self._shards)}
 
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for; a row may be asked for twice."""
@@ -229,12 +259,41 @@ class ParquetSource:
             )
         except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
             raise damaged(path, f"row group {local} cannot be read: {error}") from error
+        self._check_unchanged(shard_number)
         start = self._group_starts[number]
         expected = self.lengths[start : start + self._groups[number]]
         sizes = {len(column) for column in group.columns.values()}
         if not np.array_equal(np.diff(group.offsets), expected) or sizes != {int(expected.sum())}:
             raise damaged(path, f"row group {local} does not have the lengths that {LENGTHS_FILE} gives")
         return group
+
+    def _check_unchanged(self, shard_number: int) -> None:
+        """A shard exchanged in the middle of a run ends it; one written again with the same histories does not.
+
+        After the read: what still looks as it did on opening was that file when it was read, too.
+        """
+        shard = self._shards[shard_number]
+        try:
+            stamp = FileStamp.of(shard.path)
+            if stamp == self._stamps[shard_number]:
+                return
+            # A touched file, or a file system that numbers files anew: what is in it decides.
+            if shard.digest is not None:
+                shard.check()
+            same = shard.contents() == self._contents_of(shard_number)
+        except OSError as error:
+            raise _exchanged(shard.path, error.strerror or str(error)) from error
+        except DataError as error:
+            raise _exchanged(shard.path, error.got) from error
+        if not same:
+            raise _exchanged(shard.path, "it holds other histories")
+        self._stamps[shard_number] = stamp
+
+    def _contents_of(self, shard_number: int) -> str:
+        """What a shard held when it was first asked for."""
+        if shard_number not in self._contents:
+            self._contents[shard_number] = self._shards[shard_number].contents()
+        return self._contents[shard_number]
 
     def _file(self, shard_number: int) -> Any:
         # A forked child shares file offsets with its parent, so it opens its own files.
@@ -272,9 +331,18 @@ def _shard_of(folder: Path, entry: Any) -> _Shard:
     try:
         # Only the name counts: a manifest must not lead out of its folder.
         path = folder / Path(entry["file"]).name
-        return _Shard(path, tuple(int(n) for n in entry["row_groups"]), entry.get("bytes"))
+        rows = tuple(int(n) for n in entry["row_groups"])
+        return _Shard(path, rows, entry.get("bytes"), entry.get("digest"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder / DATASET_FILE, f"shard entry {entry!r}") from error
+
+
+def _exchanged(path: Path, why: object) -> DataError:
+    return DataError(
+        f"The data set file {path} has changed since this run opened it",
+        got=why,
+        next_step="put the data set back as it was and run the same command again: it resumes from the last checkpoint",
+    )
 
 
 def _load_lengths(folder: Path, num_rows: int) -> IntArray:

@@ -1,9 +1,9 @@
 """A run's events and the files that keep them: metrics.jsonl always, TensorBoard on request.
 
-An event is a dictionary with a kind: `start`, `step`, `eval`, `balance`, `pipeline`, `ranks`, `checkpoint`, `notice`,
-`end`, or the name of an extension of the run (`ids`, `experts`). `Progress` makes the events and hands each to every
-sink; ranks that should stay silent are given no sinks. Steps are handed in when their time is accounted for, some steps
-later; a `tick` tells those who watch that the run moves.
+An event is a dictionary with a kind: `resume`, `start`, `step`, `eval`, `balance`, `pipeline`, `ranks`, `checkpoint`,
+`notice`, `stopped`, `end`, or the name of an extension of the run (`ids`, `experts`). `Progress` makes the events and
+hands each to every sink; ranks that should stay silent are given no sinks. Steps are handed in when their time is
+accounted for, some steps later; a `tick` tells those who watch that the run moves.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Progress:
     def add(self, sink: MetricSink) -> None:
         """Hand the events from now on to one more sink."""
         self._sinks.append(sink)
+
+    def resume(self, step: int, message: str, **others: object) -> None:
+        """The run goes on after this step: from where and what has changed since."""
+        self._write({"event": "resume", "step": step, "message": message, **others})
 
     def start(self, facts: Facts, **others: object) -> None:
         """What the run is: data set, model, plan, as section -> name -> value."""
@@ -133,6 +137,10 @@ class Progress:
         """Something that whoever started the run should know, in a sentence."""
         self._write({"event": "notice", "step": step, "text": text})
 
+    def stopped(self, step: int, path: str | os.PathLike[str] | None) -> None:
+        """The run was told to stop after this step; it goes on from this checkpoint."""
+        self._write({"event": "stopped", "step": step, "path": None if path is None else os.fspath(path)})
+
     def end(self, summary: Mapping[str, object]) -> None:
         """The run is over; `print_summary` says which names the summary may hold."""
         self._write({"event": "end", **summary})
@@ -164,11 +172,19 @@ class JsonlSink:
         resume_step: the step training continues after. Later events, a cut line and an `end` are taken out
             and no second `start` is written, so that the file reads as if the run had never stopped;
             0 empties it. None keeps every whole line.
+        evaluates_again: the evaluation of that step is still to come, too.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resume_step: int | None = None,
+        evaluates_again: bool = False,
+    ) -> None:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._evaluates_again = evaluates_again
         self._resumed = self._rewind(resume_step) and resume_step is not None
         self._file = self._path.open("a", encoding="utf-8")
 
@@ -192,12 +208,22 @@ class JsonlSink:
         with self._path.open("rb") as old, aside.open("wb") as new:
             for line in old:
                 event = decode(line)
-                if event is not None and _before(event, resume_step):
+                if event is not None and self._is_behind(event, resume_step):
                     has_start |= event["event"] == "start"
                     new.write(line if line.endswith(b"\n") else line + b"\n")
         # The old file stays whole until the new one is: a crash in between costs nothing.
         aside.replace(self._path)
         return has_start
+
+    def _is_behind(self, event: Mapping[str, object], resume_step: int | None) -> bool:
+        """Whether a run that goes on after `resume_step` has this event behind it."""
+        if resume_step is None:
+            return True
+        if event["event"] == "end" or resume_step == 0:
+            return False
+        step = step_of(event) or 0
+        again = self._evaluates_again and event["event"] == "eval"
+        return step < resume_step or (step == resume_step and not again)
 
 
 class TensorBoardSink:
@@ -242,13 +268,6 @@ def time_fields(ranks: Sequence[Parts], *, tokens: int, seconds: float | None) -
     }
     late = slowest(ranks)
     return fields if late is None else {**fields, "slowest": late.rank, "slowest_by": late.cause}
-
-
-def _before(event: Mapping[str, object], resume_step: int | None) -> bool:
-    """Whether a run that goes on after `resume_step` has this event behind it."""
-    if resume_step is None:
-        return True
-    return resume_step > 0 and event["event"] != "end" and (step_of(event) or 0) <= resume_step
 
 
 def _strict(value: object) -> object:

@@ -92,7 +92,9 @@ class TerminalSink:
     def write(self, event: dict[str, object]) -> None:
         """Show the event; kinds a person does not need to see are passed over."""
         kind, facts = event.get("event"), event.get("facts")
-        if kind == "start" and isinstance(facts, Mapping):
+        if kind == "resume":
+            self._print(str(event.get("message")))
+        elif kind == "start" and isinstance(facts, Mapping):
             print_start(self._console, facts)
         elif kind == "step":
             heard = ("tokens_per_s", "bubble", "expert_max", *CAUSES)

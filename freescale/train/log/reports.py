@@ -7,12 +7,15 @@ routers do that are balanced by them, steps are reported at once.
 
 from __future__ import annotations
 
+import platform
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from freescale.balance import StepPlan
@@ -20,14 +23,18 @@ from freescale.comm import Transport
 from freescale.comm.traffic import open_cpu_channel, start_all_reduce
 from freescale.comm.transports import is_foreign
 from freescale.comm.world import Ranks, on_one_machine
+from freescale.errors import TrainingError
 from freescale.pipeline import ReadyBatch, Traffic
 from freescale.trace import exchange
 from freescale.train.extension import StepExtension, check_fields
 from freescale.train.log.accounting import AccountedStep, Accounts
 from freescale.train.log.events import Progress, time_fields
 from freescale.train.step import StepResult
+from freescale.train.stop_request import StopRequest
 
 _SUM = "sum the loss"
+_PLAN_BITS = 20
+"""Squares of so many bits, added up over 8,192 ranks, are whole numbers in float64."""
 
 
 class _Taken(NamedTuple):
@@ -52,6 +59,8 @@ class StepReports:
         accounts: hold the lines until their time is accounted for.
         channel: adds the numbers up; the control group does where there is none.
         lag: steps that may be queued before one is reported.
+        stop: whether this rank was told to stop; travels with the numbers.
+        told_to_stop: whether any rank was; all of them see it turn after the same step.
     """
 
     ranks: Ranks
@@ -61,6 +70,8 @@ class StepReports:
     accounts: Accounts
     channel: Transport | None = None
     lag: int = 0
+    stop: StopRequest = field(default_factory=StopRequest)
+    told_to_stop: bool = False
     _waiting: deque[_Taken] = field(default_factory=deque)
 
     def add(self, ready: ReadyBatch, result: StepResult, *, seconds: float) -> None:
@@ -81,10 +92,15 @@ class StepReports:
         plan, result = taken.plan, taken.result
         self.check(plan, taken.histories, result)
         own = torch.tensor([result.loss, *taken.traffic.values()], dtype=torch.float64)
-        parts = [own, *(counts.double() for counts in result.counted)]
+        alike = torch.tensor([*plan_numbers(plan.plan_hash), self.stop.requested], dtype=torch.float64)
+        parts = [own, *(counts.double() for counts in result.counted), alike]
         sums = self._sum(torch.cat(parts))
-        numbers, *counted = sums.split([len(part) for part in parts])
+        numbers, *counted, alike = sums.split([len(part) for part in parts])
         loss, *moved = numbers.tolist()
+        *plans, stops = alike.tolist()
+        if not is_one_plan(*plans, num_ranks=self.ranks.num_ranks):
+            self._name_odd_plan(plan)
+        self.told_to_stop = self.told_to_stop or stops > 0
         line: dict[str, object] = {
             "loss": loss,
             "tokens": plan.global_tokens,
@@ -104,11 +120,35 @@ class StepReports:
         self.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)
         self.accounts.add(plan.step + 1, line, seconds=taken.seconds)
 
+    def _name_odd_plan(self, plan: StepPlan) -> NoReturn:
+        """Some ranks have trained other samples than the rest believes; all of them are here, so they can compare."""
+        everybody = [(platform.node(), plan.plan_hash)] * self.ranks.num_ranks
+        dist.all_gather_object(everybody, everybody[0], group=self.ranks.control)
+        (host, wanted), *_ = everybody
+        rank, (odd_host, got) = next((rank, told) for rank, told in enumerate(everybody) if told[1] != wanted)
+        raise TrainingError(
+            f"rank {rank} on {odd_host} has planned step {plan.step + 1} otherwise than rank 0 on {host}",
+            got=f"plan {wanted} on rank 0, {got} on rank {rank}",
+            next_step="use the same versions of Python packages everywhere, and balancers that give the same "
+            "answer on every machine; the run resumes from its last checkpoint",
+        )
+
     def _sum(self, values: Tensor) -> Tensor:
         if self.channel is None:
             return self.ranks.sum_on_cpu(values, what=_SUM)
         with exchange(_SUM):
             return start_all_reduce(self.channel, values).wait()
+
+
+def plan_numbers(plan_hash: str) -> tuple[int, int]:
+    """A few bits of the plan's hash and their square: their sums over the ranks tell whether all are alike."""
+    bits = zlib.crc32(plan_hash.encode()) % (1 << _PLAN_BITS)
+    return bits, bits * bits
+
+
+def is_one_plan(values: float, squares: float, *, num_ranks: int) -> bool:
+    """Whether the numbers added up were all the same: those alone have the square of their mean as mean square."""
+    return int(values) ** 2 == num_ranks * int(squares)
 
 
 def open_report_channel(ranks: Ranks, *, kind: str = "auto") -> Transport | None:

@@ -9,7 +9,7 @@ and the counts are summed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,15 @@ from freescale.model import (
 from freescale.train.item_vectors import Catalogue, ItemEncoder
 from freescale.train.quality.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
 
+GiveUp = Callable[[], bool]
+"""Whether to leave an evaluation unfinished; asked now and then, by every rank at the same moment."""
+
+_ASK_EVERY = 16
+
+
+class GivenUpError(Exception):
+    """An evaluation was left unfinished, on all ranks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
@@ -57,16 +66,18 @@ class Evaluator:
     cached: bool = False
 
     @torch.no_grad()
-    def run(self, examples: Examples, *, max_users: int | None = None) -> dict[str, float | None]:
-        """Metrics of one split over all ranks; every rank gets the same numbers."""
+    def run(
+        self, examples: Examples, *, max_users: int | None = None, give_up: GiveUp = lambda: False
+    ) -> dict[str, float | None]:
+        """Metrics of one split over all ranks; every rank gets the same numbers, or GivenUpError."""
         training = self.model.training
         self.model.eval()
         try:
-            return self._run(examples, max_users)
+            return self._run(examples, max_users, give_up)
         finally:
             self.model.train(training)
 
-    def _run(self, examples: Examples, max_users: int | None) -> dict[str, float | None]:
+    def _run(self, examples: Examples, max_users: int | None, give_up: GiveUp) -> dict[str, float | None]:
         """Full ranking, where the head can rank a catalogue, and what the head measures itself."""
         head = self.model.head
         vectors = self._catalogue(examples)
@@ -78,7 +89,9 @@ class Evaluator:
                 got=type(head).__name__,
                 allowed="queries(states) and candidates(rows), or metrics()",
             )
-        for rows, batch in self._batches(examples, max_users):
+        for n, (rows, batch) in enumerate(self._batches(examples, max_users)):
+            if n % _ASK_EVERY == 0 and give_up():
+                raise GivenUpError
             lookup, indexed = vectors.look_up(batch)
             states = self._last_states(lookup, indexed)
             places = None if ranking is None else ranking.add(rows, batch, states)

@@ -15,7 +15,9 @@ from freescale.errors import CheckpointError, DamagedCheckpointError
 from freescale.train.run import Run
 from freescale.train.state.agreement import fail_together, from_first, here
 from freescale.train.state.checkpoint import damaged, put_aside, read_meta
+from freescale.train.state.resume_story import ResumeStory, resume_story
 from freescale.train.state.run_state import load_facts, load_run
+from freescale.train.state.same_data import check_same_data
 from freescale.train.state.shared_folder import appears, sync_folder
 from freescale.train.state.weight_check import describe_blown_up, first_blown_up
 
@@ -30,20 +32,25 @@ class Resumed:
         path: the checkpoint; None: from the beginning.
         step: steps it has behind it.
         notices: what whoever started the run should know of it.
+        story: how old it is, and what has changed since.
     """
 
     path: Path | None = None
     step: int = 0
     notices: list[str] = field(default_factory=list)
+    story: ResumeStory | None = None
 
 
-def resume(run: Run, candidates: Sequence[Path], *, accept: Accept | None = None) -> Resumed:
+def resume(
+    run: Run, candidates: Sequence[Path], *, accept: Accept | None = None, new_data: bool = False
+) -> Resumed:
     """Bring back the first of these checkpoints that is good, on all ranks the same; none if there are none.
 
     Args:
         run: what it is brought back into.
         candidates: checkpoints, the one to prefer first; those of rank 0 count.
         accept: raises where a checkpoint, by its facts, is one of another run.
+        new_data: whether it may have learnt from other data.
 
     Raises:
         CheckpointError: on every rank; no checkpoint is good, or a rank does not see what the others see.
@@ -56,13 +63,15 @@ def resume(run: Run, candidates: Sequence[Path], *, accept: Accept | None = None
             meta = _agreed_meta(path, ranks=run.ranks)
             if accept is not None:
                 accept(path, meta)
+            if not new_data:
+                check_same_data(meta, run.state.data, path=path)
             _load_finite(run, path)
         except DamagedCheckpointError as error:
             skipped.append((path, error))
             continue
         step = load_facts(run, meta)
         notices = _put_aside(run, skipped, step) + _keep_best(run, path)
-        return Resumed(path, step, notices)
+        return Resumed(path, step, notices, resume_story(run, path, meta))
     if len(skipped) == 1:
         raise skipped[0][1]
     if skipped:
@@ -124,7 +133,7 @@ def _keep_best(run: Run, path: Path) -> list[str]:
     is_here = from_first(lambda: _bring_best(run, path), ranks=run.ranks, what="note the best checkpoint")
     if is_here:
         return []
-    run.evaluation.load_state({"best": {}, "evaluations_since_best": 0})
+    run.evaluation.forget_best()
     return [
         f"the checkpoint of the best state so far (step {best['step']}, {best['metric']} {best['value']:.4f}) is gone: "
         "the best is the best from here on"

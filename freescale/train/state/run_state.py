@@ -5,6 +5,7 @@ There is no random state: it follows from (seed, step, rank).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from freescale.train.run import Run
 from freescale.train.state.checkpoint import load_tensors, read_meta
+from freescale.train.state.resume_story import facts_of_place
 
 
 def run_tensors(run: Run) -> dict[str, Tensor]:
@@ -50,6 +52,9 @@ def save(run: Run, step: int, *, best: bool) -> None:
     meta = {
         "recipe": dict(run.state.recipe),
         **run.evaluation.state(),
+        **facts_of_place(run),
+        "data": run.state.data.state(),
+        "written": time.time(),
         "num_ranks": run.ranks.num_ranks,
         "balance_decisions": run.rebalancer.decisions.state(),
         "pipeline_decisions": run.switch.state(),

@@ -174,7 +174,7 @@ def test_ranks_that_do_not_listen_are_killed(run):
 
 
 def test_an_interrupt_ends_the_ranks(run, monkeypatch):
-    def interrupted(processes, lines):
+    def interrupted(processes, lines, requests):
         while len(pids(run.seen)) < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt

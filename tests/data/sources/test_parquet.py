@@ -242,7 +242,8 @@ def test_damage_inside_a_shard_is_found_on_reading(copy: Path) -> None:
     size = len(whole)
     path.write_bytes(whole[: size - 40] + b"\xff" * 32 + whole[size - 8 :])
     with pytest.raises(DataError, match=r"shard-00000\.parquet"):
-        ParquetSource(copy).read([0])
+        ParquetSource(copy)
+    path.write_bytes(whole)
     (copy / "items.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"items\.parquet"):
         _ = ParquetSource(copy).items

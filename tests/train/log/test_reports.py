@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freescale.app.commands import train_run
+from freescale.balance import sampler
 from freescale.errors import TrainingError
 from freescale.kernels.runtime.readback import Readback
 from freescale.recipe import load_config
-from tests.small_run import SMALL, Recorder, spoil_loss
+from freescale.train.log.reports import is_one_plan, plan_numbers
+from freescale.train.loop import train as train_to_the_end
+from tests.ranks import run_on_ranks
+from tests.small_run import SMALL, Recorder, make_run, spoil_loss
 
 TIMES = {"time", "step_ms", "tokens_per_s", "bubble", "straggler", "comm", "host", "seconds", "samples_per_s"}
 RECIPE = (*SMALL, "run.steps=11", "run.eval_every=4", "run.checkpoint_every=3", "run.log_every=2")
@@ -63,6 +72,36 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint_of_it(
     with pytest.raises(TrainingError, match="the loss is nan at step 2"):
         train(tmp_path, "run.checkpoint_every=1")
     assert not list((tmp_path / "checkpoints").glob("step-00000002*"))
+
+
+def plan_otherwise(rank: int, at_step: int, folder: str) -> str:
+    run, _ = make_run(("run.steps=6",), folder)
+    real, calls = sampler.plan_hash, itertools.count(1)
+
+    def odd_on_one_rank(rows: Any, owner: Any) -> str:
+        return "odd" if next(calls) == at_step and rank == 1 else real(rows, owner)
+
+    sampler.plan_hash = odd_on_one_rank  # in this process alone
+    with pytest.raises(TrainingError) as raised:
+        train_to_the_end(run, resume_from=None)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("at_step", [1, 4])
+def test_ranks_that_plan_a_step_otherwise_end_the_run(tmp_path: Path, at_step: int) -> None:
+    """Nobody trains other samples than the others believe: the plan's hash travels with the loss."""
+    messages = run_on_ranks(plan_otherwise, 3, at_step, str(tmp_path))
+    assert len(set(messages)) == 1
+    host = platform.node()
+    assert f"rank 1 on {host} has planned step {at_step} otherwise than rank 0 on {host}" in messages[0]
+    assert "odd on rank 1" in messages[0]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 2**64 - 1))
+def test_sums_tell_whether_all_ranks_have_one_plan(plans: list[int], first: int) -> None:
+    numbers = [plan_numbers(f"{first + plan:x}") for plan in plans]
+    values, squares = (float(sum(column)) for column in zip(*numbers))
+    assert is_one_plan(values, squares, num_ranks=len(plans)) == (len(set(plans)) == 1)
 
 
 def test_values_of_a_cpu_are_there_at_once() -> None:
