@@ -87,8 +87,8 @@ def _answer(line: socket.socket) -> NoReturn:
         child = os.fork()
         if child == 0:
             line.close()
-            _become(streams, folder, environment)
-            _run(arguments)
+            become(streams, folder, environment)
+            run_as_python(arguments)
         for stream in streams:
             os.close(stream)
         ended, status = 0, 0
@@ -103,7 +103,8 @@ def _answer(line: socket.socket) -> NoReturn:
         os._exit(0)
 
 
-def _become(streams: list[int], folder: str, environment: dict[str, str]) -> None:
+def become(streams: list[int], folder: str, environment: dict[str, str]) -> None:
+    """Take the standard streams, the folder and the environment of a command."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -117,7 +118,8 @@ def _become(streams: list[int], folder: str, environment: dict[str, str]) -> Non
     os.environ.update(environment)
 
 
-def _run(arguments: list[str]) -> NoReturn:
+def run_as_python(arguments: list[str]) -> NoReturn:
+    """Do what `python` does with these arguments, and end this process as it would."""
     status = 1
     try:
         _execute([each for each in arguments if each != "-u"])
