@@ -67,7 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             until=until,
             tell=_tell(options),
         )
-    gc.unfreeze()  # extension modules count what nobody has collected when the process ends
     print(table(verdicts))
     summary = summarise(verdicts, asked=len(trials), seed=options.seed, seconds=time.monotonic() - started)
     print(json.dumps(summary))
@@ -113,7 +112,7 @@ def _tell(options: argparse.Namespace) -> Callable[[Verdict], None]:
         mark = "BAD " if verdict.problems else "ok  "
         print(f"{mark} {verdict.trial:32} {verdict.seconds:5.1f} s  {verdict.outcome}", flush=True)
         for problem in verdict.problems:
-            print(f"     {problem.kind}: {problem.seen}")
+            print(f"     {problem.kind}: {' '.join(problem.seen.split())[-300:]}")
         if verdict.problems:
             keys = "".join(f" --set {each}" for each in options.set or ())
             print(
@@ -166,4 +165,7 @@ def summarise(verdicts: Sequence[Verdict], *, asked: int, seed: int, seconds: fl
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        gc.unfreeze()  # extension modules count what nobody has collected when the process ends

@@ -227,6 +227,7 @@ def _end_all_below() -> None:
 
 def _put_away(folder: Path, verdict: Verdict, keep: Path | None) -> None:
     if verdict.problems and keep is not None and folder.exists():
-        shutil.copytree(folder, keep / folder.name, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        with contextlib.suppress(shutil.Error):  # sockets cannot be copied
+            shutil.copytree(folder, keep / folder.name, dirs_exist_ok=True, symlinks=True)
         (keep / folder.name / "verdict.json").write_text(json.dumps(verdict.as_dict(), indent=1))
     shutil.rmtree(folder, ignore_errors=True)

@@ -109,11 +109,11 @@ class Program:
 
 def _run_warm(arguments: list[str], hook: Hook) -> NoReturn:
     """In a fork: be `python ARGUMENTS`, and let what it starts be forked from here."""
-    for number in range(1, signal.NSIG):
-        if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
-            signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python starts
+        signal.signal(number, signal.SIG_IGN)
     atexit._clear()
     tempfile.tempdir = None
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from freescale.data import dataset_writer
 from freescale.data.preparation import prepare
 
-STEPS, SAVED_EVERY, EVALUATED_EVERY = 24, 4, 8
+STEPS, SAVED_EVERY, EVALUATED_EVERY = 18, 3, 6
 USERS, ITEMS = 120, 80
 RECIPE = (
     "data.path=data",

@@ -124,7 +124,7 @@ def all_checkpoints_damaged(trial: Trial) -> None:
     trial.problem("message", "the advice never ends")
 
 
-@fault(quick=True)
+@fault()
 def best_garbage(trial: Trial) -> None:
     """best.json holds something else: what it said is known from the checkpoints, too."""
     killed_run(trial)
@@ -137,7 +137,7 @@ def best_garbage(trial: Trial) -> None:
     trial.check_folder()
 
 
-@fault(quick=True)
+@fault()
 def leftover_folders(trial: Trial) -> None:
     """Half a checkpoint and half a file of a killed run lie about: the next run clears them away."""
     killed_run(trial)

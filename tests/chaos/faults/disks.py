@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 
 from tests.chaos import sandbox
 from tests.chaos.fault import fault
 from tests.chaos.trial import Trial
+from tests.chaos.workload import SAVED_EVERY, STEPS
 
 FULL = "no space|disk space"
 
@@ -62,9 +64,10 @@ def temporary_folder_full(trial: Trial) -> None:
             pass
     run = trial.train()
     trial.strike()
-    trial.must_end_or_survive(run, says=FULL)
+    survived = trial.must_end_or_survive(run, says=FULL)
     (trial.temporary / "ballast").unlink()
-    trial.must_resume()
+    if not survived:
+        trial.must_resume()
 
 
 @fault(isolated=True)
@@ -73,11 +76,11 @@ def shared_memory_full(trial: Trial) -> None:
     sandbox.mount("tmpfs", "/dev/shm", kind="tmpfs", options="size=4k")
     run = trial.train()
     trial.strike()
-    trial.must_end_or_survive(run, says=f"{FULL}|shared memory|/dev/shm")
-    trial.must_resume()
+    if not trial.must_end_or_survive(run, says=f"{FULL}|shared memory|/dev/shm"):
+        trial.must_resume()
 
 
-@fault(isolated=True, quick=True)
+@fault(isolated=True)
 def run_folder_read_only(trial: Trial) -> None:
     """The run folder cannot be written to from the start."""
     trial.run.mkdir()
@@ -89,17 +92,14 @@ def run_folder_read_only(trial: Trial) -> None:
     trial.must_resume()
 
 
-@fault(isolated=True)
-def run_folder_becomes_read_only(trial: Trial) -> None:
-    """A disk with errors is remounted read-only in a step, as Linux does."""
-    trial.run.mkdir()
-    sandbox.small_disk(trial.run, kibibytes=8192)
+@fault()
+def files_may_not_grow(trial: Trial) -> None:
+    """A limit on the size of files is reached in a step, as a quota would be: one rank can write nothing any more."""
     run = trial.train()
-    trial.until_step(run)
+    pid = trial.until_step(run, trial.rng.randint(2, STEPS - SAVED_EVERY - 1))
     trial.strike()
-    sandbox.mount("tmpfs", trial.run, kind="tmpfs", flags=32 | 1)
-    trial.must_end(run, says="read-only")
-    sandbox.mount("tmpfs", trial.run, kind="tmpfs", flags=32)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    trial.must_end(run, says="file too large")
     trial.must_resume()
 
 
@@ -124,11 +124,9 @@ def few_descriptors(trial: Trial) -> None:
     most = trial.rng.randint(12, 40)
 
     def limit() -> None:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     run = trial.train(hook=lambda: limit() if "RANK" in os.environ else None)
     trial.strike()
-    trial.must_end_or_survive(run, says="too many open files|file descriptor")
-    trial.must_resume()
+    if not trial.must_end_or_survive(run, says="too many open files|file descriptor"):
+        trial.must_resume()

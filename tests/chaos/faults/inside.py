@@ -31,7 +31,7 @@ def in_step(trial: Trial, what: Any) -> Any:
     return hook
 
 
-@fault(quick=True)
+@fault()
 def loss_not_finite(trial: Trial) -> None:
     """One rank's loss is NaN: the run ends before anything of it is saved."""
     run = trial.train(hook=in_step(trial, lambda loss: loss * float("nan")))
@@ -63,7 +63,7 @@ def out_of_memory(trial: Trial) -> None:
     trial.must_resume()
 
 
-@fault(quick=True)
+@fault()
 def clock_jumps(trial: Trial) -> None:
     """The wall clock of one rank jumps by hours, forth or back: nothing is timed by it."""
     jump = trial.rng.choice((-1, 1)) * trial.rng.uniform(3600, 10 * 3600)

@@ -31,7 +31,7 @@ def export_in_a_step(trial: Trial) -> None:
     read_during(trial, "export", "run", "exported")
 
 
-@fault(quick=True)
+@fault()
 def report_in_a_step(trial: Trial) -> None:
     """`freescale report` of a run that trains."""
     read_during(trial, "report", "run")

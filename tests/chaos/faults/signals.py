@@ -43,7 +43,7 @@ def kill_rank_from_cold(trial: Trial) -> None:
     trial.must_resume()
 
 
-@fault(quick=True)
+@fault()
 def kill_rank_in_set_up(trial: Trial) -> None:
     """SIGKILL of one rank before its first step."""
     run = trial.train()
@@ -151,8 +151,8 @@ def kill_loader(trial: Trial) -> None:
     if loaders:
         trial.strike()
         os.kill(trial.rng.choice(loaders), signal.SIGKILL)
-    trial.must_end_or_survive(run, says="loader|worker")
-    trial.must_resume("data.workers=1")
+    if not trial.must_end_or_survive(run, says="loader|worker"):
+        trial.must_resume("data.workers=1")
 
 
 @fault()
@@ -230,7 +230,7 @@ def must_save(trial: Trial, run: Program) -> None:
         )
 
 
-@fault(quick=True)
+@fault()
 def stop_and_continue(trial: Trial) -> None:
     """SIGSTOP of one rank for three seconds: the others wait, and nothing is different afterwards."""
     run = trial.train()

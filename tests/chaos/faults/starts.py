@@ -12,6 +12,7 @@ from freescale.errors import EXIT_ERROR, EXIT_PEER
 from tests.chaos.fault import fault
 from tests.chaos.programs import Program
 from tests.chaos.trial import FAILED, Trial
+from tests.chaos.workload import STEPS
 
 OTHER_KEYS = (
     "embedding.lr=0.5",
@@ -42,7 +43,7 @@ def must_all_end(trial: Trial, ranks: list[Program], *, says: str) -> None:
         trial.problem("message", f"nobody says {says!r}: {[rank.said[-300:] for rank in ranks]}")
 
 
-@fault(isolated=True, quick=True)
+@fault(isolated=True)
 def undisturbed_by_hand(trial: Trial) -> None:
     """No fault: ranks started by hand are on the curve, too."""
     for rank in all_ranks(trial):
@@ -217,9 +218,12 @@ def wrong_master_address(trial: Trial) -> None:
 @fault(quick=True)
 def two_trainings(trial: Trial) -> None:
     """A second training is started in the same folder: refused; the first goes on."""
+    step = trial.rng.randint(2, STEPS)
+    trial.hold_at(step)
     run = trial.train()
-    trial.until_step(run)
+    trial.until_step(run, step)
     trial.strike()
     second = trial.train()
     trial.must_end(second, says="already going on", codes={EXIT_ERROR})
+    trial.hold_at(0)
     trial.must_survive(run)
