@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from tests.chaos import workload
 from tests.chaos.fault import Fault
 from tests.chaos.programs import Program
 from tests.chaos.trial import MOST_RANKS, Missed, Trial
@@ -34,7 +35,13 @@ def kill_anywhere(trial: Trial) -> None:
     if run.poll() is not None:
         raise Missed("the run was over")
     trial.strike()
-    _kill(trial, run, trial.rng.choice(("rank", "launcher", "all")))
+    who = trial.rng.choice(("rank", "launcher", "all"))
+    _kill(trial, run, who)
+    at = max(trial.rank_at(rank)[1] for rank in range(trial.num_ranks))
+    saved = [path.name for path in workload.checkpoints(trial.run)]
+    trial.verdict.outcome = (
+        f"{who} of {trial.num_ranks} ranks killed at step {at}, saved: {(saved or ['none'])[-1]}"
+    )
     if run.wait(30.0) is None:
         trial.problem("hang", f"30 s after a kill: {run.said[-500:]!r}")
     elif run.code == 0:

@@ -62,6 +62,11 @@ def mount(source: str, target: str | Path, *, kind: str = "", flags: int = 0, op
     _checked(_LIBC.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
 
 
+def bind(folder: Path, place: Path) -> None:
+    """Let a folder be seen in another place, too."""
+    mount(str(folder), place, flags=_MS_BIND)
+
+
 def small_disk(folder: Path, *, kibibytes: int) -> None:
     """A disk of its own for a folder, with room for this much more than what is there."""
     held = sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
@@ -81,7 +86,7 @@ def resize_disk(folder: Path, *, mebibytes: int) -> None:
 def make_read_only(folder: Path, *, read_only: bool = True) -> None:
     """Let nobody write to a folder, root neither; or let them again."""
     if not os.path.ismount(folder):
-        mount(str(folder), folder, flags=_MS_BIND)
+        bind(folder, folder)
     mount("none", folder, flags=_MS_REMOUNT | _MS_BIND | (_MS_RDONLY if read_only else 0))
 
 

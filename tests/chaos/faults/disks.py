@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
+from pathlib import Path
 
 from tests.chaos import sandbox
 from tests.chaos.fault import fault
@@ -35,33 +37,45 @@ def disk_full_in_run(trial: Trial) -> None:
     run = trial.train()
     trial.until_step(run)
     trial.strike()
-    fill(trial)
+    fill(trial.run)
     trial.must_end(run, says=FULL)
-    sandbox.resize_disk(trial.run, mebibytes=64)
     (trial.run / "ballast").unlink()
+    sandbox.resize_disk(trial.run, mebibytes=64)
     trial.must_resume()
 
 
-def fill(trial: Trial) -> None:
+@fault(isolated=True)
+def only_disk_full(trial: Trial) -> None:
+    """The run folder and TMPDIR are on one disk, and it fills up in a step: what failed must be said all the same."""
+    disk = trial.folder / "disk"
+    disk.mkdir()
+    sandbox.small_disk(disk, kibibytes=4096)
+    for folder in (trial.run, trial.temporary):
+        (disk / folder.name).mkdir()
+        folder.mkdir(exist_ok=True)
+        sandbox.bind(disk / folder.name, folder)
+    run = trial.train()
+    trial.until_step(run)
+    trial.strike()
+    fill(disk)
+    trial.must_end(run, says=FULL)
+    (disk / "ballast").unlink()
+    sandbox.resize_disk(disk, mebibytes=64)
+    trial.must_resume()
+
+
+def fill(folder: Path, *, block: int = 4096) -> None:
     """Somebody else's file takes what is left."""
-    with open(trial.run / "ballast", "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            return
+    with open(folder / "ballast", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(block))
 
 
 @fault(isolated=True)
 def temporary_folder_full(trial: Trial) -> None:
     """TMPDIR has no room at all."""
     sandbox.small_disk(trial.temporary, kibibytes=4)
-    with open(trial.temporary / "ballast", "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(512))
-        except OSError:
-            pass
+    fill(trial.temporary, block=512)
     run = trial.train()
     trial.strike()
     survived = trial.must_end_or_survive(run, says=FULL)
