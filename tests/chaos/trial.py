@@ -363,8 +363,9 @@ class Trial:
     def check_folder(self) -> None:
         """The run folder holds what an undisturbed one holds, and nothing else."""
         more = workload.file_names(self.run) - self.references[self.num_ranks].names
-        # Costs are kept where enough steps were measured; spans are the ranks' own.
-        for name in sorted(name for name in more if not name.startswith(("spans/", "cost_model.json"))):
+        # Spans are the ranks' own, costs are kept where enough steps were measured, failures were told.
+        allowed = ("spans/", "cost_model.json", "failures.jsonl")
+        for name in sorted(name for name in more if not name.startswith(allowed)):
             self.problem("leftover", f"run folder: {name}")
 
     def _end_of(self, program: Program, *, limit: float) -> int | None:

@@ -10,7 +10,7 @@ from freescale.errors import EXIT_PREEMPTED
 from tests.chaos.fault import fault
 from tests.chaos.programs import Program
 from tests.chaos.sandbox import descendants
-from tests.chaos.trial import FAILED, MOST_RANKS, Trial
+from tests.chaos.trial import FAILED, MOST_RANKS, Missed, Trial
 from tests.chaos.workload import EVALUATED_EVERY, STEPS, checkpoints, step_name
 
 
@@ -34,11 +34,13 @@ def kill_rank(trial: Trial) -> None:
 def kill_rank_from_cold(trial: Trial) -> None:
     """SIGKILL of one rank of the true command, nothing imported before."""
     run = trial.train(cold=True)
-    time.sleep(trial.rng.uniform(4.0, 8.0))
-    ranks = sorted(descendants(run.pid))[: trial.num_ranks]
-    if run.poll() is None and len(ranks) == trial.num_ranks:
-        trial.strike()
-        os.kill(ranks[trial.victim], signal.SIGKILL)
+    trial.until(lambda: len(descendants(run.pid)) >= trial.num_ranks, of=run)
+    ranks = sorted(descendants(run.pid))
+    time.sleep(trial.rng.random() * 6.0)
+    if run.poll() is not None:
+        raise Missed("the run was over")
+    trial.strike()
+    os.kill(ranks[trial.victim], signal.SIGKILL)
     trial.must_end(run, says=f"rank {trial.victim}\\b.*SIGKILL")
     trial.must_resume()
 
