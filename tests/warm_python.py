@@ -97,8 +97,8 @@ def _answer(line: socket.socket) -> NoReturn:
         if child == 0:
             _enter_machine_of(line)
             line.close()
-            _become(streams, folder, environment)
-            _run(arguments)
+            become(streams, folder, environment)
+            run_as_python(arguments)
         for stream in (*streams, *others.values()):
             os.close(stream)
         ended, status = 0, 0
@@ -126,7 +126,8 @@ def _enter_machine_of(line: socket.socket) -> None:
                     raise OSError(ctypes.get_errno(), f"cannot enter the {kind} namespace of process {pid}")
 
 
-def _become(streams: list[int], folder: str, environment: dict[str, str]) -> None:
+def become(streams: list[int], folder: str, environment: dict[str, str]) -> None:
+    """Take the standard streams, the folder and the environment of a command."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -140,7 +141,8 @@ def _become(streams: list[int], folder: str, environment: dict[str, str]) -> Non
     os.environ.update(environment)
 
 
-def _run(arguments: list[str]) -> NoReturn:
+def run_as_python(arguments: list[str]) -> NoReturn:
+    """Do what `python` does with these arguments, and end this process as it would."""
     status = 1
     try:
         _execute([each for each in arguments if each != "-u"])
