@@ -14,7 +14,7 @@ from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import stage, total
 from freescale.train.gc_freeze import GcFreeze
-from freescale.train.log.reports import StepReports, lag_of, open_report_channel
+from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel
 from freescale.train.run import Run
 from freescale.train.state.checkpoint import read_meta
 from freescale.train.state.run_state import load_run, report_checkpoint, restore, save
@@ -133,6 +133,7 @@ def reports_of(run: Run) -> StepReports:
         accounts=run.accounts,
         channel=open_report_channel(run.ranks, kind=run.train_step.transport),
         lag=lag_of(run.ranks, run.train_step.extensions),
+        beside=is_beside(run.ranks, run.train_step.extensions),
     )
 
 
