@@ -1,7 +1,7 @@
 r"""What a run on two machines says of its time, held against what is known of the wire and of what was planted.
 
-Two network namespaces (tests/nodes.py) under torchrun and its c10d rendezvous: on a bare wire, on one of 100 Mbit/s, and
-on one whose every frame is 20 ms on its way. All runs train the same recipe in float64, plain and prioritized, in turn:
+Two network namespaces (tests/nodes.py) under torchrun with its c10d rendezvous: on a bare wire, on one of 100 Mbit/s,
+and on one whose every frame is 20 ms on its way. All runs train the same recipe in float64, plain and prioritized:
 
     nothing    as it is
     late       rank 1 sleeps for 60 ms in the forward of every step

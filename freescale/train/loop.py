@@ -15,7 +15,7 @@ from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule
 from freescale.trace import stage, total
 from freescale.train.gc_freeze import GcFreeze
-from freescale.train.log.reports import StepReports, lag_of, open_report_channel
+from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel
 from freescale.train.quality.evaluate import GivenUpError
 from freescale.train.run import Run
 from freescale.train.state.agreement import from_first
@@ -152,6 +152,7 @@ def reports_of(run: Run) -> StepReports:
         channel=open_report_channel(run.ranks, kind=run.train_step.transport),
         lag=lag_of(run.ranks, run.train_step.extensions),
         stop=run.stop,
+        beside=is_beside(run.ranks, run.train_step.extensions),
     )
 
 

@@ -31,7 +31,7 @@ def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
     """Three steps, the second of which is accumulated from two backwards, against one model that sees everything."""
     if one_machine:
         os.environ["LOCAL_WORLD_SIZE"] = str(num_ranks)
-    (model, _), alone = reduced_in_backward(make_model(), dist.group.WORLD), make_model()
+    (model, sums), alone = reduced_in_backward(make_model(), dist.group.WORLD), make_model()
     for step in range(3):
         model.zero_grad()
         alone.zero_grad()
@@ -39,6 +39,7 @@ def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
             with model.no_sync():
                 model(data_of(rank, 7)).sum().backward()
         model(data_of(rank, step)).sum().backward()
+        sums.wait()
         for each in range(num_ranks):
             for part in (step, 7) if step == 1 else (step,):
                 alone(data_of(each, part)).sum().backward()
@@ -50,6 +51,38 @@ def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
 @pytest.mark.parametrize("one_machine", [False, True])
 def test_gradients_are_the_sums_over_the_ranks(num_ranks, one_machine):
     run_on_ranks(compare, num_ranks, num_ranks, one_machine)
+
+
+def compare_between_machines(rank: int, num_ranks: int) -> list[int]:
+    """The bytes of every bucket that went straight to the others."""
+    sizes = []
+    start = dense_gradients.start_all_reduce
+    dense_gradients.start_all_reduce = lambda transport, values: (
+        sizes.append(values.nbytes) or start(transport, values)
+    )
+    compare(rank, num_ranks, False)
+    return sizes
+
+
+def test_between_machines_buckets_go_straight_and_large_ones_round_a_ring_of_many():
+    large = dense_gradients._ONE_TRIP_BYTES
+    for straight in run_on_ranks(compare_between_machines, 2, 2):
+        assert max(straight) > large
+    for straight in run_on_ranks(compare_between_machines, 3, 3):
+        assert straight
+        assert max(straight) <= large
+
+
+def bits_between_machines(rank: int) -> list[bytes]:
+    model, sums = reduced_in_backward(make_model(), dist.group.WORLD)
+    model(data_of(rank, 0)).sum().backward()
+    sums.wait()
+    return [param.grad.numpy().tobytes() for param in model.parameters()]
+
+
+def test_every_rank_has_the_same_bits():
+    first, *others = run_on_ranks(bits_between_machines, 3)
+    assert all(other == first for other in others)
 
 
 def compare_staged(rank: int, num_ranks: int) -> None:
@@ -83,9 +116,10 @@ def test_buckets_are_summed_beside_the_backward_where_waiting_only_queues(num_ra
     )  # steps: the model is more than one bucket
 
 
-def seconds_until_the_input_has_its_gradient(rank: int) -> float:
-    """Rank 1 comes late; rank 0 must not wait for it before its own backward is through."""
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
+def seconds_until_the_input_has_its_gradient(rank: int, one_machine: bool) -> tuple[float, float]:
+    """Rank 1 comes late; rank 0 must not wait for it before its own backward is through: when it is, when it ends."""
+    if one_machine:
+        os.environ["LOCAL_WORLD_SIZE"] = "2"
     model, _ = reduced_in_backward(make_model(), dist.group.WORLD)
     model(data_of(rank, 0)).sum().backward()
     dist.barrier()
@@ -97,8 +131,11 @@ def seconds_until_the_input_has_its_gradient(rank: int) -> float:
         time.sleep(4.0)
     start = time.perf_counter()
     loss.backward()
-    return seen[0] - start
+    return seen[0] - start, time.perf_counter() - start
 
 
-def test_nobody_waits_before_the_backward_is_through():
-    assert run_on_ranks(seconds_until_the_input_has_its_gradient, 2)[0] < 2
+@pytest.mark.parametrize("one_machine", [False, True])
+def test_nobody_waits_before_the_backward_is_through(one_machine):
+    gradient, backward = run_on_ranks(seconds_until_the_input_has_its_gradient, 2, one_machine)[0]
+    assert gradient < 2
+    assert (backward < 2) == (not one_machine), "between machines rows travel before anybody waits"
