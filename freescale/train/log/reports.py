@@ -7,7 +7,7 @@ routers do that are balanced by them, steps are reported at once.
 
 from __future__ import annotations
 
-import platform
+import socket
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from freescale import trace
@@ -28,6 +27,7 @@ from freescale.pipeline import ReadyBatch, Traffic
 from freescale.train.extension import StepExtension, check_fields
 from freescale.train.log.accounting import AccountedStep, Accounts
 from freescale.train.log.events import Progress, time_fields
+from freescale.train.state.agreement import gather
 from freescale.train.step import StepResult
 from freescale.train.stop_request import StopRequest
 
@@ -148,8 +148,8 @@ class StepReports:
 
     def _name_odd_plan(self, plan: StepPlan) -> NoReturn:
         """Some ranks have trained other samples than the rest believes; all of them are here, so they can compare."""
-        everybody = [(platform.node(), plan.plan_hash)] * self.ranks.num_ranks
-        dist.all_gather_object(everybody, everybody[0], group=self.ranks.control)
+        here = (socket.gethostname(), plan.plan_hash)
+        everybody = gather(here, group=self.ranks.control, what="compare plans")
         (host, wanted), *_ = everybody
         rank, (odd_host, got) = next((rank, told) for rank, told in enumerate(everybody) if told[1] != wanted)
         raise TrainingError(

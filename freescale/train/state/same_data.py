@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import platform
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from freescale.comm.world import Ranks
 from freescale.data import DataDigest, differences
 from freescale.errors import DataError
+from freescale.train.state.agreement import gather
 
 
 def agree_on_data(ranks: Ranks, data: DataDigest) -> tuple[str, ...]:
@@ -19,17 +18,14 @@ def agree_on_data(ranks: Ranks, data: DataDigest) -> tuple[str, ...]:
 
     Returns the hosts of all ranks.
     """
-    here = (platform.node(), data.fingerprint)
-    if ranks.control is None:
-        return (here[0],)
-    everybody = [here] * ranks.num_ranks
-    dist.all_gather_object(everybody, here, group=ranks.control)
+    everybody = gather(
+        (socket.gethostname(), data.fingerprint), group=ranks.control, what="agree on the data"
+    )
     hosts, fingerprints = zip(*everybody)
     if len(set(fingerprints)) == 1:
         return hosts
     # Only now: a data set has thousands of shards, and a run thousands of ranks.
-    states = [data.state()] * ranks.num_ranks
-    dist.all_gather_object(states, states[0], group=ranks.control)
+    states = gather(data.state(), group=ranks.control, what="agree on the data")
     held = [DataDigest.from_state(state) for state in states]
     odd = next(rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0])
     others = sum(fingerprint != fingerprints[0] for fingerprint in fingerprints) - 1
