@@ -74,7 +74,7 @@ def local_ray():
 
 
 @pytest.mark.extras
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_two_workers_of_ray_train_on_the_curve_of_one_process(local_ray, tmp_path):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer

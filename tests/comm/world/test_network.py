@@ -78,7 +78,7 @@ def test_this_machines_interfaces_have_names():
 JOIN = """
 import sys, torch
 from freescale.comm.world import join_ranks
-with join_ranks(device="cpu", timeout_s=20) as ranks:
+with join_ranks(device="cpu", timeout_s=90) as ranks:
     sys.stdout.write(str(ranks.sum(torch.tensor([10 ** ranks.rank])).tolist()))
     sys.stdout.flush()
     ranks.barrier()
@@ -161,7 +161,7 @@ def test_ranks_of_two_machines_that_call_themselves_loopback_join(two_nodes):
             )
         )
     try:
-        answers = [process.communicate(timeout=60) for process in started]
+        answers = [process.communicate(timeout=100) for process in started]
     finally:
         for process in started:
             process.kill()
