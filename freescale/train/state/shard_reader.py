@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale.train.state.shards import DTYPES, THREADS, Buffer, Piece, piece_of
+from freescale.train.state.shards import DTYPES, THREADS, Piece, piece_of
 
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -42,7 +42,7 @@ class Target:
         self._filled = piece.values if as_saved else torch.empty(piece.values.shape, dtype=saved)
         flat = self._filled.reshape(-1).view(torch.uint8)
         self._bytes = flat
-        self.memory: Buffer | None = None if flat.is_cuda else flat.numpy().data
+        self.memory: memoryview | None = None if flat.is_cuda else flat.numpy().data
         """The bytes themselves, where a file can be read into them."""
 
     def put(self, at: int, content: Tensor) -> None:
@@ -170,7 +170,7 @@ def _room(local: Any, num_bytes: int, *, pinned: bool) -> Tensor:
     return room
 
 
-def _read_at(path: Path, memory: Buffer, position: int) -> int:
+def _read_at(path: Path, memory: memoryview, position: int) -> int:
     """Fill the memory from a file, from a position on; how many bytes there were."""
     try:
         descriptor = os.open(path, os.O_RDONLY)  # for each block: a thousand ranks may have a thousand shards

@@ -6,8 +6,12 @@ read again. Every rank writes what it alone has; of what all of them have, each 
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import mmap
 import os
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
@@ -26,7 +31,8 @@ BLOCK = 1 << 24
 """Bytes with a CRC of their own: what is read to check any one of them."""
 THREADS = min(8, 2 * (os.cpu_count() or 1))
 """A CRC takes about a second a GB, so that one thread would be slower than a disk."""
-_ALIGN = 4096
+ALIGN = 4096
+"""What disks want addresses in memory and in files to be multiples of."""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -41,7 +47,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-Buffer = memoryview
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -78,24 +84,24 @@ class Source(Protocol):
     def num_bytes(self) -> int:
         """How many."""
 
-    def read(self, begin: int, end: int) -> Buffer:
-        """Some of them; valid until the same thread reads again."""
+    def read(self, begin: int, end: int, into: Bytes) -> None:
+        """Copy some of them."""
 
 
 class Held:
     """Bytes that stay as they are while they are written."""
 
-    def __init__(self, content: Any) -> None:
-        self._content = memoryview(content).cast("B")
+    def __init__(self, content: Bytes) -> None:
+        self._content = content
 
     @property
     def num_bytes(self) -> int:
         """How many."""
         return len(self._content)
 
-    def read(self, begin: int, end: int) -> Buffer:
-        """Some of them, where they lie."""
-        return self._content[begin:end]
+    def read(self, begin: int, end: int, into: Bytes) -> None:
+        """Copy some of them."""
+        np.copyto(into, self._content[begin:end])
 
 
 def piece_of(name: str, tensor: Tensor) -> Piece:
@@ -149,7 +155,7 @@ def lay_out(pieces: Sequence[Piece]) -> tuple[bytes, dict[str, int]]:
         offsets[piece.name] = begin
         begin = end
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGN)
+    text += b" " * (-(8 + len(text)) % ALIGN)
     start = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {name: start + at for name, at in offsets.items()}
 
@@ -168,32 +174,88 @@ def describe_pieces(pieces: Sequence[Piece], positions: Mapping[str, int], file:
 
 def write_shard(path: Path, sources: Sequence[Source]) -> dict[str, Any]:
     """Write these bytes one after the other, durably; returns the file's size and the CRCs of its blocks."""
-    starts = [0]
-    for source in sources:
-        starts.append(starts[-1] + source.num_bytes)
-    size = starts[-1]
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    starts = list(itertools.accumulate((source.num_bytes for source in sources), initial=0))
+    size, local = starts[-1], threading.local()
 
     def write(begin: int) -> int:
-        crc, end = 0, min(begin + BLOCK, size)
+        block, end = _block_of(local), min(begin + BLOCK, size)
         for source, start in zip(sources, starts):
             first, last = max(begin - start, 0), min(end - start, source.num_bytes)
             if first < last:
-                part = source.read(first, last)
-                crc = zlib.crc32(part, crc)
-                _write_at(descriptor, part, start + first)
-        return crc
+                source.read(first, last, block[start + first - begin : start + last - begin])
+        file.write(block, end - begin, at=begin)
+        return zlib.crc32(block[: end - begin].data)
 
-    try:
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
-            crcs = list(pool.map(write, range(0, size, BLOCK)))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with (
+        BlockFile(path, size, past_the_cache=size >= BLOCK and BLOCK % ALIGN == 0) as file,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool,
+    ):
+        crcs = list(pool.map(write, range(0, size, BLOCK)))
     return {"size": size, "block": BLOCK, "crcs": crcs}
 
 
-def _write_at(descriptor: int, part: Buffer, position: int) -> None:
-    while part:
-        written = os.pwrite(descriptor, part, position)
-        part, position = part[written:], position + written
+class BlockFile:
+    """A new file written block by block, on disk when it is closed.
+
+    Where the file system lets us, blocks go past the page cache: filling it took 2.5 s of CPU a GB (0.15 s without, on a
+    small virtual machine), and pushes out what others need.
+
+    Args:
+        path: the file.
+        size: it will have.
+        past_the_cache: blocks begin at multiples of `ALIGN` in file and memory, and may be read beyond their end.
+    """
+
+    def __init__(self, path: Path, size: int, *, past_the_cache: bool) -> None:
+        self._size = size
+        self._direct = getattr(os, "O_DIRECT", 0) if past_the_cache else 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            self._descriptor = os.open(path, flags | self._direct, 0o644)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._descriptor, self._direct = os.open(path, flags, 0o644), 0
+
+    def write(self, block: Bytes, length: int, *, at: int) -> None:
+        """The first bytes of a block."""
+        done = 0
+        while done < length:
+            end = -(-length // ALIGN) * ALIGN if self._direct else length
+            try:
+                written = os.pwrite(self._descriptor, block[done:end].data, at + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._use_the_cache()
+                continue
+            if self._direct and written < end - done:
+                self._use_the_cache()  # nearly full: let the last bytes tell
+            done += written
+
+    def __enter__(self) -> BlockFile:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                os.ftruncate(self._descriptor, self._size)
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+    def _use_the_cache(self) -> None:
+        """This file system wants other addresses than ours."""
+        import fcntl
+
+        self._direct = 0
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+
+
+def _block_of(local: threading.local) -> Bytes:
+    """Memory for one block, a thread's own, at an address that a disk can read from."""
+    if not hasattr(local, "block"):
+        local.block = np.frombuffer(mmap.mmap(-1, BLOCK), dtype=np.uint8)
+    block: Bytes = local.block
+    return block

@@ -12,16 +12,13 @@ import itertools
 import mmap
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from freescale.embedding import EmbeddingTable
-from freescale.train.state.shards import BLOCK, Buffer, Held, Piece, Source, lay_out
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from freescale.train.state.shards import Bytes, Held, Piece, Source, lay_out
 
 
 class Staging:
@@ -72,24 +69,25 @@ class KeptRows:
 
     def __init__(self, table: EmbeddingTable) -> None:
         self._table = table
-        self._parts = {"weight": table.weight, **table.state}
-        self._is_kept = torch.zeros(table.num_rows, dtype=torch.bool)
-        self._kept: list[tuple[np.ndarray[Any, np.dtype[np.int64]], dict[str, Bytes]]] = []
+        self._live = {
+            part: _rows_of_bytes(values) for part, values in {"weight": table.weight, **table.state}.items()
+        }
+        self._kept = {part: live[:0] for part, live in self._live.items()}
+        self._count = 0
+        self._number = np.zeros(table.num_rows, dtype=np.int64)  # by row, its number among those kept, from 1
         self._lock = threading.Lock()
         table.before_writing = self._keep
 
     def sources(self) -> dict[int, Source]:
         """What the table is made of, by address."""
-        return {values.data_ptr(): _LiveRows(values, part, self) for part, values in self._parts.items()}
+        return {live.ctypes.data: _LiveRows(live, part, self) for part, live in self._live.items()}
 
-    def put_back(self, part: str, first: int, rows_of_bytes: Bytes) -> None:
+    def put_back(self, part: str, first: int, copy: Bytes) -> None:
         """In a copy of some rows, undo what training has changed meanwhile."""
         with self._lock:
-            kept = list(self._kept)
-        for rows, old in kept:
-            inside = np.flatnonzero((rows >= first) & (rows < first + len(rows_of_bytes)))
-            if len(inside):
-                rows_of_bytes[rows[inside] - first] = old[part][inside]
+            kept, number = self._kept[part], self._number[first : first + len(copy)].copy()
+        changed = np.flatnonzero(number)
+        copy[changed] = kept[number[changed] - 1]
 
     def close(self) -> None:
         """The snapshot is taken."""
@@ -97,41 +95,49 @@ class KeptRows:
 
     def _keep(self, rows: Tensor) -> None:
         with self._lock:
-            new = rows[~self._is_kept[rows]]
-            if len(new):
-                self._is_kept[new] = True
-                old = {part: _rows_of_bytes(values[new]) for part, values in self._parts.items()}
-                self._kept.append((new.numpy(), old))
+            asked = rows.numpy()
+            new = asked[self._number[asked] == 0]
+            begin, end = self._count, self._count + len(new)
+            for part, live in self._live.items():
+                if end > len(self._kept[part]):
+                    self._kept[part] = _longer(self._kept[part], max(end, 2 * begin), live.shape[1])
+                np.take(live, new, axis=0, out=self._kept[part][begin:end], mode="clip")
+            self._number[new] = np.arange(begin + 1, end + 1)
+            self._count = end
 
 
 class _LiveRows:
     """Rows of a table that training goes on with: a source of bytes as they were."""
 
-    def __init__(self, values: Tensor, part: str, kept: KeptRows) -> None:
-        self._bytes = _rows_of_bytes(values)
+    def __init__(self, live: Bytes, part: str, kept: KeptRows) -> None:
+        self._live = live
         self._part = part
         self._kept = kept
-        self._local = threading.local()
 
     @property
     def num_bytes(self) -> int:
-        return self._bytes.size
+        return self._live.size
 
-    def read(self, begin: int, end: int) -> Buffer:
-        width = self._bytes.shape[1]
-        first, last = begin // width, -(-end // width)
-        copy = self._copy_room(last - first, width)
-        np.copyto(copy, self._bytes[first:last])
+    def read(self, begin: int, end: int, into: Bytes) -> None:
+        """Whole rows where they go; those cut by an end of the block by way of a copy."""
+        width = self._live.shape[1]
+        first, last = -(-begin // width), end // width
+        if first > last:  # within one row
+            into[:] = self._rows(last, first)[0, begin - last * width : end - last * width]
+            return
+        before, after = first * width - begin, end - last * width
+        if before:
+            into[:before] = self._rows(first - 1, first)[0, -before:]
+        self._rows(first, last, into=into[before : len(into) - after].reshape(last - first, width))
+        if after:
+            into[-after:] = self._rows(last, last + 1)[0, :after]
+
+    def _rows(self, first: int, last: int, *, into: Bytes | None = None) -> Bytes:
+        copy = np.empty((last - first, self._live.shape[1]), dtype=np.uint8) if into is None else into
+        np.copyto(copy, self._live[first:last])
         # Only now: whatever has changed a row since has been told of it before.
         self._kept.put_back(self._part, first, copy)
-        return copy.reshape(-1).data[begin - first * width : end - first * width]
-
-    def _copy_room(self, rows: int, width: int) -> Bytes:
-        room = getattr(self._local, "room", None)
-        if room is None:
-            room = self._local.room = np.empty(BLOCK + 2 * width, dtype=np.uint8)
-        needed: Bytes = room[: rows * width].reshape(rows, width)
-        return needed
+        return copy
 
 
 class Snapshot:
@@ -151,7 +157,7 @@ class Snapshot:
         # Wide numbers first, so that each lies at a multiple of its width; then what is copied, in one stretch.
         self.pieces = sorted(pieces, key=lambda piece: (-piece.values.element_size(), _is_live(piece, live)))
         header, self.positions = lay_out(self.pieces)
-        self.sources: list[Source] = [Held(header)]
+        self.sources: list[Source] = [Held(np.frombuffer(header, dtype=np.uint8))]
         try:
             copied = _copy_aside([piece for piece in self.pieces if not _is_live(piece, live)], staging)
         except BaseException:
@@ -191,5 +197,11 @@ def _copy_aside(pieces: Sequence[Piece], staging: Staging) -> Tensor:
 
 
 def _rows_of_bytes(values: Tensor) -> Bytes:
-    rows: Bytes = values.contiguous().view(torch.uint8).view(len(values), -1).numpy()
+    rows: Bytes = values.view(torch.uint8).view(len(values), -1).numpy()
     return rows
+
+
+def _longer(rows: Bytes, length: int, width: int) -> Bytes:
+    longer = np.empty((length, width), dtype=np.uint8)
+    longer[: len(rows)] = rows
+    return longer

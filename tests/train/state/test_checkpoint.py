@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -21,7 +23,7 @@ from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.table import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError
-from freescale.train.state import checkpoint, shard_reader, shards, shared_folder, snapshot
+from freescale.train.state import checkpoint, shard_reader, shards, shared_folder
 from freescale.train.state.checkpoint import Checkpoints, load_tensors, read_meta
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
@@ -265,8 +267,7 @@ def test_rows_changed_before_they_are_written_are_saved_as_they_were(tmp_path, h
 
 def test_steps_may_race_with_the_writer(tmp_path, monkeypatch):
     """Rows change while their blocks, small and cut anywhere, are read: thousands of times."""
-    for module in (shards, snapshot):
-        monkeypatch.setattr(module, "BLOCK", 1000)
+    monkeypatch.setattr(shards, "BLOCK", 1000)
     table, checkpoints = make_table(), open_alone(tmp_path)
     for number in range(1, 4):
         wanted = {name: values.clone() for name, values in table_tensors(table).items()}
@@ -278,6 +279,37 @@ def test_steps_may_race_with_the_writer(tmp_path, monkeypatch):
             table.apply(rows, torch.randn(500, 3), lr=0.1, step=steps)
         assert steps > 3
         assert_saved(checkpoints.latest(), wanted)
+
+
+@pytest.mark.parametrize("refused", [None, "open", "write"])
+def test_large_shards_go_past_the_page_cache_where_they_may(tmp_path, monkeypatch, refused):
+    """Tables larger than a block, which change meanwhile; and on a file system that wants none of it."""
+    open_file, pwrite, direct = os.open, os.pwrite, []
+
+    def opened(path, flags, *args, **options):
+        if flags & os.O_DIRECT:
+            direct.append(path)
+            if refused == "open":
+                raise OSError(errno.EINVAL, "Invalid argument")
+        return open_file(path, flags, *args, **options)
+
+    def written(descriptor, *args):
+        if refused == "write" and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pwrite(descriptor, *args)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "pwrite", written)
+    table, checkpoints = make_table(700_001), open_alone(tmp_path)
+    wanted = {name: values.clone() for name, values in table_tensors(table).items()}
+    checkpoints.save(1, {**table_tensors(table), "other": torch.arange(7.0)}, {}, tables=[table])
+    while checkpoints.finished() is None:
+        rows = torch.randint(700_001, (3000,)).unique()
+        table.apply(rows, torch.randn(len(rows), 3), lr=0.1, step=1)
+    assert len(direct) == 1
+    assert_saved(tmp_path / "step-00000001", {**wanted, "other": torch.arange(7.0)})
+    with safe_open(shard_of(tmp_path / "step-00000001"), "pt") as file:
+        assert torch.equal(file.get_tensor("weight"), wanted["weight"])
 
 
 def test_memory_for_copies_is_used_again(tmp_path):
