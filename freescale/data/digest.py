@@ -79,7 +79,7 @@ class DataDigest:
     @property
     def fingerprint(self) -> str:
         """All of it but the name in one number."""
-        state = {**self.state(), "name": ""}
+        state = {**self.state(), "name": "", "parts": list(self.parts.items())}  # their order counts, too
         return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -130,6 +130,9 @@ def differences(one: DataDigest, other: DataDigest, *, where: tuple[str, str]) -
     parts = [name for name in names if one.parts.get(name) != other.parts.get(name)]
     if parts:
         found.append(f"what is in {parts[0]}" + (f" and {len(parts) - 1} more" if len(parts) > 1 else ""))
+    elif names and list(one.parts) != list(other.parts):
+        firsts = next(iter(one.parts)), next(iter(other.parts))
+        found.append(f"the order of its parts: {firsts[0]} first {where[0]}, {firsts[1]} {where[1]}")
     return found
 
 

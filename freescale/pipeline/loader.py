@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch.utils.data import DataLoader, Dataset
@@ -55,15 +56,16 @@ def load_batches(
         prefetch_factor=2 if workers else None,
         worker_init_fn=_outlast_a_request_to_stop,
     )
-    return _naming_lost_workers(loader)
+    return iter(loader)
 
 
-def _naming_lost_workers(loader: DataLoader[PlannedBatch]) -> Iterator[PlannedBatch]:
-    """Batches of a loader; a process of it that was killed is the machine's doing, and the user's to mend."""
+@contextmanager
+def naming_lost_workers() -> Iterator[None]:
+    """Around steps: a loader process that was killed is told as such; torch raises wherever Python is just then."""
     try:
-        yield from loader
+        yield
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error) or "Caught" in str(error):
+        if not str(error).startswith("DataLoader worker"):
             raise
         raise TrainingError(
             "a process that loads batches has ended",

@@ -12,7 +12,7 @@ from typing import Any
 from freescale.balance import StepPlan
 from freescale.errors import Preempted
 from freescale.kernels.runtime import gemm_warmup
-from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule
+from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule, naming_lost_workers
 from freescale.trace import stage, total
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel
@@ -80,6 +80,7 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
             run.open_schedule(covered.step) as schedule,
             steady_state(run) as loaded,
             run.ranks.watch.telling_failures(),  # before the schedule is closed, which waits for other ranks
+            naming_lost_workers(),
         ):
             for ready, seconds in steps_of(run, schedule, reports, loaded, first_step=covered.step):
                 covered.add(ready.plan)

@@ -363,9 +363,10 @@ class Trial:
     def check_folder(self) -> None:
         """The run folder holds what an undisturbed one holds, and nothing else."""
         more = workload.file_names(self.run) - self.references[self.num_ranks].names
-        # Spans are the ranks' own, costs are kept where enough steps were measured, failures were told.
-        allowed = ("spans/", "cost_model.json", "failures.jsonl")
-        for name in sorted(name for name in more if not name.startswith(allowed)):
+        # Spans are the ranks' own, costs are kept where enough steps were measured, failures were told, and a run that
+        # was told to stop has saved where it stood.
+        allowed = re.compile(r"spans/|cost_model\.json|failures\.jsonl|checkpoints/step-\d{8}(/|$)")
+        for name in sorted(name for name in more if not allowed.match(name)):
             self.problem("leftover", f"run folder: {name}")
 
     def _end_of(self, program: Program, *, limit: float) -> int | None:

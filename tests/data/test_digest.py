@@ -152,3 +152,19 @@ def test_of_a_large_file_blocks_from_all_over_are_looked_at(tmp_path: Path) -> N
             file.seek(place)
             file.write(b"\0")
     assert digest_module.sample_file(path, num_blocks=16) == empty
+
+
+def test_the_order_of_parts_counts():
+    one = digest_data(prepared_like("a", "b"))
+    other = digest_data(prepared_like("b", "a"))
+    assert differences(one, other, where=WHERE) == [
+        f"the order of its parts: a first {WHERE[0]}, b {WHERE[1]}"
+    ]
+    assert one.fingerprint != other.fingerprint
+
+
+def prepared_like(*parts: str) -> ListSource:
+    """A source whose parts look alike from outside."""
+    source = ListSource([[1, 2], [1, 2]])
+    source.digests = lambda: {part: f"written:{part}" for part in parts}
+    return source

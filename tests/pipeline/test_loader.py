@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from freescale.errors import TrainingError
-from freescale.pipeline.loader import load_batches
+from freescale.pipeline.loader import load_batches, naming_lost_workers
 
 
 class Killed:
@@ -19,6 +19,7 @@ class Killed:
 
 
 def test_a_killed_loader_process_is_named():
-    with pytest.raises(TrainingError, match="a process that loads batches has ended") as caught:
+    ended = pytest.raises(TrainingError, match="a process that loads batches has ended")
+    with ended as caught, naming_lost_workers():
         next(load_batches(Killed(), None, first_step=0, num_steps=3, workers=1))
     assert "data.workers=0" in str(caught.value)

@@ -7,6 +7,7 @@ may be full, nor where another user could find it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -32,6 +33,7 @@ QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 CPU_THREADS = "FREESCALE_CPU_THREADS"
 """Set where OMP_NUM_THREADS is what the launcher has chosen, for ranks that compute on cores."""
 _GRACE_S = 5.0
+_LEAVE_S = 1.5
 _SAVE_S = 600.0
 """How long ranks that were told to stop may take to save."""
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -86,7 +88,7 @@ def launch(
             if trouble:
                 raise trouble
         finally:
-            _end(processes)
+            _end(processes, lines)
 
 
 def _nameless_file() -> BinaryIO:
@@ -258,14 +260,19 @@ def _failure(failed: dict[int, int], stories: dict[int, FailureNote]) -> Trainin
     return error
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
+def _end(processes: Sequence[subprocess.Popen[bytes]], lines: Sequence[socket.socket]) -> None:
+    """End those that are left: a word, which a rank hears that waits for others, a signal, the last signal."""
+    for process, line in zip(processes, lines, strict=False):
         if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + _GRACE_S
+            with contextlib.suppress(OSError):
+                line.send(b"end", socket.MSG_DONTWAIT)
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        deadline = time.monotonic() + _LEAVE_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in processes:
+            if process.poll() is None:
+                end(process)
     for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.wait()

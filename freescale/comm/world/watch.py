@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import selectors
 import socket
 import threading
@@ -32,7 +33,7 @@ from freescale.comm.world.failures import (
     was_reported,
 )
 from freescale.comm.world.liveness import BEAT_S, RESUMES, Liveness, Pulse, SignOfLife, silence
-from freescale.errors import PeerError, Preempted
+from freescale.errors import EXIT_PEER, PeerError, Preempted
 
 _GRACE_S = 1.0
 """So long after the first sign of trouble a better explanation may come."""
@@ -84,9 +85,12 @@ class LaunchedWatch(Watch):
         tell_launcher({"bye": True})
 
     def _beat(self) -> None:
-        while not self._done.is_set():
-            tell_launcher({"sign": asdict(self._pulse.take())})
-            self._done.wait(BEAT_S)
+        with socket.socket(fileno=os.dup(int(os.environ[LINE]))) as line:
+            while not self._done.is_set():
+                tell_launcher({"sign": asdict(self._pulse.take())})
+                heard, _, _ = select.select([line], [], [], BEAT_S)
+                if heard and not self._done.is_set():
+                    end_process(EXIT_PEER)  # the launcher has said why
 
 
 @dataclass
