@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from freescale.trace.bubbles import Interval, missing_of, overlap, union, without
+from freescale.trace.bubbles import Interval, missing_of, union, without
 from freescale.trace.spans import MAIN, Span
 
 
-def held_before(spans: Sequence[Span], came: Mapping[int, float]) -> dict[int, Interval]:
-    """Arrival of this rank -> its longest wait for a transfer since the exchange before, where there was one.
+def held_before(
+    spans: Sequence[Span], came: Mapping[int, float], *, late: Collection[int]
+) -> dict[int, Interval]:
+    """Late arrival of this rank -> its longest wait for a transfer since the exchange before, where there was one.
 
     Waits of the main thread count for all threads: it hands the others their work.
 
     Args:
         spans: of this rank.
         came: arrival, by its serial number -> when the last rank was ready for that exchange.
+        late: those that were the last.
     """
     waits = [span for span in spans if span.kind == "wait"]
-    lanes = {span.lane: _Lane.of(span.lane, waits, came) for span in waits}
+    lanes = {lane: _Lane.of(lane, waits, came) for lane in {span.lane for span in waits}}
     held: dict[int, Interval] = {}
     for wait in waits:
-        if wait.arrival is not None and wait.arrival.serial in came:
+        if wait.arrival is not None and wait.arrival.serial in late:
             longest = lanes[wait.lane].longest_before(wait.arrival.mark)
             if longest is not None:
                 held[wait.arrival.serial] = longest
@@ -49,10 +52,7 @@ class _Lane(NamedTuple):
     @classmethod
     def of(cls, lane: str, waits: Sequence[Span], came: Mapping[int, float]) -> _Lane:
         transfers = union(
-            interval
-            for wait in waits
-            if wait.lane in (MAIN, lane)
-            for interval in without([(wait.start, wait.end)], _until_last(wait, came))
+            interval for wait in waits if wait.lane in (MAIN, lane) for interval in _transfers(wait, came)
         )
         over = sorted((w.end, w.arrival.mark) for w in waits if w.lane == lane and w.arrival is not None)
         arrivals = list(accumulate((mark for _, mark in over), max))
@@ -63,12 +63,14 @@ class _Lane(NamedTuple):
         num_over = bisect_right(self.ends, arrival)
         since = self.arrivals[num_over - 1] if num_over else -float("inf")
         near = self.transfers[max(0, bisect_left(self.starts, since) - 1) : bisect_left(self.starts, arrival)]
-        inside = overlap(near, [(since, arrival)])
-        return max(inside, key=lambda interval: interval[1] - interval[0], default=None)
+        inside = [(max(low, since), min(high, arrival)) for low, high in near]
+        longest = max(inside, key=lambda interval: interval[1] - interval[0], default=(0.0, 0.0))
+        return longest if longest[0] < longest[1] else None
 
 
-def _until_last(wait: Span, came: Mapping[int, float]) -> list[Interval]:
-    """The part of a wait in which the last rank was missing; of a wait for another thread nothing is known."""
-    if wait.arrival is not None and wait.arrival.serial in came:
-        wait = wait._replace(last=came[wait.arrival.serial])
-    return missing_of(wait)
+def _transfers(wait: Span, came: Mapping[int, float]) -> list[Interval]:
+    """The part of a wait in which no rank was missing; all of a wait for another thread, of which nothing is known."""
+    if wait.arrival is None or wait.missing is not None:
+        return without([(wait.start, wait.end)], missing_of(wait))
+    last = came.get(wait.arrival.serial, wait.start)
+    return [(max(wait.start, last), wait.end)] if last < wait.end else []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from freescale.trace.held import held_before
+from freescale.trace import held
 from freescale.trace.spans import MAIN, Arrival, Span
 
 
 def wait(serial: int, start: float, end: float, *, lane: str = MAIN, arrived: float | None = None) -> Span:
     arrival = Arrival("x", 1, start if arrived is None else arrived, serial)
     return Span("x", "wait", lane, 1, start, end, arrival)
+
+
+def held_before(spans: list[Span], came: dict[int, float]) -> dict[int, tuple[float, float]]:
+    """Of every arrival, as if this rank had always been the last."""
+    return held.held_before(spans, came, late=came)
 
 
 def test_the_wait_for_a_transfer_right_before_an_arrival_holds_it() -> None:

@@ -81,12 +81,11 @@ class Notes:
         mine = {key: (arrival.mark + self.offset,) for key, arrival in arrivals.items()}
         came, (behind, stalled) = table.maxima(mine, extra=(-done, float(len(stalls))))
         last = {arrivals[key].serial: at - self.offset for key, (at,) in came.items()}
-        held = held_before(spans, last)
         # Only the rank that came last has something to say of its lateness.
-        told = [(key, held.get(arrivals[key].serial)) for key, at in came.items() if at == mine[key]]
-        holds, _ = table.maxima(
-            {key: (at[0] + self.offset, at[1] + self.offset) for key, at in told if at is not None}, width=2
-        )
+        late = {arrivals[key].serial: key for key, at in came.items() if at == mine[key]}
+        held = held_before(spans, last, late=late)
+        told = {late[serial]: (at[0] + self.offset, at[1] + self.offset) for serial, at in held.items()}
+        holds, _ = table.maxima(told, width=2)
         if stalled:
             self._hear_of_stalls(stalls)
         self._known = {
@@ -107,9 +106,12 @@ class Notes:
         last = None if span.arrival is None else self._known.get(span.arrival.serial)
         if last is None or span.missing is not None:
             return span
-        late = without(union([(span.start, min(span.end, last.came))]), last.held)
-        stalls = overlap([(span.start, span.end)], self._other_stalls)
-        return span._replace(last=last.came, missing=tuple(union([*late, *stalls])))
+        late: list[Interval] = []
+        if last.came > span.start:
+            late = without([(span.start, min(span.end, last.came))], last.held)
+        if self._other_stalls:
+            late = union([*late, *overlap([(span.start, span.end)], self._other_stalls)])
+        return Span(*span[:7], last=last.came, missing=tuple(late))  # a tenth of what `_replace` takes
 
     def _awake(self, span: Span) -> Iterable[Span]:
         """The pieces of a wait in which this rank did not stand still itself."""
