@@ -94,6 +94,7 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
             run.accounts.pause()
     report_checkpoint(run, run.checkpoints.wait())
     if run.stop.last_step == covered.step:
+        run.ranks.barrier()  # nobody leaves before all have saved
         raise stopped(run, covered.step)
     status = "finished" if covered.tokens else "was already complete"
     return {"status": status, **finish(run, covered.step, speed=covered.speed(run))}
