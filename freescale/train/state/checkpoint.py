@@ -243,7 +243,7 @@ class Checkpoints:
                     raise CheckpointError(
                         f"rank 0 does not see the shard that {shard['where']} has written", got=staged / file
                     )
-        write_durably(staged / _META, _with_crc(facts))
+        write_durably(staged / _META, with_crc(facts))
         os.replace(staged, final)
         sync_folder(self.folder)
 
@@ -401,7 +401,7 @@ def _has_size(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size == size
 
 
-def _with_crc(facts: Mapping[str, Any]) -> str:
+def with_crc(facts: Mapping[str, Any]) -> str:
     """meta.json, which ends with a CRC of the rest."""
     return json.dumps({**facts, "crc": _crc_of(facts)}, indent=1)
 
