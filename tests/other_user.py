@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 (sockets want it, and another user may be unable to read Python's files)
 import os
 import pickle
 import traceback

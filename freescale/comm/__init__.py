@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.comm.gloo_sockets import open_privately
     from freescale.comm.transport import (
         AloneTransport,
         Pending,

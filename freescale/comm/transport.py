@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm.gloo_sockets import open_privately
 from freescale.kernels.runtime import to_host
 
 
@@ -103,11 +104,15 @@ def backend_of(group: dist.ProcessGroup, device: torch.device | str) -> str:
 def own_group(group: dist.ProcessGroup, *, backend: str, timeout_s: float) -> dist.ProcessGroup:
     """The same ranks, with a queue of collectives of their own; every rank must call it at the same moment."""
     members = dist.get_process_group_ranks(group)
-    own = dist.new_group(
-        members,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        backend=backend,
-        use_local_synchronization=len(members) < dist.get_world_size(),
-    )
+
+    def open_group() -> object:
+        return dist.new_group(
+            members,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            backend=backend,
+            use_local_synchronization=len(members) < dist.get_world_size(),
+        )
+
+    own = open_privately(open_group) if backend == "gloo" else open_group()
     assert isinstance(own, dist.ProcessGroup)
     return own

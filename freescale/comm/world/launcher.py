@@ -29,7 +29,9 @@ from freescale.errors import EXIT_PEER, EXIT_PREEMPTED, FreeScaleError, PeerErro
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"
 # Streams that wait for another rank must not share a hardware queue with those that compute; CUDA's own number is 8.
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# Kernels of several communicators must start in the order of their calls on every GPU, or two GPUs wait for each other;
+# NCCL sees to it when asked (2.26 and later; it reads this when it is first used).
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
 CPU_THREADS = "FREESCALE_CPU_THREADS"
 """Set where OMP_NUM_THREADS is what the launcher has chosen, for ranks that compute on cores."""
 _GRACE_S = 5.0

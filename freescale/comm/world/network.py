@@ -2,6 +2,7 @@
 
 gloo takes the address of the host's own name. Debian writes that name into /etc/hosts as 127.0.1.1, and the ranks of
 other machines then wait at their own door. Where that is so, gloo is told the interface that leads to the first rank.
+Ranks of one machine use loopback: what no network reaches, nobody there can disturb.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from collections.abc import MutableMapping
 from freescale.comm.world.environment import Membership
 
 _GLOO = "GLOO_SOCKET_IFNAME"
+_LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915
 _ANYWHERE = "192.0.2.1"
 """An address for documentation (RFC 5737): nobody has it, so it is reached as the rest of the world is."""
 
 
 def choose_interface(who: Membership, environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Name gloo an interface where it would choose loopback for a run on several machines; the line that says so."""
-    if who.alone or who.one_machine or who.master is None or _GLOO in environment:
+    """Name gloo an interface: loopback for one machine, another for several; the line that says so to the user."""
+    if who.alone or _GLOO in environment:
+        return None
+    if who.one_machine and _LOOPBACK in (name for _, name in socket.if_nameindex()):
+        environment[_GLOO] = _LOOPBACK
+    if who.one_machine or who.master is None:
         return None
     name = socket.gethostname()
     own = addresses_of(name)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from freescale.comm import supports_device
+from freescale.comm import open_privately, supports_device
 from freescale.comm.world.environment import Membership, own_membership, publish_membership
 from freescale.comm.world.facts import RankFacts, gather_facts
 from freescale.comm.world.failures import say
@@ -189,7 +189,9 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: floa
     timeout = datetime.timedelta(seconds=timeout_s)
     try:
         with watch.telling_failures():
-            control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+            control, background = (
+                open_privately(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in range(2)
+            )
             if not virtual_gpus_here():
                 refuse_shared_gpu(gather_facts(control, chosen).ranks)
             yield Ranks(
@@ -244,7 +246,11 @@ def _join(device: torch.device, who: Membership, *, timeout_s: float, silent_s: 
         watch = open_watch(who.rank, who.num_ranks, silent_s=silent_s, store=meeting.store)
         place = {"store": meeting.store}
     with watch.telling_failures():
-        dist.init_process_group(backend, rank=who.rank, world_size=who.num_ranks, timeout=timeout, **place)
+        open_privately(
+            lambda: dist.init_process_group(
+                backend, rank=who.rank, world_size=who.num_ranks, timeout=timeout, **place
+            )
+        )
     return watch
 
 

@@ -61,12 +61,23 @@ def test_nothing_is_touched_where_nothing_is_wrong(names):
     chosen = {"GLOO_SOCKET_IFNAME": "eth7"}
     assert choose_interface(WHO, chosen) is None
     assert chosen == {"GLOO_SOCKET_IFNAME": "eth7"}
-    one_machine = Membership(launcher="torchrun", num_ranks=2, local_num_ranks=2, master="node-a")
-    for who in (one_machine, Membership()):
-        assert choose_interface(who, nothing := {}) is None
-        assert nothing == {}
+    assert choose_interface(Membership(), nothing := {}) is None
+    assert nothing == {}
     names["box"] = ["127.0.1.1", "10.0.0.5"]
     assert choose_interface(WHO, {}) is None
+
+
+@pytest.mark.parametrize("master", ["node-a", None])
+def test_ranks_of_one_machine_use_loopback(names, monkeypatch, master):
+    one_machine = Membership(launcher="torchrun", num_ranks=2, local_num_ranks=2, master=master)
+    monkeypatch.setattr(network.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    assert choose_interface(one_machine, environment := {}) is None
+    assert environment == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert choose_interface(one_machine, chosen := {"GLOO_SOCKET_IFNAME": "eth0"}) is None
+    assert chosen == {"GLOO_SOCKET_IFNAME": "eth0"}
+    monkeypatch.setattr(network.socket, "if_nameindex", lambda: [(1, "lo0")])
+    assert choose_interface(one_machine, nothing := {}) is None
+    assert nothing == {}
 
 
 def test_this_machines_interfaces_have_names():
