@@ -61,6 +61,12 @@ def _leave(code: int) -> NoReturn:
 
 def _as_problem(error: Exception) -> Exception:
     """A full or read-only disk, a missing permission: the machine's refusal is the user's to mend."""
+    if isinstance(error, RuntimeError) and os.strerror(errno.EMFILE) in str(error):
+        return FreeScaleError(
+            "this process may not open more files",
+            got=str(error).splitlines()[0],
+            next_step="raise the limit (`ulimit -n`)",
+        )
     if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError):
         return error
     where = f"{error.filename}: " if error.filename else ""

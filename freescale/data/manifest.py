@@ -35,6 +35,11 @@ def is_dataset(path: str | Path) -> bool:
         return False
 
 
+def was_dataset(path: Path) -> bool:
+    """Whether a folder without a readable manifest holds what only `freescale prepare` writes."""
+    return path.is_dir() and (path / LENGTHS_FILE).exists()
+
+
 def save_manifest(folder: Path, fields: dict[str, Any]) -> None:
     """Write the manifest, which makes a data set of the files that are there."""
     manifest = {"format": DATASET_FORMAT, "version": DATASET_VERSION, **fields}

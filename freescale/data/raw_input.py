@@ -7,7 +7,7 @@ from pathlib import Path
 
 from freescale.data.event_columns import Events, features_of
 from freescale.data.excerpt import excerpt
-from freescale.data.manifest import is_dataset
+from freescale.data.manifest import DATASET_FILE, is_dataset, was_dataset
 from freescale.data.raw_format import RawFormat, RawSample, Reading, checked_chunks
 from freescale.errors import DataError, nearest
 from freescale.registry import OUTSIDE, find, names
@@ -43,6 +43,11 @@ def check_input(source: Path) -> None:
         raise _nothing(f"There is no input {source}")
     if is_dataset(source):
         raise DataError(f"{source} is already a FreeScale data set", next_step="train on it with data.path")
+    if was_dataset(source):
+        raise DataError(
+            f"{source} is a FreeScale data set whose {DATASET_FILE} is missing or damaged",
+            next_step="prepare it again from the raw data",
+        )
 
 
 def find_format(source: Path, separator: str | None) -> tuple[str, str]:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from freescale.data.preparation import prepare
+from freescale.data.raw_input import check_input
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
+from tests.prepared_data import made_up, write_dataset
 
 
 @pytest.mark.parametrize("asked", ["auto", "by name"])
@@ -59,3 +61,10 @@ def test_garbage_damaged_gzip_and_missing_input(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Cannot tell"):
         prepare(tmp_path / "folder", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_data_set_without_its_manifest_is_not_taken_for_raw_data(tmp_path):
+    folder = write_dataset(tmp_path / "a", made_up())
+    (folder / "dataset.json").write_text('{"format": "free')
+    with pytest.raises(DataError, match=r"dataset\.json is missing or damaged"):
+        check_input(folder)

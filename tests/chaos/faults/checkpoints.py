@@ -29,7 +29,7 @@ def must_notice(trial: Trial, damaged: Path) -> None:
     run = trial.train()
     if trial.must_end_or_survive(run, says=f"{damaged.name}.*(damaged|cannot be read)"):
         return
-    advice = re.search(r"--resume (\S+)", run.said)
+    advice = re.search(r"--resume ([^\s,;]+)", run.said)
     if advice is None:
         trial.problem("message", f"no way out is named: {run.said[-500:]}")
         return
@@ -112,7 +112,7 @@ def all_checkpoints_damaged(trial: Trial) -> None:
     run = trial.train()
     trial.must_end(run, says=f"{latest.name}.*damaged")
     for _ in range(STEPS):
-        advice = re.search(r"--resume (\S+)", run.said)
+        advice = re.search(r"--resume ([^\s,;]+)", run.said)
         if advice is None:
             trial.problem("message", f"no way out is named: {run.said[-500:]}")
             return
