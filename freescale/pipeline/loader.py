@@ -37,6 +37,23 @@ def _outlast_a_request_to_stop(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+class LoadedBatches:
+    """Batches in step order; closed before its end, its loader processes end with it."""
+
+    def __init__(self, loader: DataLoader[PlannedBatch]) -> None:
+        self._batches: Iterator[PlannedBatch] = iter(loader)
+
+    def __iter__(self) -> Iterator[PlannedBatch]:
+        return self
+
+    def __next__(self) -> PlannedBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """No batch follows: torch ends the processes of an iterator that nobody holds."""
+        self._batches = iter(())
+
+
 def load_batches(
     sampler: BalancedSampler,
     examples: Examples,
@@ -45,7 +62,7 @@ def load_batches(
     num_steps: int,
     workers: int = 0,
     pin: bool = False,
-) -> Iterator[PlannedBatch]:
+) -> LoadedBatches:
     """Batches of steps first_step .. first_step + num_steps - 1; resuming is starting at another step."""
     loader: DataLoader[PlannedBatch] = DataLoader(
         _Steps(sampler, examples),
@@ -56,7 +73,7 @@ def load_batches(
         prefetch_factor=2 if workers else None,
         worker_init_fn=_outlast_a_request_to_stop,
     )
-    return iter(loader)
+    return LoadedBatches(loader)
 
 
 @contextmanager

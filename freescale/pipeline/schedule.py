@@ -11,7 +11,7 @@ give exactly the same rows, losses and updates as the plain one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -25,7 +25,7 @@ from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, lea
 from freescale.errors import ConfigError
 from freescale.pipeline.ahead import Ahead
 from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
-from freescale.pipeline.loader import PlannedBatch
+from freescale.pipeline.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
 
@@ -155,6 +155,7 @@ class PlainSchedule:
     def __exit__(self, *error: Any) -> None:
         if self._ahead is not None:
             self._ahead.close()
+        end_loading(self._batches, error)
 
     def _prepare(self) -> _Prepared | None:
         """The next batch, as far as it follows from ids; reads no values of rows."""
@@ -195,6 +196,7 @@ class PrioritizedSchedule:
                 allowed=f"{LOOK_AHEAD + 1} or more",
                 next_step="raise the id map's guard, or set pipeline.prioritized=false",
             )
+        self._batches = batches
         self._id_map = id_map
         self._device = device
         self._taken: ReadyRows[PlannedBatch] | None = None
@@ -222,10 +224,17 @@ class PrioritizedSchedule:
 
     def __exit__(self, *error: Any) -> None:
         self.pipeline.__exit__(*error)
+        end_loading(self._batches, error)
 
     def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
         ids = torch.cat(ids_of(planned.batch))
         return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
+
+
+def end_loading(batches: Iterator[PlannedBatch], error: Sequence[Any]) -> None:
+    """A schedule left before its last batch ends its loader processes; after an error they end with this one."""
+    if isinstance(batches, LoadedBatches) and not any(error):
+        batches.close()
 
 
 def look_up(

@@ -50,7 +50,7 @@ def assert_same_run(out: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path, python: str, num_ranks: int) -> None:
-    options = ("--nproc", str(num_ranks), "data.workers=1")
+    options = ("--nproc", str(num_ranks), f"data.workers={2 - num_ranks}")
     finish(python, tmp_path / "whole", *options)
     out = tmp_path / "run"
     process = subprocess.Popen(

@@ -90,7 +90,8 @@ def test_one_rank_stops_and_goes_on_bit_for_bit(
     whole = go(keys, f"{tmp_path}/whole")
     first = go(keys, f"{tmp_path}/parts", tell=tell)
     assert f"stopped on request at step {first['at'][0]}, saved " in first["stopped"]
-    assert tell <= first["at"][0] <= tell + lag + (2 if ids else 0)
+    # A signal that comes between two lines of a step may be heard after it.
+    assert tell <= first["at"][0] <= tell + 1 + lag + (2 if ids else 0)
     assert first["stopped"].endswith("; the same command goes on from there")
     assert_same_end(whole, [first, go(keys, f"{tmp_path}/parts")])
 
@@ -106,7 +107,7 @@ def test_one_rank_that_is_told_is_enough(tmp_path: Path, keys: tuple[str, ...]) 
     ranks = run_on_ranks(stop_one_of_two, 2, (*keys, "pipeline.prioritized=true"), str(tmp_path), timeout=100)
     stops = {tuple(results[1]["at"]) for results in ranks}
     assert len(stops) == 1, "all ranks stop after the same step"
-    assert stops.pop() in ((4,), (6,))
+    assert 4 <= stops.pop()[0] <= (7 if keys else 5)
     for whole, *parts in ranks:
         assert_same_end(whole, parts)
 
@@ -135,6 +136,16 @@ def test_loader_processes_outlast_a_request_to_stop() -> None:
             schedule.update(ready, lr=0.0)
             step = ready.plan.step
     assert step == 11
+
+
+@pytest.mark.parametrize("way", ["true", "false"])
+def test_a_schedule_left_early_leaves_no_loader_process(way: str) -> None:
+    run, _ = make_run(("data.workers=1", "run.steps=12", f"pipeline.prioritized={way}"))
+    with run.open_schedule(0) as schedule:
+        next(iter(schedule))
+        (worker,) = torch.multiprocessing.active_children()
+    worker.join(10)
+    assert worker.exitcode == 0
 
 
 PROGRAM = """

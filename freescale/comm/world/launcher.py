@@ -185,6 +185,7 @@ def _wait(
     ranks.listen()
     if failed and set(failed.values()) <= {EXIT_PREEMPTED, *_BY_SIGTERM}:
         return _as_told(failed, requests)
+    failed = {rank: code for rank, code in failed.items() if code != EXIT_PREEMPTED}
     return _failure(failed, ranks.notes) if failed or ranks.notes else None
 
 

@@ -15,7 +15,7 @@ import pytest
 from freescale.comm.world import launcher as launch_module
 from freescale.comm.world.failures import report_failure
 from freescale.comm.world.launcher import launch
-from freescale.errors import DataError, TrainingError
+from freescale.errors import DataError, Preempted, TrainingError
 from freescale.trace.spans import stage
 
 REPOSITORY = Path(__file__).parents[3]
@@ -224,6 +224,33 @@ def test_ranks_do_not_outlive_a_killed_launcher(run, how):
         os.kill(pid, signal.SIGKILL)
     assert len(pids(run.seen)) == 2
     assert left == []
+
+
+STOP = """
+def ended(*_):
+    open(os.path.join(os.environ["SEEN"], f"told-{rank}"), "w").close()
+    os._exit(codes[rank])
+signal.signal(signal.SIGTERM, ended)
+if rank == 0: time.sleep(0.5); os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_a_request_to_stop_is_passed_on_and_ranks_that_saved_have_not_failed(run):
+    with pytest.raises(SystemExit) as end:
+        run("codes = [75, 75]" + STOP, 2)
+    assert end.value.code == 75
+    assert sorted(path.name for path in run.seen.glob("told-*")) == ["told-0", "told-1"]
+
+
+def test_ranks_ended_by_the_request_had_nothing_to_save(run):
+    with pytest.raises(Preempted, match="before the first step"):
+        run("codes = [143, 143]" + STOP, 2)
+
+
+def test_a_rank_that_fails_while_it_is_told_to_stop_has_failed(run):
+    with pytest.raises(TrainingError, match="rank 1 ended with exit code 3"):
+        run("codes = [75, 3]" + STOP, 2)
 
 
 def test_a_note_tells_stage_step_and_message(monkeypatch, capsys):
