@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from freescale.errors import EXIT_PEER
 from tests.small_run import SMALL
 
 # Dropout is on: its masks must be the same after a resume, too.
@@ -105,7 +106,7 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     start = time.monotonic()
     _, stderr = process.communicate(timeout=30)
     assert time.monotonic() - start < 15
-    assert process.returncode == 1
+    assert process.returncode == EXIT_PEER
     assert "rank 1 was killed by SIGKILL" in stderr
     assert stderr.count("error:") == 1
     subprocess.run(command(tmp_path, "--nproc", "2"), check=True, stdout=subprocess.DEVNULL, timeout=100)
