@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 
@@ -94,23 +95,16 @@ def test_inside_an_allocation_our_launcher_works_as_anywhere():
     assert asked(batch_script, nproc=4) is None
 
 
-def test_every_machine_tells_its_ranks_their_numbers(monkeypatch, tmp_path):
-    told = []
+WRITE = """
+import json, os, sys
+with open(os.path.join(sys.argv[1], os.environ["LOCAL_RANK"]), "w") as file:
+    json.dump(dict(os.environ), file)
+"""
 
-    class Process:
-        returncode = 0
 
-        def __init__(self, command, *, env, **_: object) -> None:
-            told.append(env)
-
-        def poll(self) -> int:
-            return 0
-
-        def wait(self, timeout: float) -> int:
-            return 0
-
-    monkeypatch.setattr(launcher.subprocess, "Popen", Process)
-    launcher.launch(["train"], num_ranks=2, nodes=Nodes(3, 2, "node-a", 1234))
+def test_every_machine_tells_its_ranks_their_numbers(tmp_path):
+    launcher.launch([str(tmp_path)], num_ranks=2, program=("-c", WRITE), nodes=Nodes(3, 2, "node-a", 1234))
+    told = [json.loads((tmp_path / local).read_text()) for local in ("0", "1")]
     names = (
         "RANK",
         "WORLD_SIZE",
