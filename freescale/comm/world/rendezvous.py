@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
@@ -29,6 +31,7 @@ _NEXT_WORD_S = 15.0
 _LOOK_S = 0.05
 _NEWCOMERS_S = 2.0
 _WORD_S = 10.0
+_READ_S = 2.0  # so long the store stays, for the other to read why
 
 
 @dataclass
@@ -38,12 +41,13 @@ class Patience:
     Args:
         seconds: for how long.
         what: () -> whom or what is waited for, in words.
+        word: when to say so next.
     """
 
     seconds: float
     what: Callable[[], str]
     _started: float = field(default_factory=time.monotonic)
-    _word: float = _FIRST_WORD_S
+    word: float = _FIRST_WORD_S
 
     def pause(self, for_s: float = _LOOK_S) -> None:
         """A moment; raises when the time is over."""
@@ -53,8 +57,8 @@ class Patience:
                 f"gave up after {self.seconds:g} s: {self.what()}",
                 next_step="start every rank with the same address and number of ranks; comm.timeout_s allows more time",
             )
-        if waited > self._word:
-            self._word = waited + _NEXT_WORD_S
+        if waited > self.word:
+            self.word = waited + _NEXT_WORD_S
             say(f"{self.what()} ({waited:.0f} s)")
         time.sleep(for_s)
 
@@ -79,7 +83,7 @@ class Meeting:
         self._base = _open_store(address, port, serves=serves, timeout_s=timeout_s)
         self._store = PrefixStore(_PREFIX, self._base)
         self._own = uuid.uuid4().hex
-        self._answered = [0] * num_ranks
+        self._answered = 0
         try:
             self._meet()
         except RuntimeError as error:
@@ -99,17 +103,20 @@ class Meeting:
         try:
             store = PrefixStore(_PREFIX, _open_store(*self._place, serves=False, timeout_s=self._timeout_s))
             while True:
-                for rank, name in self._new_hellos(store):
-                    held = json.loads(store.get(f"{self.round}/seat/{rank}"))["who"]
-                    text = f"this run goes on already: rank {rank} is {held}"
-                    store.set(f"round/{name}", json.dumps({"refused": text}))
+                for hello in self._new_hellos(store):
+                    text = self._mismatch(hello) or (
+                        f"this run goes on already: rank {hello['rank']} is "
+                        + json.loads(store.get(f"{self.round}/seat/{hello['rank']}"))["who"]
+                    )
+                    store.set(f"round/{hello['name']}", json.dumps({"refused": text}))
                 time.sleep(_NEWCOMERS_S)
         except (RuntimeError, FreeScaleError):
             return  # the store has closed: nobody can come
 
     def _meet(self) -> None:
-        number = self._store.add(f"hellos/{self._rank}", 1)
-        self._store.set(f"hello/{self._rank}/{number}", self._own)
+        number = self._store.add("hellos", 1)
+        hello = {"rank": self._rank, "num_ranks": self._num_ranks, "name": self._own}
+        self._store.set(f"hello/{number}", json.dumps(hello))
         self.round = uuid.uuid4().hex if self._rank == 0 else self._hear()
         self._take_seat()
         if self._rank == 0:
@@ -144,8 +151,8 @@ class Meeting:
         patience = Patience(self._timeout_s, self._missing)
         while not self._store.check(seats):
             self._look_for_absent()
-            for _, name in self._new_hellos(self._store):
-                self._store.set(f"round/{name}", json.dumps({"round": self.round}))
+            for hello in self._new_hellos(self._store):
+                self._answer(hello)
             patience.pause()
         self._store.set(f"{self.round}/start", "now")
 
@@ -166,15 +173,29 @@ class Meeting:
         while not self._store.check([key]):
             patience.pause()
 
-    def _new_hellos(self, store: Store) -> list[tuple[int, str]]:
-        """(rank, name) of processes that have said hello since the last look; the names of dead ones do no harm."""
-        new = []
-        for rank in range(1, self._num_ranks):
-            number = store.add(f"hellos/{rank}", 0)
-            for each in range(self._answered[rank] + 1, number + 1):
-                new.append((rank, store.get(f"hello/{rank}/{each}").decode()))
-            self._answered[rank] = number
-        return new
+    def _answer(self, hello: Mapping[str, Any]) -> None:
+        """Tell a process the number of the round, or that it was started for another run than this one."""
+        wrong = self._mismatch(hello)
+        answer = {"refused": wrong} if wrong else {"round": self.round}
+        self._store.set(f"round/{hello['name']}", json.dumps(answer))
+        if wrong and not store_of_launcher():  # there it may be a dead process of an earlier round
+            time.sleep(_READ_S)
+            raise TrainingError(
+                wrong, next_step="start every rank with the same number of ranks (WORLD_SIZE)"
+            )
+
+    def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
+        rank, num_ranks = hello["rank"], hello["num_ranks"]
+        if num_ranks == self._num_ranks:
+            return None
+        return f"rank {rank} was started as one of {num_ranks} ranks, rank 0 as one of {self._num_ranks}"
+
+    def _new_hellos(self, store: Store) -> list[dict[str, Any]]:
+        """Of processes that have come since the last look; those of dead ones do no harm."""
+        number = store.add("hellos", 0)
+        new = [json.loads(store.get(f"hello/{each}")) for each in range(self._answered + 1, number + 1)]
+        self._answered = number
+        return [hello for hello in new if hello["name"] != self._own]
 
     def _missing(self) -> str:
         seats = {rank: f"{self.round}/seat/{rank}" for rank in range(self._num_ranks)}
@@ -190,7 +211,7 @@ def send_word(note: FailureNote) -> None:
     if note.rank == 0 or not address or not port or LINE in os.environ or store_of_launcher():
         return
     with contextlib.suppress(RuntimeError, FreeScaleError, ValueError):
-        store = _open_store(address, int(port), serves=False, timeout_s=_WORD_S)
+        store = _open_store(address, int(port), serves=False, timeout_s=_WORD_S, silent=True)
         PrefixStore(_PREFIX, store).set(f"absent/{note.rank}", json.dumps(asdict(note)))
 
 
@@ -203,10 +224,10 @@ def _who() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _open_store(address: str, port: int, *, serves: bool, timeout_s: float) -> Store:
+def _open_store(address: str, port: int, *, serves: bool, timeout_s: float, silent: bool = False) -> Store:
     timeout = datetime.timedelta(seconds=timeout_s)
     if not serves:
-        _reach(address, port, timeout_s=timeout_s)
+        _reach(address, port, timeout_s=timeout_s, silent=silent)
     try:
         return _in_time(
             lambda: TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout),
@@ -245,10 +266,12 @@ def _in_time(open_store: Callable[[], Store], *, timeout_s: float) -> Store:
     return opened[0]
 
 
-def _reach(address: str, port: int, *, timeout_s: float) -> None:
+def _reach(address: str, port: int, *, timeout_s: float, silent: bool) -> None:
     """Wait until somebody listens there, and say for whom."""
     reason = ""
     patience = Patience(timeout_s, lambda: f"waiting for {address}:{port}: {reason}")
+    if silent:
+        patience.word = math.inf
     while True:
         try:
             socket.create_connection((address, port), timeout=5.0).close()

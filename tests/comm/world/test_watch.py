@@ -209,6 +209,17 @@ def test_a_process_that_comes_to_a_run_that_goes_on_is_sent_away(by_hand):
     assert [rank.end() for rank in ranks] == [(0, "")] * 2
 
 
+def test_ranks_started_for_another_number_of_ranks_are_told_so(by_hand):
+    def work(rank: int) -> None:
+        with joined(timeout_s=20):
+            pass
+
+    ended = [by_hand.start(work, 0, 2), by_hand.start(work, 2, 3)]
+    for code, said in [rank.end() for rank in ended]:
+        assert code == 1
+        assert "rank 2 was started as one of 3 ranks, rank 0 as one of 2" in said
+
+
 def test_a_restart_over_the_same_store_meets_the_living(tmp_path):
     """As torchrun restarts the ranks of several nodes: its store still has the addresses of the dead."""
 
