@@ -20,8 +20,6 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
 
     A problem the user can mend is told without a traceback.
     """
-    from freescale.comm.world import report_failure, send_word, was_reported
-
     try:
         command()
     except Preempted as stop:
@@ -40,6 +38,8 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
             _leave(code or 0)
         sys.exit(code)
     except Exception as error:
+        from freescale.comm.world import report_failure, send_word, was_reported
+
         problem = _as_problem(error)
         if os.environ.get("FREESCALE_DEBUG") and problem is not error:
             raise
