@@ -23,8 +23,8 @@ shares of the step, against a truth that knows nothing of the accounts (R ranks,
                comm is less by no more than the difference.
 
 Steps are taken by fours, and the quieter half of the fours counts; all of them where ranks are stopped. The truth
-stands for the two machines, not for a cluster: both share this host's cores, and a busy host shows as straggler and host
-time.
+stands for the two machines, not for a cluster: both share this host's cores, and a busy host shows as straggler and
+host time.
 
     python benchmarks/two_nodes.py [--steps 48] [--quick]
 """

@@ -38,14 +38,16 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
             _leave(code or 0)
         sys.exit(code)
     except Exception as error:
-        from freescale.comm.world import report_failure, send_word, was_reported
+        from freescale.comm.world import report_failure, was_reported
 
         problem = _as_problem(error)
         if os.environ.get("FREESCALE_DEBUG") and problem is not error:
             raise
         others_know = was_reported(problem)
         note = report_failure(problem)
-        if not others_know:
+        if not others_know and "RANK" in os.environ:
+            from freescale.comm.world import send_word
+
             send_word(note)
         _leave(note.exit_code)
 
