@@ -269,13 +269,13 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], lines: Sequence[socket.so
         if process.poll() is None:
             with contextlib.suppress(OSError):
                 line.send(b"end", socket.MSG_DONTWAIT)
-    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _LEAVE_S
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         for process in processes:
             if process.poll() is None:
-                end(process)
+                process.send_signal(number)
     for process in processes:
         process.wait()
