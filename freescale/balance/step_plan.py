@@ -13,7 +13,7 @@ from freescale.balance.arrays import FloatArray, IntArray
 from freescale.balance.limits import checked_problem, token_cap
 from freescale.balance.partition import Partition, assignment_report
 from freescale.errors import PlanError
-from freescale.registry import find
+from freescale.registry import find, options_of
 
 
 class Cost(Protocol):
@@ -93,9 +93,15 @@ class StepPlan:
     imbalance_in_turn: float = 1.0
 
 
-def named_balancer(balancer: str | Balancer) -> Balancer:
-    """The balancer of this name, or the one given; refused if it cannot assign."""
-    made = find("balancer", balancer, key="balancer").make() if isinstance(balancer, str) else balancer
+def named_balancer(balancer: str | Balancer, options: object = None) -> Balancer:
+    """The balancer of this name, made with its options, or the one given; refused if it cannot assign."""
+    made: object = balancer
+    if isinstance(balancer, str):
+        kind = find("balancer", balancer, key="balancer")
+        filled = options_of(kind, options)
+        made = kind.make() if filled is None else kind.make(filled)
+    elif options is not None:
+        raise PlanError("options belong to a balancer named by its name", got=f"{balancer!r}, {options!r}")
     if not callable(getattr(made, "assign", None)):
         raise PlanError(
             "A balancer needs a method `assign`.",

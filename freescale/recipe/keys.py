@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -89,16 +89,25 @@ def filled_options(kind: registry.Kind, section: Any, **elsewhere: Any) -> Any:
     """
     if kind.options is None:
         return None
-    given, own = {**elsewhere, **section.extra}, own_fields(section)
-    given |= {name: getattr(section, name) for name in own if name not in elsewhere}
-    missing = registry.missing_options(kind, given)
+    given = _given(section, elsewhere)
+    missing = missing_keys(kind, section, **elsewhere)
     if missing:
-        name = f"{type(section).__name__.removesuffix('Section').lower()}.{missing[0]}"
-        raise ConfigError(
-            f"{name}: {kind.family} {kind.name!r} needs it", next_step=f"give it a value: {name}=VALUE"
-        )
+        name = missing[0].partition(":")[0]
+        raise ConfigError(missing[0], next_step=f"give it a value: {name}=VALUE")
     known = {item.name for item in dataclasses.fields(kind.options)}
     return registry.options_of(kind, {name: x for name, x in given.items() if name in known})
+
+
+def missing_keys(kind: registry.Kind, section: Any, **elsewhere: Any) -> list[str]:
+    """What a section must give for its kind and does not; each as a problem."""
+    name = type(section).__name__.removesuffix("Section").lower()
+    missing = registry.missing_options(kind, _given(section, elsewhere))
+    return [f"{name}.{each}: {kind.family} {kind.name!r} needs it" for each in missing]
+
+
+def _given(section: Any, elsewhere: Mapping[str, Any]) -> dict[str, Any]:
+    own = {name: getattr(section, name) for name in own_fields(section) if name not in elsewhere}
+    return {**elsewhere, **section.extra, **own}
 
 
 def as_yaml(value: Any) -> Any:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freescale import registry
 from freescale.recipe.ffn import ffn_shape
-from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, section_options
+from freescale.recipe.keys import (
+    changed,
+    extra_keys,
+    key,
+    missing_keys,
+    options_from_outside,
+    section_options,
+)
 
 if TYPE_CHECKING:
     from freescale.comm.traffic import ExpertExchange
@@ -48,9 +55,11 @@ class ModelSection:
 
 
 def problems(config: Config) -> list[str]:
-    """Heads that do not divide the width, and keys of the decoder that do nothing or do not fit its heads."""
+    """A mask without its keys, heads that do not divide the width, keys of the decoder that do nothing."""
     options = config.model
     found = []
+    if options.mask in registry.names("mask") and changed(options, "mask"):  # looking at it imports torch
+        found += missing_keys(registry.find("mask", options.mask), options)
     if options.dim % options.heads:
         found.append(f"model.heads: must divide model.dim = {options.dim}, got {options.heads}")
     if options.kind != "llama":

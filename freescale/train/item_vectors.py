@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,7 +55,7 @@ class Catalogue(Protocol):
         """Each rank holds some of them, and looking up is done by all ranks together."""
 
     def parts(self) -> Iterator[Part]:
-        """The items held here, in chunks."""
+        """The items held here, in chunks; every rank must ask first, and any may ask again."""
 
     def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
         """The unique item vectors of a batch, and the batch on its device with indices into them."""
@@ -135,13 +136,19 @@ class _RowCatalogue:
     chunk: int
     spread: bool
 
-    def parts(self) -> Iterator[Part]:
+    @cached_property
+    def _held(self) -> Part:
+        """Numbers of the items held here, and where their rows stand; asked for once, by all ranks together."""
         table = self.source.embedding.tables[TABLE]
         rows = self.source.id_map.rows(torch.tensor(self.items)).to(self.source.device) - table.first_row
         numbers = torch.arange(len(self.items), device=rows.device)
         mine = (rows >= 0) & (rows < table.num_rows)
-        for n, r in zip(numbers[mine].split(self.chunk), rows[mine].split(self.chunk)):
-            yield n, as_compute(table.gather(r))
+        return numbers[mine], rows[mine]
+
+    def parts(self) -> Iterator[Part]:
+        numbers, rows = self._held
+        for n, r in zip(numbers.split(self.chunk), rows.split(self.chunk)):
+            yield n, as_compute(self.source.embedding.tables[TABLE].gather(r))
 
     def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
         source = self.source
@@ -266,9 +273,12 @@ class _EncodedCatalogue:
     chunk: int
     spread: bool = True
 
+    @cached_property
+    def _order(self) -> Tensor:
+        return self.own.argsort()
+
     def parts(self) -> Iterator[Part]:
-        order = self.own.argsort()
-        for index in order.split(self.chunk):
+        for index in self._order.split(self.chunk):
             device = self.vectors.device
             yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from freescale.balance import BalancedSampler, assignment_report, karmarkar_karp_equal, partition_report
 from freescale.balance.step_plan import assign, named_balancer
 from freescale.errors import ConfigError, PlanError
-from freescale.registry import load_plugin
+from freescale.registry import load_plugin, register
 from tests.ranks import run_on_ranks
 
 COSTS = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=60)
@@ -201,3 +202,35 @@ def test_a_balancer_from_outside_knows_speeds(outside):
     )
     share = LENGTHS[sampler.plan(0).rows].sum() / sampler.plan(0).global_tokens
     assert 0.6 < share < 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    start: int = 0
+
+
+class FromRank:
+    """Everything to one rank."""
+
+    def __init__(self, options: StartOptions) -> None:
+        self.start = options.start
+
+    def assign(self, costs, num_ranks, *, tokens, max_tokens, speeds):
+        return [list(range(len(costs))) if rank == self.start else [] for rank in range(num_ranks)]
+
+
+def test_a_balancer_with_options_is_made_by_its_name(own_kinds: None) -> None:
+    register("balancer", "from_rank", options=StartOptions)(FromRank)
+    for options, busy in ((None, 0), ({"start": 1}, 1), (StartOptions(start=1), 1)):
+        sampler = BalancedSampler(
+            LENGTHS, global_batch=8, num_ranks=2, rank=busy, balancer=named_balancer("from_rank", options)
+        )
+        assert len(sampler.plan(0).rows) == 8
+    assert (
+        len(BalancedSampler(LENGTHS, global_batch=8, num_ranks=2, rank=0, balancer="from_rank").plan(0).rows)
+        == 8
+    )
+    with pytest.raises(ConfigError, match="has no option 'begin'"):
+        named_balancer("from_rank", {"begin": 1})
+    with pytest.raises(PlanError, match="options belong to a balancer named by its name"):
+        named_balancer(FromRank(StartOptions()), {"start": 1})

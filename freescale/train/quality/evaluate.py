@@ -144,7 +144,7 @@ class _FullRanking:
 
     def __init__(self, head: RetrievingHead, vectors: Catalogue, examples: Examples, ranks: Ranks) -> None:
         self._head, self._examples, self._ranks = head, examples, ranks
-        self._blocks = [ItemBlock(numbers=n, vectors=head.candidates(v)) for n, v in vectors.parts()]
+        self._blocks = _Candidates(head, vectors)
         self._sharded = vectors.spread and ranks.num_ranks > 1
         self.quality = RankingQuality()
 
@@ -158,6 +158,33 @@ class _FullRanking:
         mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]
         self.quality.update(mine)
         return mine
+
+
+class _Candidates:
+    """The items held here, in blocks that are made anew whenever they are gone through.
+
+    Kept, they would be a second copy of this rank's part of the table. One block alone is kept: it is no larger than a
+    chunk.
+
+    Args:
+        head: makes items comparable.
+        vectors: of the items.
+    """
+
+    def __init__(self, head: RetrievingHead, vectors: Catalogue) -> None:
+        self._head, self._vectors = head, vectors
+        self._num = sum(1 for _ in vectors.parts())
+        self._kept = list(self._made()) if self._num == 1 else None
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[ItemBlock]:
+        return self._made() if self._kept is None else iter(self._kept)
+
+    def _made(self) -> Iterator[ItemBlock]:
+        for numbers, vectors in self._vectors.parts():
+            yield ItemBlock(numbers=numbers, vectors=self._head.candidates(vectors))
 
 
 def _last_events(

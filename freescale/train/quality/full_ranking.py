@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -70,7 +72,15 @@ class Asked:
         return slice(start, start + self.sizes[rank])
 
 
-def rank_of_targets(asked: Asked, blocks: list[ItemBlock], ranks: Ranks | None = None) -> Tensor:
+class Blocks(Protocol):
+    """Blocks that can be gone through again and again."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[ItemBlock]: ...
+
+
+def rank_of_targets(asked: Asked, blocks: Blocks, ranks: Ranks | None = None) -> Tensor:
     """[U] how many candidates stand before each user's target; ties go to the item with the smaller number.
 
     Args:
@@ -79,25 +89,28 @@ def rank_of_targets(asked: Asked, blocks: list[ItemBlock], ranks: Ranks | None =
         ranks: given when other ranks hold other candidates.
     """
     device = asked.vectors.device
-    # A rank whose rows are no items of the catalogue holds none.
-    blocks = [block for block in blocks if len(block.numbers)]
     users = torch.arange(len(asked.target), device=device)
     target_score = torch.zeros(len(users), dtype=asked.vectors.dtype, device=device)
     # The target's score must come from the same product as the others', or rounding would break ties at random.
-    kept = _scores(asked, blocks[0]) if len(blocks) == 1 else None
-    for block in blocks:
+    kept = _scores(asked, next(iter(blocks))) if len(blocks) == 1 else None
+    for block in _filled(blocks):
         scores = kept if kept is not None else _scores(asked, block)
         column, inside = _find(block.numbers, asked.target)
         target_score += torch.where(inside, scores[users, column], 0.0)
     if ranks is not None:
         ranks.sum(target_score)
     counts = torch.zeros(len(users), dtype=torch.int64, device=device)
-    for block in blocks:
+    for block in _filled(blocks):
         scores = kept if kept is not None else _scores(asked, block)
         counts += _count_ahead(scores, target_score, block, asked, users)
     if ranks is not None:
         ranks.sum(counts)
     return counts
+
+
+def _filled(blocks: Blocks) -> Iterator[ItemBlock]:
+    """A rank whose rows are no items of the catalogue holds none."""
+    return (block for block in blocks if len(block.numbers))
 
 
 def _count_ahead(

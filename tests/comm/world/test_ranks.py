@@ -110,6 +110,7 @@ class OneGpu:
 
 
 def join_with_gpus(rank: int, uuids: list[str], port: int) -> str:
+    dist.barrier()  # the other may not have all its connections yet
     dist.destroy_process_group()
     OneGpu(uuids[rank]).install()
     # No GPU here: what NCCL would serve is left out.
@@ -178,3 +179,27 @@ def test_the_host_of_a_gpu_has_one_thread_unless_the_user_wants_more(device, cho
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_communicators_start_their_kernels_in_the_order_of_the_calls_unless_told_otherwise(
+    chosen, monkeypatch
+):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FREESCALE_RENDEZVOUS", "file:///nowhere")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # what joining puts there is put back
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")
+    seen = []
+
+    def join(*_: object, **__: object) -> None:
+        seen.append(os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"])
+        raise ConnectionError
+
+    monkeypatch.setattr(dist, "init_process_group", join)
+    with pytest.raises(ConnectionError), join_ranks(device="cpu"):
+        pass
+    assert seen == [chosen or "1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -198,3 +199,28 @@ def test_popularity_ranks_by_training_counts_and_leaves_seen_items_out():
     examples = Examples(source=source, split="test", max_length=6)
     assert_quality(popularity_quality(examples, batch=4), places)
     assert_quality(popularity_quality(examples, max_users=2), places[:2])
+
+
+class CountingHead(RetrievalHead):
+    """Notes how many blocks of candidates there are at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.most, self.made = weakref.WeakSet(), 0, 0
+
+    def candidates(self, rows):
+        block = super().candidates(rows).clone()
+        self.alive.add(block)
+        self.most, self.made = max(self.most, len(self.alive)), self.made + 1
+        return block
+
+
+@pytest.mark.parametrize(("item_chunk", "most"), [(7, 2), (1000, 1)])
+def test_candidates_are_not_kept_beside_the_table(item_chunk, most):
+    """A second copy of all rows a rank holds is what a large table has no room for; one block alone is kept."""
+    source, head = make_source(), CountingHead()
+    evaluator = make_evaluator(source, head=head, item_chunk=item_chunk)
+    metrics = evaluator.run(Examples(source=source, split="valid", max_length=6))
+    assert head.most <= most
+    assert head.made == 1 if most == 1 else head.made > 20
+    assert metrics == make_evaluator(source).run(Examples(source=source, split="valid", max_length=6))

@@ -19,7 +19,7 @@ from freescale.comm.world.facts import on_one_machine
 from freescale.embedding import Adam
 from freescale.embedding.plan import TableSpec
 from freescale.embedding.sharded import ShardedEmbedding
-from tests.other_user import only_root, start_as_other_user, unix_names, wait_for_other_user
+from tests.other_user import in_own_network, only_root, start_as_other_user, unix_names, wait_for
 from tests.ranks import run_on_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -120,9 +120,14 @@ def exchange_under_attack(rank: int) -> list[int]:
 
 @only_root
 def test_another_user_neither_takes_the_place_of_a_rank_nor_holds_one_up():
-    intruder = start_as_other_user(intrude)
-    assert run_on_ranks(exchange_under_attack, 2, timeout=30) == [[0, 10], [1, 11]]
-    wait_for_other_user(intruder)
+    def attacked() -> list[list[int]]:
+        intruder = start_as_other_user(intrude)
+        try:
+            return run_on_ranks(exchange_under_attack, 2, timeout=30)
+        finally:
+            wait_for(intruder)
+
+    assert in_own_network(attacked) == [[0, 10], [1, 11]]
 
 
 def leave_early(rank: int) -> str:
