@@ -76,6 +76,7 @@ def test_a_head_with_its_own_metric_and_export(tmp_path):
     run, _ = make_run((*CURVE, *recipe), tmp_path / "run")
     from freescale.train import train
 
+    (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(
         load_config(None, [*SMALL, *CURVE, *recipe, f"run.out={tmp_path / 'run'}"]).to_yaml()
     )
