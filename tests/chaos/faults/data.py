@@ -115,7 +115,7 @@ def data_replaced(trial: Trial) -> None:
     mended(trial, saved)
 
 
-@fault(isolated=True, quick=True)
+@fault(isolated=True)
 def other_data_on_one_rank(trial: Trial) -> None:
     """One rank reads other data of the same size from its own folder."""
     other = trial.folder / "other"

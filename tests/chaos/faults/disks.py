@@ -29,7 +29,7 @@ def disk_full_in_checkpoint(trial: Trial) -> None:
     trial.must_resume()
 
 
-@fault(isolated=True, quick=True)
+@fault(isolated=True)
 def disk_full_in_run(trial: Trial) -> None:
     """The disk of the whole run folder fills up in a step: metrics, spans and checkpoints have no room."""
     trial.run.mkdir()

@@ -21,7 +21,7 @@ def end_rank(trial: Trial, run: Program, number: int) -> None:
     trial.must_end(run, says=f"rank {trial.victim}\\b.*{signal.Signals(number).name}")
 
 
-@fault(quick=True)
+@fault()
 def kill_rank(trial: Trial) -> None:
     """SIGKILL of one rank in a step."""
     run = trial.train()
@@ -99,7 +99,7 @@ def kill_all_ranks(trial: Trial) -> None:
     trial.must_resume()
 
 
-@fault(quick=True)
+@fault()
 def kill_launcher(trial: Trial) -> None:
     """SIGKILL of the launcher: its ranks go with it."""
     run = trial.train()
@@ -260,7 +260,7 @@ def silent_after(seconds: int) -> list[str]:
     return [f"comm.silent_s={seconds}"]
 
 
-@fault(quick=True)
+@fault()
 def interrupt(trial: Trial) -> None:
     """Ctrl-C: every process gets SIGINT."""
     run = trial.train()

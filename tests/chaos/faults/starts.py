@@ -215,7 +215,7 @@ def wrong_master_address(trial: Trial) -> None:
     trial.must_resume()
 
 
-@fault(quick=True)
+@fault()
 def two_trainings(trial: Trial) -> None:
     """A second training is started in the same folder: refused; the first goes on."""
     step = trial.rng.randint(2, STEPS)
