@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from freescale.app.commands import evaluate_run, export_run, train_run
-from freescale.errors import CheckpointError, ConfigError, DataError
+from freescale.errors import ConfigError, DataError
 from freescale.recipe import build_source, load_config
 from freescale.train.state.export import load_export
 from tests.item_files import write_made_up_content, write_made_up_texts
@@ -68,5 +68,5 @@ def test_content_of_another_width_does_not_go_on_with_a_run(tmp_path: Path) -> N
     options = ("items.kind=content", f"items.file={file}")
     train(tmp_path / "run", *options)
     np.save(file, np.ones((num_items, 7), np.float32))
-    with pytest.raises(CheckpointError, match="does not fit this model"):
+    with pytest.raises(DataError, match="content vectors or texts of the items"):
         train(tmp_path / "run", *options, "run.steps=8", resume="auto")
