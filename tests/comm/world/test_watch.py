@@ -80,14 +80,14 @@ def test_a_killed_rank_is_named_at_once_even_if_a_process_it_forked_lives_on(by_
             if rank == victim:
                 time.sleep(1.5)  # it has said once where it is
                 if os.fork() == 0:
-                    time.sleep(8)
+                    time.sleep(40)
                     os._exit(0)
                 os.kill(os.getpid(), signal.SIGKILL)
             add_up(ranks)
 
     started = time.monotonic()
     ended = [rank.end() for rank in by_hand.all(work, 2)]
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
     code, said = ended[1 - victim]
     assert code == EXIT_PEER
     assert f"rank {victim} on {HOST}" in said
