@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -42,6 +44,7 @@ class LoadedBatches:
 
     def __init__(self, loader: DataLoader[PlannedBatch]) -> None:
         self._batches: Iterator[PlannedBatch] = iter(loader)
+        _open.add(self)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
         return self
@@ -50,8 +53,20 @@ class LoadedBatches:
         return next(self._batches)
 
     def close(self) -> None:
-        """No batch follows: torch ends the processes of an iterator that nobody holds."""
+        """No batch follows: torch asks the processes of an iterator that nobody holds to end, then terminates them."""
+        processes = getattr(self._batches, "_workers", [])
         self._batches = iter(())
+        for process in processes:
+            process.kill()  # no-op for those that have ended; the others do not listen to being terminated
+
+
+_open: weakref.WeakSet[LoadedBatches] = weakref.WeakSet()
+
+
+@atexit.register  # later than torch's and multiprocessing's, so that it comes before them: they wait for ever
+def _close_all() -> None:
+    for batches in list(_open):
+        batches.close()
 
 
 def load_batches(

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from freescale.comm.world.clocks import SharedClock
     from freescale.comm.world.environment import Membership, own_membership, publish_membership
     from freescale.comm.world.facts import GroupFacts, gather_facts, on_one_machine, own_facts
-    from freescale.comm.world.failures import end_process, keep_failures_in, report_failure, was_reported
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, launch
     from freescale.comm.world.mps import is_mps_client
@@ -19,5 +18,6 @@ if TYPE_CHECKING:
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
     from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, pick_device
     from freescale.comm.world.rendezvous import send_word
+    from freescale.comm.world.watch import end_process, keep_failures_in, report_failure, was_reported
 else:
     __getattr__, __dir__ = open_door(__name__)

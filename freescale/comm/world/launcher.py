@@ -22,9 +22,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, NoReturn, cast
 
-from freescale.comm.world.failures import LINE, FailureNote, end_process, first_cause, report_failure, say
-from freescale.comm.world.liveness import BEAT_S, Liveness, SignOfLife, silence
 from freescale.comm.world.nodes import Nodes
+from freescale.comm.world.watch import (
+    BEAT_S,
+    LINE,
+    FailureNote,
+    Liveness,
+    SignOfLife,
+    end_process,
+    first_cause,
+    report_failure,
+    say,
+    silence,
+)
 from freescale.errors import EXIT_PEER, EXIT_PREEMPTED, FreeScaleError, PeerError, Preempted, TrainingError
 
 RENDEZVOUS = "FREESCALE_RENDEZVOUS"

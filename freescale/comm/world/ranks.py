@@ -19,12 +19,11 @@ import torch.distributed as dist
 from freescale.comm import open_privately, supports_device
 from freescale.comm.world.environment import Membership, own_membership, publish_membership
 from freescale.comm.world.facts import RankFacts, gather_facts
-from freescale.comm.world.failures import say
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.comm.world.network import choose_interface
 from freescale.comm.world.rendezvous import Meeting, store_of_launcher
-from freescale.comm.world.watch import Watch, open_watch
+from freescale.comm.world.watch import Watch, open_watch, say
 from freescale.errors import FreeScaleError, Preempted, TrainingError
 from freescale.trace import exchange
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from freescale.comm.world.failures import LINE, FailureNote, say
+from freescale.comm.world.watch import LINE, FailureNote, say
 from freescale.errors import FreeScaleError, PeerError, TrainingError
 
 _PREFIX = "freescale"

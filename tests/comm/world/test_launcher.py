@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from freescale.comm.world import launcher as launch_module
-from freescale.comm.world.failures import report_failure
 from freescale.comm.world.launcher import launch
+from freescale.comm.world.watch import report_failure
 from freescale.errors import DataError, Preempted, TrainingError
 from freescale.trace.spans import stage
 
@@ -35,7 +35,7 @@ exec(sys.argv[-1])
 """
 
 FAIL = """
-from freescale.comm.world.failures import report_failure
+from freescale.comm.world.watch import report_failure
 from freescale.errors import DataError
 from freescale.trace.spans import stage
 
