@@ -231,11 +231,7 @@ def _resume(run: Run, config: Config, how: str, *, new_data: bool) -> Resumed:
     """Bring back the state the run goes on from, on all ranks the same."""
     out = Path(config.run.out)
     run.checkpoints.open()
-    paths = from_first(lambda: find_checkpoints(out, how), ranks=run.ranks, what="find a checkpoint")
-    if paths:
-        from_first(
-            lambda: _check_own_folder(out, paths[0], config), ranks=run.ranks, what="find a checkpoint"
-        )
+    paths = from_first(lambda: _checkpoints_for(out, how, config), ranks=run.ranks, what="find a checkpoint")
     return resume(
         run,
         paths,
@@ -244,19 +240,36 @@ def _resume(run: Run, config: Config, how: str, *, new_data: bool) -> Resumed:
     )
 
 
-def _check_own_folder(out: Path, path: Path, config: Config) -> None:
-    """A run that starts from another one's checkpoint needs a folder of its own: it would write over what is there."""
-    if path.parent.resolve() == (out / "checkpoints").resolve():
-        return
-    saved, recipe = saved_in(out / "checkpoints"), out / "config.yaml"
+def _checkpoints_for(out: Path, how: str, config: Config) -> list[Path]:
+    """Checkpoints to start from.
+
+    A run that starts from another one's needs a folder of its own, or it would write over what is there; started again,
+    it goes on with what it has written since.
+    """
+    paths, folder = find_checkpoints(out, how), out / "checkpoints"
+    if not paths or paths[0].parent.resolve() == folder.resolve():
+        return paths
+    saved, recipe = saved_in(folder)[::-1], out / "config.yaml"
+    if any(_began_from(path, Path(how)) for path in saved):
+        return saved
     if saved:
         raise CheckpointError(
             f"{out} holds another run than the one to resume from",
-            got=f"--resume {path}, and {len(saved)} checkpoints up to {saved[-1].name} in run.out",
+            got=f"--resume {how}, and {len(saved)} checkpoints up to {saved[0].name} in run.out",
             next_step="choose another run.out, go on with the run there (--resume auto), or remove it (--resume never)",
         )
     if recipe.exists():
-        _check_same_recipe(out / "checkpoints" / path.name, load_config(recipe).as_dict(), config)
+        _check_same_recipe(folder / paths[0].name, load_config(recipe).as_dict(), config)
+    return paths
+
+
+def _began_from(checkpoint: Path, other: Path) -> bool:
+    """Whether the run of this checkpoint started from the other checkpoint, or from one of that run."""
+    try:
+        origin = read_meta(checkpoint).get("begun_from")
+    except CheckpointError:
+        return False
+    return origin is not None and other.resolve() in (Path(origin), Path(origin).parent.parent)
 
 
 def _check_same_recipe(path: Path, saved: Mapping[str, Any], config: Config) -> None:

@@ -157,7 +157,9 @@ def test_who_looks_at_a_run_writes_nothing_into_it(tmp_path: Path) -> None:
     assert everything_in(run) == before
 
 
-def test_a_run_from_another_ones_checkpoint_needs_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_run_from_another_ones_checkpoint_needs_a_folder_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second, fork = tmp_path / "first", tmp_path / "second", tmp_path / "fork"
     freescale("train", *SMALL, f"run.out={first}", "run.steps=2")
     freescale("train", *SMALL, f"run.out={second}", "run.steps=4", "run.seed=7")
@@ -168,6 +170,14 @@ def test_a_run_from_another_ones_checkpoint_needs_a_folder_of_its_own(tmp_path: 
     assert everything_in(second) == before
     freescale("train", *SMALL, f"run.out={fork}", "run.steps=4", "--resume", str(first))
     assert (fork / "checkpoints" / "step-00000004").exists()
+    # Started again by the same command, as schedulers do: with what it has written since, not from the beginning.
+    capsys.readouterr()
+    for origin in (first, first / "checkpoints" / "step-00000002"):
+        freescale("train", *SMALL, f"run.out={fork}", "run.steps=4", "--resume", str(origin))
+        assert f"resuming {fork} from step 4" in capsys.readouterr().out
+    # But not as a fork of anything else.
+    message = refusal("train", *SMALL, f"run.out={fork}", "run.steps=4", "--resume", str(second))
+    assert f"{fork} holds another run" in message
     # Killed before its first checkpoint: what is there is of another recipe all the same.
     for path in (second / "checkpoints").glob("step-*"):
         shutil.rmtree(path)

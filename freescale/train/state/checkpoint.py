@@ -60,6 +60,8 @@ class Checkpoints:
     def __init__(self, folder: str | Path, *, ranks: Ranks, keep: int = 2) -> None:
         self.folder = Path(folder)
         self.keep = keep
+        self.begun_from: str | None = None
+        """Checkpoint of another run that this one started from; those written here tell it."""
         self._ranks = ranks
         self._is_open = False
         self._staging = Staging()
@@ -108,6 +110,8 @@ class Checkpoints:
                 self.mark_best(step, meta.get("best", {}))
             return
         facts = {**meta, "format": FORMAT, "freescale": __version__, "torch": torch.__version__, "step": step}
+        if self.begun_from is not None:
+            facts["begun_from"] = self.begun_from
         snapshot, failure = None, None
         try:
             pieces = pieces_to_write(tensors, ranks=self._ranks)

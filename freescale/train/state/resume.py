@@ -70,6 +70,7 @@ def resume(
             skipped.append((path, error))
             continue
         step = load_facts(run, meta)
+        run.checkpoints.begun_from = meta.get("begun_from") if _is_own(run, path) else str(path.resolve())
         notices = _put_aside(run, skipped, step) + _keep_best(run, path)
         return Resumed(path, step, notices, resume_story(run, path, meta))
     if len(skipped) == 1:
