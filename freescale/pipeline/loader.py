@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import mmap
+import os
 import signal
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
 from freescale.errors import TrainingError
+
+_PREFETCH = 2
+_MOST_UNTAKEN = 2 * _PREFETCH + 4
+_LOST = "DataLoader worker"
+_given: deque[int] = deque()
+"""Of a loader process: descriptors of its latest batches."""
 
 
 class PlannedBatch(NamedTuple):
@@ -34,6 +45,88 @@ class _Steps(Dataset[PlannedBatch]):
         return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
 
 
+class _Packed:
+    """A batch on its way out of a loader process: in memory that has no name, opened by way of the process that has it.
+
+    torch would send every tensor through /dev/shm and its handle through a socket in TMPDIR. A container's small
+    /dev/shm then ends the run, and a TMPDIR that somebody has cleaned lets it wait for ever.
+    """
+
+    def __init__(self, planned: PlannedBatch) -> None:
+        offsets, tokens, samples = planned.batch.offsets, planned.batch.tokens, planned.batch.samples
+        self._plan = planned.plan
+        named = [("", offsets), *tokens.items(), *samples.items()]
+        values = [tensor.contiguous() for _, tensor in named]
+        self._layout = [(name, tensor.dtype, tensor.shape) for (name, _), tensor in zip(named, values)]
+        self._num_tokens = len(tokens)
+        pieces = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in values]
+        self._content: Any = _put(pieces)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._content = _take(self._content)
+
+    def open(self) -> PlannedBatch:
+        """The batch it was."""
+        tensors, at = [], 0
+        for name, dtype, shape in self._layout:
+            count = shape.numel()
+            tensor = torch.frombuffer(self._content, dtype=dtype, count=count, offset=at) if count else None
+            tensors.append(
+                (name, torch.empty(shape, dtype=dtype) if tensor is None else tensor.reshape(shape))
+            )
+            at += _aligned(count * dtype.itemsize)
+        (_, offsets), *features = tensors
+        tokens, samples = features[: self._num_tokens], features[self._num_tokens :]
+        return PlannedBatch(self._plan, SequenceBatch(offsets, dict(tokens), dict(samples)))
+
+    def pin_memory(self) -> PlannedBatch:
+        """The name torch's DataLoader looks for, in the thread that waits for batches."""
+        plan, batch = self.open()
+        return PlannedBatch(plan, batch.pin())
+
+
+def _put(pieces: Sequence[np.ndarray[Any, np.dtype[np.uint8]]]) -> tuple[int, int, int]:
+    """Bytes in a file of memory: process, descriptor, size. Later batches close it: it has been taken by then."""
+    size = sum(_aligned(len(piece)) for piece in pieces)
+    file = os.memfd_create("batch")
+    os.ftruncate(file, max(size, 1))
+    at = 0
+    for piece in pieces:
+        view = piece.data
+        done = 0
+        while done < len(view):
+            done += os.pwrite(file, view[done:], at + done)
+        at += _aligned(len(piece))
+    _given.append(file)
+    if len(_given) > _MOST_UNTAKEN:
+        os.close(_given.popleft())
+    return os.getpid(), file, size
+
+
+def _take(place: tuple[int, int, int]) -> mmap.mmap:
+    process, file, size = place
+    try:
+        mine = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+    except FileNotFoundError:
+        raise RuntimeError(f"{_LOST} (pid {process}) has ended, and a batch with it") from None
+    try:
+        return mmap.mmap(mine, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    finally:
+        os.close(mine)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
+
+
+def _unchanged(planned: PlannedBatch) -> PlannedBatch:
+    return planned
+
+
 def _outlast_a_request_to_stop(worker: int) -> None:
     """A scheduler sends SIGTERM to every process of a run; this one is needed until the last step, and ends with it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -42,15 +135,16 @@ def _outlast_a_request_to_stop(worker: int) -> None:
 class LoadedBatches:
     """Batches in step order; closed before its end, its loader processes end with it."""
 
-    def __init__(self, loader: DataLoader[PlannedBatch]) -> None:
-        self._batches: Iterator[PlannedBatch] = iter(loader)
+    def __init__(self, loader: DataLoader[PlannedBatch | _Packed]) -> None:
+        self._batches: Iterator[PlannedBatch | _Packed] = iter(loader)
         _open.add(self)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
         return self
 
     def __next__(self) -> PlannedBatch:
-        return next(self._batches)
+        batch = next(self._batches)
+        return batch.open() if isinstance(batch, _Packed) else batch
 
     def close(self) -> None:
         """No batch follows: torch asks the processes of an iterator that nobody holds to end, then terminates them."""
@@ -79,25 +173,27 @@ def load_batches(
     pin: bool = False,
 ) -> LoadedBatches:
     """Batches of steps first_step .. first_step + num_steps - 1; resuming is starting at another step."""
-    loader: DataLoader[PlannedBatch] = DataLoader(
+    collate: Callable[..., PlannedBatch | _Packed] = _Packed if workers else _unchanged
+    loader: DataLoader[PlannedBatch | _Packed] = DataLoader(
         _Steps(sampler, examples),
         batch_size=None,
         sampler=range(first_step, first_step + num_steps),
         num_workers=workers,
         pin_memory=pin,
-        prefetch_factor=2 if workers else None,
+        prefetch_factor=_PREFETCH if workers else None,
+        collate_fn=collate,
         worker_init_fn=_outlast_a_request_to_stop,
     )
     return LoadedBatches(loader)
 
 
-@contextmanager
+@contextlib.contextmanager
 def naming_lost_workers() -> Iterator[None]:
     """Around steps: a loader process that was killed is told as such; torch raises wherever Python is just then."""
     try:
         yield
     except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
+        if not str(error).startswith(_LOST):
             raise
         raise TrainingError(
             "a process that loads batches has ended",

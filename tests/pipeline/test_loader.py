@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
+from freescale.balance import StepPlan
+from freescale.data import SequenceBatch
 from freescale.errors import TrainingError
 from freescale.pipeline.loader import load_batches, naming_lost_workers
 
@@ -47,3 +52,39 @@ sys.exit(3)
 def test_a_program_ends_whatever_its_loader_processes_do():
     ended = subprocess.run([sys.executable, "-c", BUSY], timeout=30, check=False)
     assert ended.returncode == 3
+
+
+class Rows:
+    """A sampler that asks for its step's number."""
+
+    def plan(self, step: int) -> StepPlan:
+        return StepPlan(step, 0, np.array([step]), 1, 3, 1.0, 1.0, "")
+
+
+class AnyBatch:
+    """Features of several kinds and shapes, none of them a copy of another."""
+
+    def batch(self, rows: np.ndarray, *, step: int) -> SequenceBatch:
+        return SequenceBatch(
+            torch.tensor([0, 2, 3]),
+            {
+                "item": torch.tensor([2**62, -1, step]),
+                "score": torch.rand(3, 2).bfloat16()[:, ::2] * 0 + step,
+            },
+            {"row": torch.tensor([True, False]), "none": torch.empty(2, 0)},
+        )
+
+
+def test_batches_need_no_temporary_files_and_no_shared_memory(monkeypatch):
+    """A cleaned TMPDIR let a run wait for ever; a container's small /dev/shm ended it."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", "/nowhere")
+    given = list(load_batches(Rows(), AnyBatch(), first_step=4, num_steps=3, workers=2))
+    assert [batch.plan.step for batch in given] == [4, 5, 6]
+    for step, (plan, batch) in enumerate(given, start=4):
+        expected = AnyBatch().batch(plan.rows, step=step)
+        for kind in ("tokens", "samples"):
+            there, here = getattr(expected, kind), getattr(batch, kind)
+            assert there.keys() == here.keys()
+            assert all(torch.equal(there[name], here[name]) for name in there)
+            assert all(there[name].dtype == here[name].dtype for name in there)
+            assert not any(values.is_shared() for values in here.values())
