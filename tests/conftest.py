@@ -32,6 +32,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # (a forked rank would hang in its first float32 product), so tests do without oneDNN.
 torch.backends.mkldnn.enabled = False
 
+# Nobody pulls the plug here, and a disk that others use takes up to half a second for each of a checkpoint's files.
+# What is flushed, and in which order, is watched in tests/train/state/test_checkpoint.py.
+os.fsync = lambda descriptor: None
+
 # Without a GPU, Triton kernels run in Triton's interpreter; it must know before they are first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -94,7 +94,7 @@ def open_under_attack(rank: int, words: list[bytes]) -> str:
         said = str(error)
     except RuntimeError:
         said = "the other has failed"
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40  # gloo connects five times, for 5 s each
     _, status = os.waitpid(intruder, 0)
     assert status == 0 or rank == 1, "the first rank waits for the second, so its door can be found"
     return said

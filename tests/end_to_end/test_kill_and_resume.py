@@ -94,6 +94,7 @@ def test_another_recipe_in_the_same_folder_is_refused(uninterrupted: Path, pytho
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow  # from cold; in CI: killed ranks are named (comm/world/test_launcher.py) and resumed (tests/chaos)
 def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path, "--nproc", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -113,7 +114,7 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, 61))
 
 
-@pytest.mark.slow  # in CI: killed ranks (above), and both paths resumed anywhere (tests/pipeline/test_schedule.py)
+@pytest.mark.slow  # in CI: killed ranks (tests/chaos), and both paths resumed anywhere (tests/pipeline/test_schedule.py)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "rowwise_adagrad"])
 @pytest.mark.timeout(300)
 def test_two_prioritized_ranks_killed_and_resumed_end_as_two_plain_ones(
