@@ -114,7 +114,7 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     assert [e["step"] for e in events(tmp_path, "step")] == list(range(1, 61))
 
 
-@pytest.mark.slow  # in CI: killed ranks (tests/chaos), and both paths resumed anywhere (tests/pipeline/test_schedule.py)
+@pytest.mark.slow  # in CI: killed ranks (tests/chaos), both paths resumed anywhere (pipeline/test_schedule.py)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "rowwise_adagrad"])
 @pytest.mark.timeout(300)
 def test_two_prioritized_ranks_killed_and_resumed_end_as_two_plain_ones(
