@@ -135,6 +135,7 @@ def test_hiding_is_told_from_the_same_steps_alone() -> None:
     assert measure.hiding_slowdown(InARun(plain, plain[1:])) == measure.hiding_slowdown(InARun()) == 1.0
 
 
+@pytest.mark.slow  # in CI: one rank is measured (above), and ranks that share a GPU find each other (tests/comm/world)
 @pytest.mark.timeout(300)
 def test_ranks_that_share_a_device_are_measured_side_by_side(
     python: str, monkeypatch: pytest.MonkeyPatch

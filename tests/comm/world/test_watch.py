@@ -15,9 +15,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from freescale.app.commands import train_run
-from freescale.comm.world import keep_failures_in, liveness
+from freescale.comm.world import keep_failures_in
 from freescale.comm.world.ranks import Ranks, join_ranks
-from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause
+from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause, liveness
 from freescale.errors import EXIT_PEER, DataError
 from freescale.recipe import load_config
 from freescale.trace import stage
