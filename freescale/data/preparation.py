@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from freescale.data.columns.roles import ColumnNames
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_sorter import EventSorter
-from freescale.data.formats._columns import ColumnNames
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import is_dataset
 from freescale.data.raw_format import Reading

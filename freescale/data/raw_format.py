@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from freescale.data.columns.roles import ColumnNames
+from freescale.data.columns.values import checked_events
 from freescale.data.event_columns import Events
-from freescale.data.formats._columns import ColumnNames, checked_events
 from freescale.data.formats._text_chunks import suffix_of, text_chunks
 from freescale.errors import DataError
 

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
+from freescale.data.columns.roles import ColumnNames, choose_columns
+from freescale.data.columns.values import checked_events
 from freescale.data.event_columns import Events
-from freescale.data.formats._columns import ColumnNames, checked_events, choose_columns
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
 from freescale.errors import DataError
 

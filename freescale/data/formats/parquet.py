@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from freescale.data.columns.roles import choose_columns
+from freescale.data.columns.values import checked_events
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
-from freescale.data.formats._columns import checked_events, choose_columns
 from freescale.data.raw_format import RawSample, Reading
 from freescale.data.source import IntArray
 from freescale.errors import DataError

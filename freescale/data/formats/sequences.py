@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from freescale.data.columns.values import Locate, checked_events
 from freescale.data.event_columns import Events
-from freescale.data.formats._columns import Locate, checked_events
 from freescale.data.formats._delimited import Layout, single_blanks
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
 from freescale.data.raw_format import RawSample, Reading

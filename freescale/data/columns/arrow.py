@@ -1,0 +1,18 @@
+"""Small helps for Arrow columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def cast(column: Any, kind: Any, *, safe: bool = True) -> npt.NDArray[Any]:
+    """The values in another type; an Arrow error where that loses something and `safe` forbids it."""
+    return column.cast(kind, safe=safe).to_numpy(zero_copy_only=False)
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type holds text."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
