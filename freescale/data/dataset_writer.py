@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from freescale.errors import DataError
 _ROW_GROUP_USERS = 1024
 _ROW_GROUP_EVENTS = 1 << 20
 _SHARD_BYTES = 64 << 20
+_NOTHING: Mapping[str, Any] = {}
 
 
 class DatasetWriter:
@@ -66,8 +68,8 @@ class DatasetWriter:
         self._rest_lengths = np.concatenate([self._rest_lengths, lengths])
         self._write_groups(final=False)
 
-    def finish(self, name: str, source_format: str) -> dict[str, Any]:
-        """Write the rest, the indexes and, last, the manifest, whose fields are returned."""
+    def finish(self, name: str, source_format: str, about: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """Write the rest, the indexes and, last, the manifest, whose fields (`about` among them) are returned."""
         if not self._lengths:
             raise DataError(
                 f"No user has {self._min_events} events or more",
@@ -92,6 +94,7 @@ class DatasetWriter:
             "features": list(self._features),
             "dropped_users": self._dropped_users,
             "catalogue": digest_arrays(ids, counts, train_counts),
+            **about,
             "shards": self._shards,
         }
         save_manifest(self._folder, manifest)

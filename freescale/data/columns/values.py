@@ -1,69 +1,200 @@
-"""Values of raw columns as checked numbers, and the error of the first that is none."""
+"""Values of raw columns as checked numbers, and what happens to those that are none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.actions import read_actions
+from freescale.data.columns.actions import ActionReader
 from freescale.data.columns.arrow import is_text
+from freescale.data.columns.bad_lines import STOP, BadLines
 from freescale.data.columns.ids import read_ids
-from freescale.data.columns.roles import ROLES
-from freescale.data.columns.times import read_times
+from freescale.data.columns.roles import IGNORED, ROLES
+from freescale.data.columns.times import AUTO, TimeReader
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
+from freescale.data.source import IntArray
 from freescale.errors import DataError
 
 # From the number of a value to its place in the input and the text around it.
 Locate = Callable[[int], tuple[str, str]]
 
 _BAD_VALUE = (ValueError, pa.ArrowException)
+# What other tools write where there is nothing. As an id it would be one huge user.
+_NOTHING = (
+    "",
+    "NULL",
+    "Null",
+    "null",
+    "\\N",
+    "NaN",
+    "nan",
+    "NA",
+    "N/A",
+    "n/a",
+    "<NA>",
+    "None",
+    "none",
+    "#N/A",
+)
+_NOT_UTF8 = "\ufffd"
 
 
-def checked_events(raw: dict[str, Any], locate: Locate | None) -> Events:
-    """Checked numbers of an Arrow array a role; without `locate` a bad value is a plain ValueError."""
-    events: Events = {}
-    for name, column in raw.items():
+class ValueReader:
+    """Turns raw columns of one input into events, and remembers what it took them for.
+
+    Args:
+        time_unit: of times that are plain numbers: "auto", "s", "ms", "us" or "ns".
+        actions: word -> number, where the user gives them.
+        bad_lines: "stop" or "skip".
+    """
+
+    def __init__(
+        self,
+        *,
+        time_unit: str = AUTO,
+        actions: Mapping[str, float] | None = None,
+        bad_lines: str = STOP,
+    ) -> None:
+        self.times = TimeReader(time_unit)
+        self.actions = ActionReader(actions)
+        self.bad_lines = BadLines(bad_lines)
+        self.num_events = 0
+        self._taken: dict[str, str] | None = None
+        self._ignored: list[str] = []
+
+    def take(self, chosen: Mapping[str, str], names: Sequence[str]) -> None:
+        """Remember which column plays which part, of the first file, and which of the names play none."""
+        if self._taken is None:
+            self._taken = dict(chosen)
+            used = set(chosen.values())
+            self._ignored = [name for name in names if name not in used and name != IGNORED]
+
+    def events(self, raw: Mapping[str, Any], locate: Locate | None) -> Events:
+        """Checked numbers of an Arrow array a role; without `locate` a bad value is a plain ValueError.
+
+        Bad values are told with their place; the lines they stand in are left out where such lines are skipped.
+        """
+        columns = {role: _plain(column) for role, column in raw.items()}
+        self._learn(columns)
         try:
-            events.update(_numbers(name, column))
+            events = self._numbers(columns)
         except _BAD_VALUE:
             if locate is None:
                 raise
-            raise _bad_value(name, column, locate) from None
-    return events
+            good = self._without_bad(columns, locate)
+            self.bad_lines.check_few(self.num_events + len(good["user"]))
+            events = self._numbers(good)
+        self._saw(events)
+        return events
+
+    def describe(self) -> list[str]:
+        """What was taken for user, item, time and action, what was ignored and skipped: a line each."""
+        said = []
+        for role in ROLES:
+            if self._taken is None or role not in self._taken:
+                continue
+            how = {"time": self.times.describe, "action": self.actions.describe}.get(role)
+            said.append(f"{role}: {self._taken[role]}" + (f" ({how()})" if how else ""))
+        if self._taken is not None and "time" not in self._taken:
+            said.append("time: none, events keep the order of the input")
+        if self._ignored:
+            said.append("ignored: " + ", ".join(self._ignored))
+        return said + self.bad_lines.describe()
+
+    def _learn(self, columns: Mapping[str, Any]) -> None:
+        if "time" in columns:
+            self.times.learn(columns["time"].drop_null())
+        if "action" in columns:
+            self.actions.learn(columns["action"].drop_null())
+
+    def _numbers(self, columns: Mapping[str, Any]) -> Events:
+        events: Events = {}
+        for role, column in columns.items():
+            events.update(self._read(role, column))
+        return events
+
+    def _saw(self, events: Events) -> None:
+        self.num_events += len(events["user"])
+        if "time" in events:
+            self.times.saw(events["time"])
+        if "action" in events:
+            self.actions.saw(events["action"])
+
+    def _read(self, role: str, column: Any) -> Events:
+        """The column as numbers of its role, or a ValueError."""
+        if column.null_count or _is_nothing(column).true_count:
+            raise ValueError("missing value")
+        if is_text(column.type) and pc.any(pc.match_substring(column, _NOT_UTF8)).as_py():
+            raise ValueError("not UTF-8")
+        if role == "time":
+            return self.times.read(column)
+        return {role: self.actions.read(column) if role == "action" else read_ids(column)}
+
+    def _without_bad(self, columns: Mapping[str, Any], locate: Locate) -> dict[str, Any]:
+        """The columns without the lines that have a bad value; those are told."""
+        good = np.ones(len(next(iter(columns.values()))), dtype=bool)
+        for role, column in columns.items():
+            there = np.flatnonzero(good)
+            # Bad in an earlier column: told once.
+            for number in there[self._bad_values(role, column.take(pa.array(there)))].tolist():
+                good[number] = False
+                self.bad_lines.take(partial(self._bad_value, role, column, number, locate))
+        kept = pa.array(good)
+        return {role: column.filter(kept) for role, column in columns.items()}
+
+    def _bad_values(self, role: str, column: Any) -> IntArray:
+        """The numbers of bad values, found by halving; only the first where that one stops everything."""
+        nothing = pc.or_(pc.is_null(column), _is_nothing(column)).to_numpy(zero_copy_only=False)
+        bad = np.flatnonzero(nothing).tolist()
+        there = np.flatnonzero(~nothing)
+        column = column.take(pa.array(there))
+        spans = [(0, len(column))]
+        while spans:
+            low, high = spans.pop()
+            try:
+                self._read(role, column.slice(low, high - low))
+            except _BAD_VALUE:
+                if high - low == 1:
+                    bad.append(int(there[low]))
+                    if not self.bad_lines.skips:
+                        break
+                else:
+                    middle = (low + high) // 2
+                    spans += [(middle, high), (low, middle)]
+        bad.sort()
+        return np.array(bad if self.bad_lines.skips else bad[:1], dtype=np.int64)
+
+    def _bad_value(self, role: str, column: Any, number: int, locate: Locate) -> DataError:
+        value, (where, text) = column[number], locate(number)
+        nothing = not value.is_valid or str(value) in _NOTHING
+        got = repr(excerpt(str(value))) if value.is_valid else "nothing"
+        what, next_step = "is missing" if nothing else "cannot be used", ROLES[role].remedy
+        allowed = ROLES[role].allowed
+        if role in ("time", "action"):
+            reader = self.times if role == "time" else self.actions
+            allowed, next_step = reader.allowed, reader.remedy
+        if value.is_valid and _NOT_UTF8 in str(value):
+            what, next_step = "is not UTF-8", "convert the file first, such as `iconv -f LATIN1 -t UTF-8`"
+        return DataError(
+            f"{where}: the {role} {what}", got=f"{got} in {text}", allowed=allowed, next_step=next_step
+        )
 
 
-def _bad_value(name: str, column: Any, locate: Locate) -> DataError:
-    """The error of the first bad value, found by halving."""
-    low, high = 0, len(column)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            _numbers(name, column.slice(low, middle - low))
-            low = middle
-        except _BAD_VALUE:
-            high = middle
-    value = repr(excerpt(str(column[low]))) if column[low].is_valid else "nothing"
-    where, text = locate(low)
-    return DataError(
-        f"{where}: the {name} is not one of the numbers allowed",
-        got=f"{value} in {text}",
-        allowed=ROLES[name].allowed,
-        next_step=ROLES[name].remedy,
-    )
+def _is_nothing(column: Any) -> Any:
+    """Of a column of text, which values are words for nothing; of another, none."""
+    if is_text(column.type):
+        return pc.is_in(column, pa.array(_NOTHING, type=column.type))
+    return pa.nulls(len(column), pa.bool_()).fill_null(False)
 
 
-def _numbers(name: str, column: Any) -> Events:
-    """The column as numbers of its role, or a ValueError."""
-    if column.null_count:
-        raise ValueError("missing value")
+def _plain(column: Any) -> Any:
+    """The column decoded, its texts without blanks around them."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if is_text(column.type):
-        column = pc.utf8_trim_whitespace(column)
-    if name == "time":
-        return read_times(column)
-    return {name: read_actions(column) if name == "action" else read_ids(column)}
+    return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
