@@ -14,15 +14,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.roles import ColumnNames
 from freescale.data.dataset_writer import DatasetWriter
-from freescale.data.event_sorter import EventSorter
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import is_dataset
 from freescale.data.raw_format import Reading
-from freescale.data.raw_input import AUTO, check_format, check_input, find_format, read_events
+from freescale.data.raw_input import AUTO, check_format, check_input, find_format
+from freescale.data.sorted_input import check_id_kinds, read_sorted
 from freescale.errors import DataError
 
 __all__ = ["ColumnNames", "DatasetSummary", "Progress", "prepare"]
@@ -62,6 +64,7 @@ def prepare(
     memory_mb: float = 512,
     name: str | None = None,
     texts: str | Path | None = None,
+    id_kinds: IdKinds = MappingProxyType({}),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> DatasetSummary:
@@ -80,33 +83,42 @@ def prepare(
         memory_mb: memory for sorting events, in MiB; reading and writing take some 100 MiB by themselves.
         name: name of the data set; that of the folder unless given.
         texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
+        id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
     source, out = Path(input_path), Path(out_dir).resolve()
     _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
+    check_id_kinds(id_kinds)
     check_input(source)
     known = None if texts is None else read_raw_texts(Path(texts))
     _check_target(source, out, overwrite=overwrite)
     report = progress or (lambda fraction, message: None)
     memory = int(memory_mb * 2**20)
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
-    sorter = EventSorter(work / "spill", memory)
     writer: DatasetWriter | None = None
     try:
         kind, decided = find_format(source, separator) if format == AUTO else (format, "as asked for")
         work.mkdir(parents=True)
         reading = Reading(columns=columns, separator=separator, memory=memory)
-        for events, fraction in read_events(source, kind, reading):
-            sorter.add(events)
-            report(fraction * _READING_SHARE, f"reading {source.name}")
-        writer = DatasetWriter(work, sorter.features, min_events)
-        for events, fraction in sorter.blocks():
+        found = read_sorted(
+            source,
+            kind,
+            reading,
+            asked=id_kinds,
+            spill=work / "spill",
+            report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+        )
+        writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
+        for events, fraction in found.events.blocks():
             writer.add(events)
             report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-        manifest = writer.finish(name or out.name, kind)
-        num_texts = None if known is None else write_texts(work, known, name=str(texts))
-        shutil.rmtree(work / "spill", ignore_errors=True)
+        manifest = writer.finish(name or out.name, kind, words=found.words)
+        num_texts = (
+            None if known is None else write_texts(work, known, name=str(texts), kind=found.id_kinds["item"])
+        )
+        for spilled in ("spill", "spilled-words"):
+            shutil.rmtree(work / spilled, ignore_errors=True)
         _publish(work, out)
     except OSError as error:
         raise _io_problem(error, out) from error
@@ -114,7 +126,7 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    return _summary(out, manifest, decided, num_texts)
+    return _summary(out, manifest, "; ".join([decided, *found.remarks]), num_texts)
 
 
 def _summary(out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None) -> DatasetSummary:

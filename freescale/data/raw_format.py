@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.roles import ColumnNames
 from freescale.data.columns.values import checked_events
 from freescale.data.event_columns import Events
@@ -86,11 +87,13 @@ class Reading:
         columns: column names of input that has a header.
         separator: what stands between fields, where the user said so.
         memory: bytes for all of `prepare`; a chunk takes a small part of it.
+        id_kinds: how users and items are read; see `columns/ids.py`.
     """
 
     columns: ColumnNames = field(default_factory=ColumnNames)
     separator: str | None = None
     memory: int = 512 << 20
+    id_kinds: IdKinds = field(default_factory=dict)
 
     @property
     def chunk_bytes(self) -> int:
@@ -132,7 +135,7 @@ def checked_chunks(
         return f"{path}, event {before + event}", f"what format {name!r} read"
 
     for columns, consumed in raw_format.chunks(path, reading):
-        events = checked_events(_arrow_columns(name, path, columns), locate)
+        events = checked_events(_arrow_columns(name, path, columns), locate, reading.id_kinds)
         yield events, consumed
         before += len(events["user"])
 

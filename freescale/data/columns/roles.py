@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from freescale.data.event_columns import MAX_INT64
 from freescale.data.excerpt import excerpt
 from freescale.errors import DataError, nearest
 
@@ -37,14 +36,14 @@ class Role:
 ROLES = {
     "user": Role(
         ("user", "userid", "uid"),
-        allowed=f"whole numbers from 0 to {MAX_INT64}",
-        remedy="correct the input, or number the users from 0 first",
+        allowed="a whole number of 64 bits, or text; not empty, and no mark of a missing value",
+        remedy="correct the input",
         optional=False,
     ),
     "item": Role(
         ("item", "itemid", "iid", "movieid", "productid", "asin", "parentasin"),
-        allowed=f"whole numbers from 0 to {MAX_INT64}",
-        remedy="correct the input, or number the items from 0 first",
+        allowed="a whole number of 64 bits, or text; not empty, and no mark of a missing value",
+        remedy="correct the input",
         optional=False,
     ),
     "time": Role(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 
 from freescale.data.columns.actions import read_actions
 from freescale.data.columns.arrow import is_text
-from freescale.data.columns.ids import read_ids
+from freescale.data.columns.ids import IdKinds, OtherIdsError, read_ids
 from freescale.data.columns.roles import ROLES
 from freescale.data.columns.times import read_times
 from freescale.data.event_columns import Events
@@ -23,26 +24,34 @@ Locate = Callable[[int], tuple[str, str]]
 _BAD_VALUE = (ValueError, pa.ArrowException)
 
 
-def checked_events(raw: dict[str, Any], locate: Locate | None) -> Events:
-    """Checked numbers of an Arrow array a role; without `locate` a bad value is a plain ValueError."""
+def checked_events(
+    raw: dict[str, Any], locate: Locate | None, id_kinds: IdKinds = MappingProxyType({})
+) -> Events:
+    """Checked numbers of an Arrow array a role; without `locate` a bad value is a plain ValueError.
+
+    Raises:
+        OtherIdsError: ids are of another kind than `id_kinds` says.
+    """
     events: Events = {}
     for name, column in raw.items():
         try:
-            events.update(_numbers(name, column))
+            events.update(_numbers(name, column, id_kinds))
+        except OtherIdsError as found:
+            raise found.at(name, locate(found.index)[0] if locate else "the input") from None
         except _BAD_VALUE:
             if locate is None:
                 raise
-            raise _bad_value(name, column, locate) from None
+            raise _bad_value(name, column, locate, id_kinds) from None
     return events
 
 
-def _bad_value(name: str, column: Any, locate: Locate) -> DataError:
+def _bad_value(name: str, column: Any, locate: Locate, id_kinds: IdKinds) -> DataError:
     """The error of the first bad value, found by halving."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            _numbers(name, column.slice(low, middle - low))
+            _numbers(name, column.slice(low, middle - low), id_kinds)
             low = middle
         except _BAD_VALUE:
             high = middle
@@ -56,7 +65,7 @@ def _bad_value(name: str, column: Any, locate: Locate) -> DataError:
     )
 
 
-def _numbers(name: str, column: Any) -> Events:
+def _numbers(name: str, column: Any, id_kinds: IdKinds) -> Events:
     """The column as numbers of its role, or a ValueError."""
     if column.null_count:
         raise ValueError("missing value")
@@ -66,4 +75,6 @@ def _numbers(name: str, column: Any) -> Events:
         column = pc.utf8_trim_whitespace(column)
     if name == "time":
         return read_times(column)
-    return {name: read_actions(column) if name == "action" else read_ids(column)}
+    if name == "action":
+        return {name: read_actions(column)}
+    return read_ids(name, column, id_kinds.get(name, "int64"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 
+from freescale.data.columns.ids import IdKinds, OtherIdsError, csv_id_types
 from freescale.data.columns.roles import ColumnNames, choose_columns
 from freescale.data.columns.values import checked_events
 from freescale.data.event_columns import Events
@@ -28,6 +30,7 @@ def read_delimited(
     has_header: bool = False,
     quoted: bool = False,
     plain: Callable[[bytes], bytes] | None = None,
+    id_kinds: IdKinds = MappingProxyType({}),
 ) -> Iterator[tuple[Events, int]]:
     """Events of text with one event a line, each time with the bytes of the file read so far.
 
@@ -38,6 +41,7 @@ def read_delimited(
         has_header: whether the first line is no event.
         quoted: whether fields may stand in quotes and hold line ends.
         plain: the same lines with a separator of one character, which the fast parser needs.
+        id_kinds: of users and items.
     """
     layout: Layout | None = None
     as_text = False
@@ -52,12 +56,13 @@ def read_delimited(
             continue
         if not as_text:
             try:
-                yield checked_events(layout.parse(data, as_text=False), None), chunk.consumed
+                raw = layout.parse(data, as_text=False, id_kinds=id_kinds)
+                yield checked_events(raw, None, id_kinds), chunk.consumed
                 continue
-            except ValueError:
+            except (ValueError, OtherIdsError):
                 # Fractional times, or something wrong: read text, which serves both. Times stay so.
                 as_text = True
-        yield _read_as_text(layout, chunk, data), chunk.consumed
+        yield _read_as_text(layout, chunk, data, id_kinds), chunk.consumed
 
 
 def named_layout(
@@ -89,7 +94,9 @@ class Layout:
     separator: str
     quoted: bool
 
-    def parse(self, data: bytes, *, as_text: bool) -> dict[str, Any]:
+    def parse(
+        self, data: bytes, *, as_text: bool, id_kinds: IdKinds = MappingProxyType({})
+    ) -> dict[str, Any]:
         """The columns that play a part; as text it is slow, but cannot fail on a value."""
         bad_rows: list[Any] = []
         if as_text:
@@ -100,6 +107,7 @@ class Layout:
             bad_rows.append(row)
             return "skip"
 
+        types = {**_CSV_TYPES, **csv_id_types(data, self.separator, id_kinds)}
         table = pyarrow.csv.read_csv(
             pa.BufferReader(data),
             read_options=pyarrow.csv.ReadOptions(
@@ -115,7 +123,7 @@ class Layout:
             ),
             convert_options=pyarrow.csv.ConvertOptions(
                 include_columns=self.roles,
-                column_types={role: pa.string() if as_text else _CSV_TYPES[role] for role in self.roles},
+                column_types={role: pa.string() if as_text else types[role] for role in self.roles},
                 null_values=[],
                 check_utf8=False,
             ),
@@ -134,7 +142,7 @@ class _FieldCountError(Exception):
         self.num_fields = num_fields
 
 
-def _read_as_text(layout: Layout, chunk: TextChunk, data: bytes) -> Events:
+def _read_as_text(layout: Layout, chunk: TextChunk, data: bytes, id_kinds: IdKinds) -> Events:
     """The events of a chunk that the fast parser refused, or the error of its first bad line."""
 
     def locate(record: int) -> tuple[str, str]:
@@ -153,4 +161,4 @@ def _read_as_text(layout: Layout, chunk: TextChunk, data: bytes) -> Events:
     except pa.ArrowInvalid as error:
         where = chunk.place(chunk.first_line)[0]
         raise DataError(f"{where} or below cannot be parsed", got=str(error)) from error
-    return checked_events(raw, locate)
+    return checked_events(raw, locate, id_kinds)

@@ -36,7 +36,14 @@ class CsvFormat:
             names = [name.strip() for name in next(fields_of, [])]
             return named_layout(path, names, reading.columns, mark, quoted=True)
 
-        return read_delimited(path, reading.chunk_bytes, layout_of=layout_of, has_header=True, quoted=True)
+        return read_delimited(
+            path,
+            reading.chunk_bytes,
+            layout_of=layout_of,
+            has_header=True,
+            quoted=True,
+            id_kinds=reading.id_kinds,
+        )
 
 
 def _sniff_separator(header: str) -> str | None:

@@ -31,4 +31,6 @@ class InterFormat:
             names = [name.split(":")[0].strip() for name in header.split("\t")]
             return named_layout(path, names, reading.columns, "\t")
 
-        return read_delimited(path, reading.chunk_bytes, layout_of=layout_of, has_header=True)
+        return read_delimited(
+            path, reading.chunk_bytes, layout_of=layout_of, has_header=True, id_kinds=reading.id_kinds
+        )

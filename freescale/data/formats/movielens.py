@@ -30,5 +30,6 @@ class MovieLensFormat:
             path,
             reading.chunk_bytes,
             layout_of=lambda header: named_layout(path, _FIELDS, reading.columns, "\x1f"),
+            id_kinds=reading.id_kinds,
             plain=lambda data: data.replace(b"::", b"\x1f"),
         )

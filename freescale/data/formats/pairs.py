@@ -30,5 +30,6 @@ class PairsFormat:
             path,
             reading.chunk_bytes,
             layout_of=lambda header: named_layout(path, ["user", "item"], reading.columns, " "),
+            id_kinds=reading.id_kinds,
             plain=lambda data: single_blanks(data, reading.separator),
         )

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.roles import choose_columns
 from freescale.data.columns.values import checked_events
 from freescale.data.event_columns import Events
@@ -46,7 +47,7 @@ class ParquetFormat:
                 batch_rows = max(1, reading.chunk_events * num_rows // num_values)
                 for batch in file.iter_batches(batch_rows, columns=list(chosen.values()), use_threads=False):
                     raw = {role: batch.column(name) for role, name in chosen.items()}
-                    yield _events_of_rows(path, raw, done), size * done // num_rows
+                    yield _events_of_rows(path, raw, done, reading.id_kinds), size * done // num_rows
                     done += batch.num_rows
         except (OSError, KeyError, pa.ArrowException) as error:
             raise DataError(
@@ -62,7 +63,7 @@ def _num_values(metadata: Any, name: str) -> int:
     return max(1, sum(leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] == name))
 
 
-def _events_of_rows(path: Path, raw: dict[str, Any], first_row: int) -> Events:
+def _events_of_rows(path: Path, raw: dict[str, Any], first_row: int, id_kinds: IdKinds) -> Events:
     """Rows of one event as they are; rows of lists laid end to end."""
 
     def place(row: int) -> str:
@@ -70,7 +71,7 @@ def _events_of_rows(path: Path, raw: dict[str, Any], first_row: int) -> Events:
 
     listed = [role for role, column in raw.items() if _is_list(column.type)]
     if not listed:
-        return checked_events(raw, lambda row: (place(row), "that row"))
+        return checked_events(raw, lambda row: (place(row), "that row"), id_kinds)
     if sorted(listed) != sorted(set(raw) - {"user"}):
         raise DataError(
             f"{path} mixes lists and single values",
@@ -90,7 +91,9 @@ def _events_of_rows(path: Path, raw: dict[str, Any], first_row: int) -> Events:
     ends = np.cumsum(counts)
     flat = {"user": raw["user"].take(pa.array(np.repeat(np.arange(len(counts)), counts)))}
     flat.update({role: raw[role].flatten() for role in listed})
-    return checked_events(flat, lambda event: (place(int(np.searchsorted(ends, event, "right"))), "a list"))
+    return checked_events(
+        flat, lambda event: (place(int(np.searchsorted(ends, event, "right"))), "a list"), id_kinds
+    )
 
 
 def _is_list(kind: Any) -> bool:

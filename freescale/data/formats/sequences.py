@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from freescale.data.columns.ids import IdKind, IdKinds
 from freescale.data.columns.values import Locate, checked_events
 from freescale.data.event_columns import Events
 from freescale.data.formats._delimited import Layout, single_blanks
@@ -16,7 +18,7 @@ from freescale.data.raw_format import RawSample, Reading
 from freescale.data.source import IntArray
 from freescale.registry import register
 
-_ONE_NUMBER = Layout(("item",), ("item",), "\x1f", quoted=False)
+_ONE_ID = Layout(("item",), ("item",), "\x1f", quoted=False)
 
 
 @register("format", "sequences")
@@ -37,24 +39,41 @@ class SequencesFormat:
             data = single_blanks(chunk.data, reading.separator)
             if not data.strip():
                 continue
-            counts = _tokens_per_line(data)
-            numbers = _numbers(chunk, data, counts)
-            counts = counts[counts > 0]
-            is_user = np.zeros(len(numbers), dtype=bool)
-            is_user[np.cumsum(counts) - counts] = True
-            users = np.repeat(numbers[is_user], counts - 1)
-            yield {"user": users, "item": numbers[~is_user]}, chunk.consumed
+            yield _events(chunk, data, reading.id_kinds), chunk.consumed
 
 
-def _numbers(chunk: TextChunk, data: bytes, counts: IntArray) -> IntArray:
-    """All numbers of a chunk in order, or the error of the first that is none."""
-    # One number a line is the fastest thing to parse; the counts put the lines together again.
+def _events(chunk: TextChunk, data: bytes, id_kinds: IdKinds) -> Events:
+    """The first id of a line is the user of all that follow."""
+    # One id a line is the fastest thing to parse; the counts put the lines together again.
     one_a_line = data.replace(b" ", b"\n")
+    counts = _tokens_per_line(data)
+    locate = _line_finder(chunk, np.cumsum(counts))
+    counts = counts[counts > 0]
+    first = np.cumsum(counts) - counts
+    is_item = np.ones(int(counts.sum()), dtype=bool)
+    is_item[first] = False
+    of_item = np.flatnonzero(is_item)
+    tokens, kinds = _tokens(one_a_line, id_kinds), dict(id_kinds)
+    # Users without items are ids, too.
+    users = checked_events({"user": tokens.take(pa.array(first))}, lambda n: locate(int(first[n])), kinds)
+    items = checked_events({"item": tokens.take(pa.array(of_item))}, lambda n: locate(int(of_item[n])), kinds)
+    line = np.repeat(np.arange(len(counts)), counts - 1)
+    spread = {
+        name: column.take(pa.array(line)) if isinstance(column, pa.Array) else column[line]
+        for name, column in users.items()
+    }
+    return {**spread, **items}
+
+
+def _tokens(one_a_line: bytes, id_kinds: IdKinds) -> Any:
+    """The ids as an Arrow array of numbers, or of text where they are not all numbers."""
+    # One column holds users and items: if one of them is text, both are read as such.
+    as_text = any(kind != "int64" for kind in id_kinds.values())
+    kinds: dict[str, IdKind] = {"item": "text" if as_text else "int64"}
     try:
-        return checked_events(_ONE_NUMBER.parse(one_a_line, as_text=False), None)["item"]
+        return _ONE_ID.parse(one_a_line, as_text=False, id_kinds=kinds)["item"]
     except ValueError:
-        tokens = [token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token]
-        return checked_events({"item": pa.array(tokens)}, _line_finder(chunk, np.cumsum(counts)))["item"]
+        return pa.array([token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token])
 
 
 def _line_finder(chunk: TextChunk, ends: IntArray) -> Locate:
