@@ -14,7 +14,7 @@ from freescale.data.source import IntArray
 # is what is left of a second; it only breaks ties of "time" and is not stored.
 Events = dict[str, npt.NDArray[Any]]
 
-MAX_INT64 = 2**63 - 1
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def features_of(events: Events) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from freescale.errors import DataError
 DATASET_FILE = "dataset.json"
 LENGTHS_FILE = "lengths.npy"
 ITEMS_FILE = "items.parquet"
+WORD_FILES = {"user": "words-user.parquet", "item": "words-item.parquet"}
+"""Words of ids that are text: id (ascending), word."""
 DATASET_FORMAT = "freescale-dataset"
 DATASET_VERSION = 1
 TIME_UNIT = "s"

@@ -14,19 +14,21 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from freescale.data.columns.bad_lines import STOP
+from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.roles import IGNORED, ColumnNames
 from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_columns import Events
-from freescale.data.event_sorter import EventSorter
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import TIME_UNIT, is_dataset
 from freescale.data.raw_format import RawSample, Reading
-from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format, read_events
+from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format
+from freescale.data.sorted_input import check_id_kinds, read_sorted
 from freescale.errors import DataError
 
 __all__ = ["ColumnNames", "DatasetSummary", "Progress", "prepare"]
@@ -91,6 +93,7 @@ def prepare(
     memory_mb: float = 512,
     name: str | None = None,
     texts: str | Path | None = None,
+    id_kinds: IdKinds = MappingProxyType({}),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> DatasetSummary:
@@ -114,11 +117,13 @@ def prepare(
         memory_mb: memory for sorting events, in MiB; reading and writing take some 100 MiB by themselves.
         name: name of the data set; that of the folder unless given.
         texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
+        id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
     source, out = Path(input_path), Path(out_dir).resolve()
     _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
+    check_id_kinds(id_kinds)
     _check_header(source, format, header)
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
@@ -129,23 +134,32 @@ def prepare(
     report = progress or (lambda fraction, message: None)
     memory = int(memory_mb * 2**20)
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
-    sorter = EventSorter(work / "spill", memory)
     writer: DatasetWriter | None = None
     try:
         fields = None if header is None else tuple(header)
         kind, decided = find_format(source, separator, fields) if format == AUTO else (format, "as asked for")
         work.mkdir(parents=True)
         reading = Reading(columns=columns, separator=separator, header=fields, memory=memory, values=values)
-        for events, fraction in read_events(source, kind, reading):
-            sorter.add(events)
-            report(fraction * _READING_SHARE, f"reading {source.name}")
-        writer = DatasetWriter(work, sorter.features, min_events)
-        for events, fraction in sorter.blocks():
+        found = read_sorted(
+            source,
+            kind,
+            reading,
+            asked=id_kinds,
+            spill=work / "spill",
+            report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+        )
+        values = found.values
+        writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
+        for events, fraction in found.events.blocks():
             writer.add(_with_numbers(events, values))
             report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-        manifest = writer.finish(name or out.name, kind, _about(sorter.features, values))
-        num_texts = None if known is None else write_texts(work, known, name=str(texts))
-        shutil.rmtree(work / "spill", ignore_errors=True)
+        about = _about(found.events.features, values)
+        manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
+        num_texts = (
+            None if known is None else write_texts(work, known, name=str(texts), kind=found.id_kinds["item"])
+        )
+        for spilled in ("spill", "spilled-words"):
+            shutil.rmtree(work / spilled, ignore_errors=True)
         _publish(work, out)
     except OSError as error:
         raise _io_problem(error, out) from error
@@ -153,7 +167,7 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    taken = [*values.describe(), *_said_of_others(source, kind)]
+    taken = [*values.describe(), *found.remarks, *_said_of_others(source, kind)]
     return _summary(
         out, manifest, decided, num_texts, taken=tuple(taken), num_skipped=values.bad_lines.num_skipped
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from freescale.data.columns.time_like import looks_like_time
-from freescale.data.event_columns import MAX_INT64
 from freescale.data.excerpt import excerpt
 from freescale.errors import DataError, nearest
 
@@ -43,20 +42,20 @@ class Role:
     optional: bool
 
 
-_IDS = f"whole numbers from 0 to {MAX_INT64}"
-_SKIP = "or skip such lines (`--bad-lines skip`)"
+_IDS = "a whole number of 64 bits, or text; not empty, and no mark of a missing value"
+_CORRECT = "correct the input, or skip such lines (`--bad-lines skip`)"
 
 ROLES = {
     "user": Role(
         ("user", "userid", "uid"),
         allowed=_IDS,
-        remedy=f"correct the input, number the users from 0 first, {_SKIP}",
+        remedy=_CORRECT,
         optional=False,
     ),
     "item": Role(
         ("item", "itemid", "iid", "movieid", "productid", "asin", "parentasin"),
         allowed=_IDS,
-        remedy=f"correct the input, number the items from 0 first, {_SKIP}",
+        remedy=_CORRECT,
         optional=False,
     ),
     # What times and actions are allowed is found in the input: columns/times.py, columns/actions.py.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from freescale.data.columns.actions import ActionReader
 from freescale.data.columns.arrow import is_text
 from freescale.data.columns.bad_lines import STOP, BadLines
-from freescale.data.columns.ids import read_ids
+from freescale.data.columns.ids import IdKinds, OtherIdsError, read_ids
 from freescale.data.columns.roles import IGNORED, ROLES
 from freescale.data.columns.times import AUTO, TimeReader
 from freescale.data.event_columns import Events
@@ -43,6 +44,7 @@ _NOTHING = (
     "#N/A",
 )
 _NOT_UTF8 = "\ufffd"
+_NO_KINDS: IdKinds = MappingProxyType({})
 
 
 class ValueReader:
@@ -52,6 +54,8 @@ class ValueReader:
         time_unit: of times that are plain numbers: "auto", "s", "ms", "us" or "ns".
         actions: word -> number, where the user gives them.
         bad_lines: "stop" or "skip".
+        id_kinds: of users and items; see `columns/ids.py`.
+        asked: those of them that the user has named: an id of another kind is a bad one.
     """
 
     def __init__(
@@ -60,13 +64,22 @@ class ValueReader:
         time_unit: str = AUTO,
         actions: Mapping[str, float] | None = None,
         bad_lines: str = STOP,
+        id_kinds: IdKinds = _NO_KINDS,
+        asked: IdKinds = _NO_KINDS,
     ) -> None:
+        self._options: dict[str, Any] = {"time_unit": time_unit, "actions": actions, "bad_lines": bad_lines}
+        self.id_kinds = id_kinds
+        self._asked = asked
         self.times = TimeReader(time_unit)
         self.actions = ActionReader(actions)
         self.bad_lines = BadLines(bad_lines)
         self.num_events = 0
         self._taken: dict[str, str] | None = None
         self._ignored: list[str] = []
+
+    def again(self, *, id_kinds: IdKinds, asked: IdKinds = _NO_KINDS) -> ValueReader:
+        """A new one with the same options, to read the input from its beginning."""
+        return ValueReader(**self._options, id_kinds=id_kinds, asked=asked)
 
     def take(self, chosen: Mapping[str, str], names: Sequence[str]) -> None:
         """Remember which column plays which part, of the first file, and which of the names play none."""
@@ -79,17 +92,21 @@ class ValueReader:
         """Checked numbers of an Arrow array a role; without `locate` a bad value is a plain ValueError.
 
         Bad values are told with their place; the lines they stand in are left out where such lines are skipped.
+
+        Raises:
+            OtherIdsError: ids are of another kind than `id_kinds` says.
         """
         columns = {role: _plain(column) for role, column in raw.items()}
         self._learn(columns)
         try:
-            events = self._numbers(columns)
+            events = self._numbers(columns, locate)
         except _BAD_VALUE:
             if locate is None:
                 raise
-            good = self._without_bad(columns, locate)
-            self.bad_lines.check_few(self.num_events + len(good["user"]))
-            events = self._numbers(good)
+            good = self._good_rows(columns, locate)
+            self.bad_lines.check_few(self.num_events + len(good))
+            kept = {role: column.take(pa.array(good)) for role, column in columns.items()}
+            events = self._numbers(kept, _among(good, locate))
         self._saw(events)
         return events
 
@@ -113,10 +130,13 @@ class ValueReader:
         if "action" in columns:
             self.actions.learn(columns["action"].drop_null())
 
-    def _numbers(self, columns: Mapping[str, Any]) -> Events:
+    def _numbers(self, columns: Mapping[str, Any], locate: Locate | None) -> Events:
         events: Events = {}
         for role, column in columns.items():
-            events.update(self._read(role, column))
+            try:
+                events.update(self._read(role, column))
+            except OtherIdsError as found:
+                raise found.at(role, locate(found.index)[0] if locate else "the input") from None
         return events
 
     def _saw(self, events: Events) -> None:
@@ -134,10 +154,17 @@ class ValueReader:
             raise ValueError("not UTF-8")
         if role == "time":
             return self.times.read(column)
-        return {role: self.actions.read(column) if role == "action" else read_ids(column)}
+        if role == "action":
+            return {role: self.actions.read(column)}
+        try:
+            return read_ids(role, column, self.id_kinds.get(role, "int64"))
+        except OtherIdsError:
+            if role in self._asked and self.bad_lines.skips:
+                raise ValueError("not the kind that was asked for") from None
+            raise
 
-    def _without_bad(self, columns: Mapping[str, Any], locate: Locate) -> dict[str, Any]:
-        """The columns without the lines that have a bad value; those are told."""
+    def _good_rows(self, columns: Mapping[str, Any], locate: Locate) -> IntArray:
+        """The numbers of lines without a bad value; the others are told."""
         good = np.ones(len(next(iter(columns.values()))), dtype=bool)
         for role, column in columns.items():
             there = np.flatnonzero(good)
@@ -145,8 +172,7 @@ class ValueReader:
             for number in there[self._bad_values(role, column.take(pa.array(there)))].tolist():
                 good[number] = False
                 self.bad_lines.take(partial(self._bad_value, role, column, number, locate))
-        kept = pa.array(good)
-        return {role: column.filter(kept) for role, column in columns.items()}
+        return np.flatnonzero(good)
 
     def _bad_values(self, role: str, column: Any) -> IntArray:
         """The numbers of bad values, found by halving; only the first where that one stops everything."""
@@ -154,11 +180,13 @@ class ValueReader:
         bad = np.flatnonzero(nothing).tolist()
         there = np.flatnonzero(~nothing)
         column = column.take(pa.array(there))
-        spans = [(0, len(column))]
+        spans = [(0, len(column))] if len(column) else []
         while spans:
             low, high = spans.pop()
             try:
                 self._read(role, column.slice(low, high - low))
+            except OtherIdsError:
+                continue  # Not bad: all of the column is read again as another kind.
             except _BAD_VALUE:
                 if high - low == 1:
                     bad.append(int(there[low]))
@@ -184,6 +212,10 @@ class ValueReader:
         return DataError(
             f"{where}: the {role} {what}", got=f"{got} in {text}", allowed=allowed, next_step=next_step
         )
+
+
+def _among(rows: IntArray, locate: Locate) -> Locate:
+    return lambda number: locate(int(rows[number]))
 
 
 def _is_nothing(column: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
+from freescale.data.columns.ids import OtherIdsError, csv_id_types
 from freescale.data.event_columns import Events
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
 from freescale.data.raw_format import Chosen, Reading
@@ -144,10 +145,12 @@ class _LineReader:
     def read(self, chunk: TextChunk, data: bytes) -> Events:
         """The events of a chunk, or the error of its first bad line."""
         if self._types is not None:
+            ids = csv_id_types(data, self.layout.separator, self._values.id_kinds)
+            texts = {role: kind for role, kind in ids.items() if role in self._types and kind == pa.string()}
             try:
-                return self._values.events(self.layout.parse(data, self._types), None)
-            except ValueError:
-                pass
+                return self._values.events(self.layout.parse(data, {**self._types, **texts}), None)
+            except (ValueError, OtherIdsError):
+                pass  # As text, what is wrong is told with its place.
         return self._read_as_text(chunk, data)
 
     def _read_as_text(self, chunk: TextChunk, data: bytes) -> Events:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json
 
+from freescale.data.columns.ids import OtherIdsError
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._rows import events_of_rows
@@ -71,7 +72,7 @@ class _JsonReader:
         if self._schema is not None:
             try:
                 return self._read_fast(chunk)
-            except (DataError, ValueError, pa.ArrowException):
+            except (DataError, OtherIdsError, ValueError, pa.ArrowException):
                 pass  # Line by line, a mistake is told with its place.
         return self._read_slowly(chunk)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from freescale.data.columns.ids import OtherIdsError, csv_id_types
 from freescale.data.event_columns import Events
 from freescale.data.formats._delimited import Layout, single_blanks
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
@@ -46,9 +47,12 @@ def _read_lines(chunk: TextChunk, data: bytes, reading: Reading) -> Events:
     # One token a line is the fastest thing to parse; the counts put the lines together again.
     one_a_line = data.replace(b" ", b"\n")
     try:
-        tokens = _ONE_TOKEN.parse(one_a_line, {"item": pa.int64()})["item"]
+        # Users and items stand in one column: if one of them is text, both are read as such.
+        kinds = csv_id_types(one_a_line, _ONE_TOKEN.separator, reading.values.id_kinds).values()
+        kind = pa.string() if pa.string() in kinds else pa.int64()
+        tokens = _ONE_TOKEN.parse(one_a_line, {"item": kind})["item"]
         return reading.values.events(_by_role(tokens, counts), None)
-    except ValueError:
+    except (ValueError, OtherIdsError):
         words = [token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token]
         ends = np.cumsum(np.maximum(counts - 1, 0))
 
