@@ -53,6 +53,8 @@ def _bad_value(name: str, column: Any, locate: Locate, id_kinds: IdKinds) -> Dat
         try:
             _numbers(name, column.slice(low, middle - low), id_kinds)
             low = middle
+        except OtherIdsError:
+            low = middle  # ids, though of another kind: the bad value stands behind them
         except _BAD_VALUE:
             high = middle
     value = repr(excerpt(str(column[low]))) if column[low].is_valid else "nothing"
