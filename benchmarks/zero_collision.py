@@ -73,7 +73,7 @@ def check() -> None:
     ours, truth = torch.full((layout.held_rows,), EMPTY), torch.full((layout.held_rows,), EMPTY)
     for seed in range(5):
         ids = torch.randint(0, 500, (200,), generator=torch.Generator().manual_seed(seed))
-        rows, _ = id_probe.claim(ids, ours, None, layout)
+        rows, _, _ = id_probe.claim(ids, ours, None, layout)
         assert torch.equal(rows, probe_reference.claim(ids, truth, layout)[0])
     assert torch.equal(ours, truth)
     ids = random_ids(1).unique()
@@ -165,7 +165,7 @@ def collision_table(ratios: Any) -> dict[str, list[float]]:
 def not_placed(ratio: float, probe: int, seed: int) -> float:
     """The share for one seed."""
     layout = make_layout(int(NUM_IDS * ratio), max_probe=probe)
-    rows, _ = id_probe.claim(random_ids(seed), torch.full((layout.held_rows,), EMPTY), None, layout)
+    rows, _, _ = id_probe.claim(random_ids(seed), torch.full((layout.held_rows,), EMPTY), None, layout)
     return float((rows < 0).double().mean())
 
 

@@ -102,7 +102,7 @@ def check() -> None:
     here = torch.full((layout.held_rows,), EMPTY)
     id_probe.claim(ids.cpu().unique(), here, None, layout)
     there, occupied = empty_table(layout)
-    rows, _ = id_probe.claim(ids, there, occupied, layout)
+    rows, _, _ = id_probe.claim(ids, there, occupied, layout)
     assert torch.equal(there.cpu(), here)
     assert torch.equal(rows.cpu(), id_probe.find(ids.cpu(), here, layout))
     for mode in ("max", "add", "set"):
