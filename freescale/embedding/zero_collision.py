@@ -109,7 +109,14 @@ class ZeroCollisionMap:
 
     def insert(self, ids: Tensor, now: int | None = None, *, ttl: Tensor | int | None = None) -> Tensor:
         """Rows of these ids; those that have none get one. `now` never falls; without it, time is the batch number."""
-        return self.assign(ids, now, ttl=ttl).rows
+        if self.eviction is not None or self._admission is not None:
+            return self.assign(ids, now, ttl=ttl).rows
+        flat = self._flat(ids)
+        self._tick(now)
+        rows, num_new = id_table.claim_rows(flat, self._identity, self._occupied_bits, self.layout)
+        self.occupied += num_new
+        self._count(len(flat), len(flat), num_new, 0, id_table.share(flat, rows, self.layout))
+        return rows.view(ids.shape)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows of these ids, -1 where one has no row of its own. Changes nothing."""

@@ -41,8 +41,8 @@ def claim(
         from freescale.kernels.id_table.triton import probe as probe_triton
 
         assert occupied is not None
-        rows, new_rows = probe_triton.claim(ids, identity, occupied, layout)
-        return rows, new_rows, identity[new_rows]
+        rows, new = probe_triton.claim(ids, identity, occupied, layout)
+        return rows, rows[new], ids[new]
     if layout.held_buckets == 0:
         return torch.full_like(ids, -1), ids[:0], ids[:0]
     from freescale.kernels.id_table import loops as probe_loops
@@ -52,6 +52,20 @@ def claim(
         ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy(), new_rows.numpy(), new_ids.numpy()
     )
     return rows, new_rows[:count], new_ids[:count]
+
+
+def claim_rows(
+    ids: Tensor, identity: Tensor, occupied: Tensor | None, layout: SlotLayout
+) -> tuple[Tensor, int]:
+    """The same, but of the new rows only how many there are: on a GPU, to list them takes as long as to make them."""
+    if not ids.is_cuda:
+        rows, new_rows, _ = claim(ids, identity, occupied, layout)
+        return rows, len(new_rows)
+    from freescale.kernels.id_table.triton import probe as probe_triton
+
+    assert occupied is not None
+    rows, new = probe_triton.claim(ids, identity, occupied, layout)
+    return rows, int(new.sum())
 
 
 def share(ids: Tensor, rows: Tensor, layout: SlotLayout) -> int:
