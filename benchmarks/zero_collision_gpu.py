@@ -1,6 +1,6 @@
 """Zero-collision ids on a GPU: insert, hit and miss rates by table size and load; what a training step pays for them.
 
-    python benchmarks/zero_collision_gpu.py [--rows 20 24 26] [--sweep] [--step-only] [--device cuda]
+    python benchmarks/zero_collision_gpu.py [--rows 20 24 26] [--sweep] [--step-only | --kernels-only] [--device cuda]
 
 Rates are of the kernels alone (CUDA events, best of 5):
 
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[20, 24, 26], help="tables of 2^N rows")
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes")
     parser.add_argument("--step-only", action="store_true", help="only the training step")
+    parser.add_argument("--kernels-only", action="store_true", help="no training step")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model, to try the script on a CPU")
@@ -71,7 +72,8 @@ def main() -> None:
     result: dict[str, Any] = {"device": options.device}
     if not options.step_only:
         result |= measure_kernels(options.rows, sweep=options.sweep)
-    result["training step"] = training_step(options.device, options.steps, small=options.small)
+    if not options.kernels_only:
+        result["training step"] = training_step(options.device, options.steps, small=options.small)
     print(json.dumps(result))
 
 
