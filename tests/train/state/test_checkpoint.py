@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import threading
 import time
