@@ -73,7 +73,7 @@ def test_bad_values_are_named_with_their_event(tmp_path: Path) -> None:
     source = write(tmp_path / "x.arrows", "#arrows\n1>2 3\n4>5 six\n")
     for memory_mb in (512, 0.0001):
         with pytest.raises(DataError, match=r"(?s)x\.arrows, event 3: the item.*'six'"):
-            prepare(source, tmp_path / "out", memory_mb=memory_mb)
+            prepare(source, tmp_path / "out", memory_mb=memory_mb, id_kinds={"item": "int64"})
 
 
 def reads(columns: Any) -> type:
@@ -99,7 +99,7 @@ def reads(columns: Any) -> type:
         ([1, 2], "other columns.*list"),
         ({"user": [1, 2], "item": [1]}, "different lengths.*2 in user, 1 in item"),
         ({"user": [1], "item": [[1]]}, "the item cannot be used"),
-        ({"user": [-1], "item": [1]}, "event 0: the user cannot be used"),
+        ({"user": [0.5], "item": [1]}, "event 0: the user cannot be used"),
         ({"user": 3, "item": 4}, "no flat columns"),
         ({"user": [], "item": []}, "the user cannot|no events"),
     ],

@@ -63,7 +63,7 @@ def read_ids(name: str, column: Any, kind: IdKind) -> Events:
     Raises:
         OtherIdsError: the column is of another kind.
     """
-    column = _plain(column)
+    column = _plain(column) if len(column) else pa.array([], pa.string())
     if kind == "text":
         words = column if is_text(column.type) else column.cast(pa.string())
         return {name: hash_words(words), name + WORDS: words}
@@ -108,7 +108,7 @@ def _plain(column: Any) -> Any:
 def _digits(column: Any) -> Any:
     """Text that is nothing but whole numbers, without `.0`."""
     whole = pc.match_substring_regex(column, _WHOLE)
-    if not pc.all(whole).as_py():
+    if not pc.all(whole, min_count=0).as_py():
         raise _other(column, "text", pc.index(whole, False).as_py())
     if pc.any(pc.match_substring(column, ".")).as_py():
         return pc.replace_substring_regex(column, r"\.0+$", "")

@@ -42,6 +42,8 @@ class WordSorter:
 
     def add(self, hashes: IntArray, words: Any) -> None:
         """Take the words of a chunk of events; those that no longer fit go to disk."""
+        if not len(hashes):
+            return
         some = self._unique(hashes, words.cast(pa.large_string()))
         self._pending.append(some)
         self._pending_bytes += some.num_bytes
