@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import cast, is_text
+from freescale.data.columns.arrow import NOT_UTF8, NOTHING, cast, is_text
 from freescale.errors import DataError
 
 MAX_WORDS = 256
@@ -120,7 +120,8 @@ class ActionReader:
     def _code_of(self, word: str) -> float:
         if word not in self._codes:
             # "4,5" is a number gone wrong, no word.
-            if self._given is not None or not any(letter.isalpha() for letter in word):
+            no_word = word in NOTHING or NOT_UTF8 in word or not any(letter.isalpha() for letter in word)
+            if self._given is not None or no_word:
                 return float("nan")
             if len(self._codes) == MAX_WORDS:
                 raise DataError(

@@ -7,6 +7,26 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+# What tools write where there is nothing. Taken for an id, it would be one huge user.
+NOTHING = (
+    "",
+    "NULL",
+    "Null",
+    "null",
+    "\\N",
+    "NaN",
+    "nan",
+    "NA",
+    "<NA>",
+    "N/A",
+    "n/a",
+    "#N/A",
+    "None",
+    "none",
+)
+NOT_UTF8 = "\ufffd"
+"""Stands where bytes were no UTF-8."""
+
 
 def cast(column: Any, kind: Any, *, safe: bool = True) -> npt.NDArray[Any]:
     """The values in another type; an Arrow error where that loses something and `safe` forbids it."""

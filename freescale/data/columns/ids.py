@@ -10,14 +10,14 @@ all of it is read again. So a number is never one id before that value and anoth
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import is_text
+from freescale.data.columns.arrow import NOT_UTF8, NOTHING, is_text
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
 from freescale.data.source import IntArray
@@ -32,7 +32,7 @@ WORDS = " words"
 
 # `007` is no number: written back it would be 7, and `7` may be somebody else.
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0+)?$"
-_MISSING = pa.array(["", "null", "NULL", "NaN", "nan", "None", "\\N", "<NA>", "N/A", "#N/A"])
+_MISSING = pa.array(NOTHING)
 _EXACT_FLOAT = 2**53
 
 
@@ -77,9 +77,23 @@ def csv_id_types(data: bytes, separator: str, kinds: IdKinds) -> dict[str, Any]:
 
     Parsers read `007` as 7. Where a field could start so, ids are read as text, which `read_ids` looks at.
     """
-    zeros = re.search(b'(?:^|[\\n"' + re.escape(separator.encode()) + b"])-?0[0-9]", data)
-    sure = {role: kinds.get(role, "int64") == "int64" and zeros is None for role in ID_ROLES}
+    zeros = _has_leading_zeros(data, separator)
+    sure = {role: kinds.get(role, "int64") == "int64" and not zeros for role in ID_ROLES}
     return {role: pa.int64() if number else pa.string() for role, number in sure.items()}
+
+
+def _has_leading_zeros(data: bytes, separator: str) -> bool:
+    """Whether a field starts with 0 and another digit, also behind a minus. A regex takes ten times as long."""
+    letters = np.frombuffer(data, dtype=np.uint8)
+    starts, digits = np.zeros(256, dtype=bool), np.zeros(256, dtype=bool)
+    starts[list(b'\n"' + separator.encode())] = True
+    digits[list(b"0123456789")] = True
+    zeros = np.flatnonzero(letters[:-1] == ord("0"))
+    zeros = zeros[digits[letters[zeros + 1]]]
+    before = letters[zeros - 1]
+    behind_minus = zeros[before == ord("-")] - 1
+    first = (bool(len(zeros)) and zeros[0] == 0) or (bool(len(behind_minus)) and behind_minus[0] == 0)
+    return first or bool(starts[before].any() or starts[letters[behind_minus - 1]].any())
 
 
 def _plain(column: Any) -> Any:
@@ -91,7 +105,7 @@ def _plain(column: Any) -> Any:
     if is_text(kind):
         # Bytes that are no UTF-8 must not become one word: some readers have put this mark in their place.
         column.validate(full=True)
-        if pc.any(pc.is_in(column, _MISSING)).as_py() or pc.any(pc.match_substring(column, "\ufffd")).as_py():
+        if pc.any(pc.is_in(column, _MISSING)).as_py() or pc.any(pc.match_substring(column, NOT_UTF8)).as_py():
             raise ValueError("missing or no text")
         return column
     if pa.types.is_floating(kind):

@@ -22,6 +22,7 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # A number of so many units lies between 1973 and 5138; smaller units are a thousand times as many.
 _BANDS = {"s": (0, 10**11), "ms": (10**11, 10**14), "us": (10**14, 10**17), "ns": (10**17, 2**63)}
 _DATES = "dates"
+_LOOKED_AT = 4096
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _WHOLE = r"^[+-]?\d+$"
 
@@ -76,6 +77,7 @@ class TimeReader:
         values = values[np.isfinite(values)]
         if not len(values):
             return
+        values = values[:: 1 + len(values) // _LOOKED_AT]
         self._digits = num_date_digits(values)
         size = np.median(np.abs(values))
         # The largest unit that fits, not the nearest one: nothing is in use that is off by a thousand.

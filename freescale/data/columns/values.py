@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freescale.data.columns.actions import ActionReader
-from freescale.data.columns.arrow import is_text
+from freescale.data.columns.arrow import NOT_UTF8, NOTHING, is_text
 from freescale.data.columns.bad_lines import STOP, BadLines
 from freescale.data.columns.ids import IdKinds, OtherIdsError, read_ids
 from freescale.data.columns.roles import IGNORED, ROLES
@@ -26,24 +26,6 @@ from freescale.errors import DataError
 Locate = Callable[[int], tuple[str, str]]
 
 _BAD_VALUE = (ValueError, pa.ArrowException)
-# What other tools write where there is nothing. As an id it would be one huge user.
-_NOTHING = (
-    "",
-    "NULL",
-    "Null",
-    "null",
-    "\\N",
-    "NaN",
-    "nan",
-    "NA",
-    "N/A",
-    "n/a",
-    "<NA>",
-    "None",
-    "none",
-    "#N/A",
-)
-_NOT_UTF8 = "\ufffd"
 _NO_KINDS: IdKinds = MappingProxyType({})
 
 
@@ -148,10 +130,8 @@ class ValueReader:
 
     def _read(self, role: str, column: Any) -> Events:
         """The column as numbers of its role, or a ValueError."""
-        if column.null_count or _is_nothing(column).true_count:
+        if column.null_count:
             raise ValueError("missing value")
-        if is_text(column.type) and pc.any(pc.match_substring(column, _NOT_UTF8)).as_py():
-            raise ValueError("not UTF-8")
         if role == "time":
             return self.times.read(column)
         if role == "action":
@@ -200,14 +180,14 @@ class ValueReader:
 
     def _bad_value(self, role: str, column: Any, number: int, locate: Locate) -> DataError:
         value, (where, text) = column[number], locate(number)
-        nothing = not value.is_valid or str(value) in _NOTHING
+        nothing = not value.is_valid or str(value) in NOTHING
         got = repr(excerpt(str(value))) if value.is_valid else "nothing"
         what, next_step = "is missing" if nothing else "cannot be used", ROLES[role].remedy
         allowed = ROLES[role].allowed
         if role in ("time", "action"):
             reader = self.times if role == "time" else self.actions
             allowed, next_step = reader.allowed, reader.remedy
-        if value.is_valid and _NOT_UTF8 in str(value):
+        if value.is_valid and NOT_UTF8 in str(value):
             what, next_step = "is not UTF-8", "convert the file first, such as `iconv -f LATIN1 -t UTF-8`"
         return DataError(
             f"{where}: the {role} {what}", got=f"{got} in {text}", allowed=allowed, next_step=next_step
@@ -221,7 +201,7 @@ def _among(rows: IntArray, locate: Locate) -> Locate:
 def _is_nothing(column: Any) -> Any:
     """Of a column of text, which values are words for nothing; of another, none."""
     if is_text(column.type):
-        return pc.is_in(column, pa.array(_NOTHING, type=column.type))
+        return pc.is_in(column, pa.array(NOTHING, type=column.type))
     return pa.nulls(len(column), pa.bool_()).fill_null(False)
 
 

@@ -40,7 +40,7 @@ def read_delimited(
     """
     lines: _LineReader | None = None
     for chunk in text_chunks(path, reading.chunk_bytes, quoted=quoted):
-        if not chunk.data.strip():
+        if chunk.data.isspace():
             continue
         if lines is None:
             chunk = chunk.without_blank_start()
@@ -49,7 +49,7 @@ def read_delimited(
             lines = _LineReader(layout_of(header, others), reading)
             chunk = body if has_header else chunk
         data = lines.layout.plain(chunk.data) if lines.layout.plain else chunk.data
-        if data.strip():
+        if data and not data.isspace():
             yield lines.read(chunk, data), chunk.consumed
 
 
