@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -144,6 +145,8 @@ class _LineReader:
 
     def read(self, chunk: TextChunk, data: bytes) -> Events:
         """The events of a chunk, or the error of its first bad line."""
+        if self.layout.quoted and data.count(b'"') % 2:
+            self._check_closed(chunk, data)
         if self._types is not None:
             ids = csv_id_types(data, self.layout.separator, self._values.id_kinds)
             texts = {role: kind for role, kind in ids.items() if role in self._types and kind == pa.string()}
@@ -182,6 +185,19 @@ class _LineReader:
         events = self._values.events(raw, place.of_read)
         self._learn(raw, explained=self._values.bad_lines.num_skipped > num_skipped)
         return events
+
+    def _check_closed(self, chunk: TextChunk, data: bytes) -> None:
+        """A quote that is never closed hides all lines behind it, whether such lines are skipped or not."""
+        start = b"(?:^|(?<=[\n" + re.escape(self.layout.separator.encode()) + b']))"'
+        open_quote = re.search(start, re.sub(start + b'(?:[^"]|"")*"', lambda m: b" " * len(m[0]), data))
+        if open_quote:
+            where, text = chunk.place(chunk.first_line + data.count(b"\n", 0, open_quote.start()))
+            raise DataError(
+                f"{where}: a quote is never closed",
+                got=text,
+                allowed='fields such as "a, b", quotes in them twice: "say ""so"""',
+                next_step="close it, or leave quotes out",
+            )
 
     def _wrong_fields(self, place: _Places, record: int, num_fields: int) -> DataError:
         where, text = place.of_any(record)

@@ -38,6 +38,7 @@ class CsvFormat:
         """Events in the order of the lines."""
 
         def layout_of(first: str, others: list[str]) -> Layout:
+            _check_no_note(path, first)
             mark = reading.separator or _sniff_separator(first) or (" " if reading.header else ",")
             rows = [_fields(line, mark) for line in others]
             names = [name.strip() for name in _fields(first, mark)]
@@ -66,6 +67,15 @@ def _fields(line: str, mark: str) -> list[str]:
 
 def _with_one_mark(data: bytes, *, mark: bytes) -> bytes:
     return data.replace(mark, _ONE_MARK.encode())
+
+
+def _check_no_note(path: Path, first: str) -> None:
+    if re.fullmatch(r"['\"]?sep=.{1,2}['\"]?", first.strip()):
+        raise DataError(
+            f"{path}: the first line is a note to Excel, not a header",
+            got=repr(first),
+            next_step="leave it out: `tail -n +2 INPUT > OUTPUT`",
+        )
 
 
 def _check_headerless(path: Path, first: list[str], header: tuple[str, ...]) -> None:
