@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from freescale import trace
+from freescale.app.arguments import say
 from freescale.app.run_summary import describe
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
-from freescale.data import IntArray, is_dataset
+from freescale.data import IntArray, is_dataset, load_manifest
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
 from freescale.model import compresses, retrieves
@@ -205,11 +206,21 @@ def _source_as_it_was(config: Config) -> Any:
     return build_source(config, cache=cache if is_dataset(cache) else None)
 
 
+def _say_taken(config: Config, cache: Path) -> None:
+    """A raw file that is prepared on the way tells what it was taken for, as `freescale prepare` does."""
+    say(f"prepared {config.data.path} into {cache}")
+    for line in load_manifest(cache).get("taken", []):
+        say(f"  {line}")
+
+
 def build_source_together(config: Config, ranks: Ranks) -> Any:
     """The data set; rank 0 goes first, because it may have to prepare a raw file."""
     cache = Path(config.run.out) / "data"
     if ranks.is_first:
+        was_there = is_dataset(cache)
         source = build_source(config, cache=cache)
+        if not was_there and is_dataset(cache):
+            _say_taken(config, cache)
     ranks.barrier()
     return source if ranks.is_first else build_source(config, cache=cache)
 

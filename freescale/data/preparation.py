@@ -153,7 +153,8 @@ def prepare(
         for events, fraction in found.events.blocks():
             writer.add(_with_numbers(events, values))
             report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-        about = _about(found.events.features, values)
+        taken = [*values.describe(), *found.remarks, *_said_of_others(source, kind)]
+        about = {**_about(found.events.features, values), "taken": taken}
         manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
         num_texts = (
             None if known is None else write_texts(work, known, name=str(texts), kind=found.id_kinds["item"])
@@ -167,10 +168,7 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    taken = [*values.describe(), *found.remarks, *_said_of_others(source, kind)]
-    return _summary(
-        out, manifest, decided, num_texts, taken=tuple(taken), num_skipped=values.bad_lines.num_skipped
-    )
+    return _summary(out, manifest, decided, num_texts, num_skipped=values.bad_lines.num_skipped)
 
 
 def _with_numbers(events: Events, values: ValueReader) -> Events:
@@ -196,7 +194,7 @@ def _said_of_others(source: Path, kind: str) -> list[str]:
 
 
 def _summary(
-    out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None, **said: Any
+    out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None, *, num_skipped: int
 ) -> DatasetSummary:
     counts = {
         key: manifest[key] for key in ("num_users", "num_events", "num_items", "max_item", "dropped_users")
@@ -210,8 +208,9 @@ def _summary(
         num_shards=len(manifest["shards"]),
         num_texts=num_texts,
         actions=manifest.get("actions"),
+        taken=tuple(manifest["taken"]),
+        num_skipped=num_skipped,
         **counts,
-        **said,
     )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import NOT_UTF8, NOTHING, cast, is_text
+from freescale.data.columns.arrow import NOT_UTF8, NOTHING, cast, is_text, without_nothing
 from freescale.errors import DataError
 
 MAX_WORDS = 256
@@ -54,7 +54,10 @@ class ActionReader:
 
     def learn(self, column: Any) -> None:
         """Find out what the actions of this input are, if that is not known; bad values do not matter."""
-        if self._kind is not None or not len(column) or not is_text(column.type):
+        if self._kind is not None or not is_text(column.type):
+            return
+        column = without_nothing(column)
+        if not len(column):
             return
         texts = pc.utf8_lower(column)
         if 2 * _count(pc.match_substring_regex(column, _NUMBER)) >= len(column):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 # What tools write where there is nothing. Taken for an id, it would be one huge user.
 NOTHING = (
@@ -36,3 +37,11 @@ def cast(column: Any, kind: Any, *, safe: bool = True) -> npt.NDArray[Any]:
 def is_text(kind: Any) -> bool:
     """Whether a type holds text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def without_nothing(column: Any) -> Any:
+    """The values that are there."""
+    column = column.drop_null()
+    if not is_text(column.type):
+        return column
+    return column.filter(pc.invert(pc.is_in(column, pa.array(NOTHING, type=column.type))))

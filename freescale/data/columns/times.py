@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import cast, is_text
+from freescale.data.columns.arrow import cast, is_text, without_nothing
 from freescale.data.columns.dates import ISO_DATES, nanoseconds_of_dates, num_date_digits, seconds_of_digits
 from freescale.data.event_columns import Events
 
@@ -24,6 +24,7 @@ _BANDS = {"s": (0, 10**11), "ms": (10**11, 10**14), "us": (10**14, 10**17), "ns"
 _DATES = "dates"
 _LOOKED_AT = 4096
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_DATE = r"^\d+[-/.]\d+[-/.]\d"
 _WHOLE = r"^[+-]?\d+$"
 
 
@@ -63,17 +64,20 @@ class TimeReader:
     def learn(self, column: Any) -> None:
         """Find out what the times of this input are, if that is not known; bad values do not matter."""
         kind = column.type
-        if self._unit is not None or not len(column) or pa.types.is_temporal(kind):
+        if self._unit is not None or pa.types.is_temporal(kind):
+            return
+        column = without_nothing(column)
+        if not len(column):
             return
         if is_text(kind):
             numbers = column.filter(pc.match_substring_regex(column, _NUMBER))
-            if 2 * len(numbers) < len(column):
+            if len(numbers) <= pc.match_substring_regex(column, _DATE).true_count:
                 self._unit = _DATES
                 return
             column = numbers
         elif not _is_number(kind):
             return
-        values = cast(column.drop_null(), pa.float64(), safe=False)
+        values = cast(column, pa.float64(), safe=False)
         values = values[np.isfinite(values)]
         if not len(values):
             return

@@ -108,9 +108,9 @@ class ValueReader:
 
     def _learn(self, columns: Mapping[str, Any]) -> None:
         if "time" in columns:
-            self.times.learn(columns["time"].drop_null())
+            self.times.learn(columns["time"])
         if "action" in columns:
-            self.actions.learn(columns["action"].drop_null())
+            self.actions.learn(columns["action"])
 
     def _numbers(self, columns: Mapping[str, Any], locate: Locate | None) -> Events:
         events: Events = {}

@@ -141,7 +141,7 @@ class ExportedModel:
 
         Args:
             history: item ids; ids the model does not know are left out. With a cache: the events after those in it.
-            times: their time stamps, required by models with a time bias.
+            times: their times in seconds since 1970 (UTC), as `prepare` stores them; needed by models with a time bias.
             request_time: when the recommendation is asked for; the last event's time unless given.
             k: number of items, at least 1; fewer come back where fewer are left to recommend.
             include_seen: also recommend items of the history.
@@ -186,7 +186,7 @@ class ExportedModel:
 
         Args:
             history: item ids, oldest first; without a cache at most the latest the model has learnt are used.
-            times: their time stamps, required by models with a time bias.
+            times: their times in seconds since 1970 (UTC), as `prepare` stores them; needed by models with a time bias.
             next_time: time of the event after these, required by models with a time bias.
             cache: what is compressed already.
         """
