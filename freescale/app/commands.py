@@ -12,7 +12,7 @@ from freescale import trace
 from freescale.app.arguments import say
 from freescale.app.run_summary import describe
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
-from freescale.data import IntArray, is_dataset, load_manifest
+from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
 from freescale.model import compresses, retrieves
@@ -138,13 +138,15 @@ def export_run(run_dir: Path, out: Path) -> Path:
     config, run, path = open_run(run_dir, device="cpu")
     source = run.evaluation.test.source
     meta = read_meta(path)
+    catalog = known_items(run)
     # How experts were computed in training says nothing about the machine that serves them.
     served = dataclasses.replace(config.moe, backend="auto", save="preact")
     return write_export(
         out,
         model=run.state.model,
         items=run.evaluation.evaluator.items,
-        catalog=known_items(run),
+        catalog=catalog,
+        names=names_of_items(source, catalog),
         encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
         facts={
             "trained_steps": meta["step"],

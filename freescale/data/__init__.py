@@ -21,5 +21,6 @@ if TYPE_CHECKING:
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.vocabulary import NumberedTexts, Vocabulary
+    from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -93,6 +93,11 @@ def _other_times(folder: Path, unit: object) -> DataError:
     )
 
 
+def id_kinds_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What users and items are to those who made the data; data sets were of int64 ids before they said so."""
+    return {role: manifest.get("ids", {}).get(role, "int64") for role in WORD_FILES}
+
+
 def damaged(path: Path, why: str) -> DataError:
     """The error of a data set file that cannot be trusted."""
     return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=_PREPARE_AGAIN)

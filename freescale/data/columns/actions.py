@@ -10,12 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import NOT_UTF8, NOTHING, cast, is_text, without_nothing
+from freescale.data.columns.arrow import NOT_UTF8, NOTHING, NUMBER, cast, is_text, without_nothing
 from freescale.errors import DataError
 
 MAX_WORDS = 256
 
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _TRUTHS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBERS, _TRUTH, _WORDS = "numbers", "true and false", "words"
 
@@ -60,7 +59,7 @@ class ActionReader:
         if not len(column):
             return
         texts = pc.utf8_lower(column)
-        if 2 * _count(pc.match_substring_regex(column, _NUMBER)) >= len(column):
+        if 2 * _count(pc.match_substring_regex(column, NUMBER)) >= len(column):
             self._kind = _NUMBERS
         elif 2 * _count(pc.is_in(texts, pa.array(list(_TRUTHS), type=texts.type))) >= len(column):
             self._kind = _TRUTH
@@ -79,6 +78,10 @@ class ActionReader:
             return self._read_words(column)
         with np.errstate(over="ignore"):
             return _finite(cast(column, pa.float64(), safe=False).astype(np.float32))
+
+    def may_be(self, column: Any) -> Any:
+        """Of a column of text, which values can be actions at all; finds most bad ones at once."""
+        return pc.match_substring_regex(column, NUMBER if self._kind == _NUMBERS else ".")
 
     def saw(self, actions: npt.NDArray[np.float32]) -> None:
         """Count the words of events that were kept."""

@@ -28,6 +28,9 @@ NOTHING = (
 NOT_UTF8 = "\ufffd"
 """Stands where bytes were no UTF-8."""
 
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+"""Text that is a number."""
+
 
 def cast(column: Any, kind: Any, *, safe: bool = True) -> npt.NDArray[Any]:
     """The values in another type; an Arrow error where that loses something and `safe` forbids it."""

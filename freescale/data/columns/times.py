@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import cast, is_text, without_nothing
+from freescale.data.columns.arrow import NUMBER, cast, is_text, without_nothing
 from freescale.data.columns.dates import ISO_DATES, nanoseconds_of_dates, num_date_digits, seconds_of_digits
 from freescale.data.event_columns import Events
 
@@ -23,7 +23,6 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _BANDS = {"s": (0, 10**11), "ms": (10**11, 10**14), "us": (10**14, 10**17), "ns": (10**17, 2**63)}
 _DATES = "dates"
 _LOOKED_AT = 4096
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _DATE = r"^\d+[-/.]\d+[-/.]\d"
 _WHOLE = r"^[+-]?\d+$"
 
@@ -70,7 +69,7 @@ class TimeReader:
         if not len(column):
             return
         if is_text(kind):
-            numbers = column.filter(pc.match_substring_regex(column, _NUMBER))
+            numbers = column.filter(pc.match_substring_regex(column, NUMBER))
             if len(numbers) <= pc.match_substring_regex(column, _DATE).true_count:
                 self._unit = _DATES
                 return
@@ -106,6 +105,10 @@ class TimeReader:
         if not _is_number(kind):
             raise ValueError("no time")
         return self._read_exact(cast(column, pa.float64(), safe=False))
+
+    def may_be(self, column: Any) -> Any:
+        """Of a column of text, which values can be times at all; finds most bad ones at once."""
+        return pc.match_substring_regex(column, _DATE if self._unit == _DATES else NUMBER)
 
     def saw(self, times: npt.NDArray[np.int64]) -> None:
         """Remember the range of times that were kept."""

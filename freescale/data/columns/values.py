@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -156,9 +157,9 @@ class ValueReader:
 
     def _bad_values(self, role: str, column: Any) -> IntArray:
         """The numbers of bad values, found by halving; only the first where that one stops everything."""
-        nothing = pc.or_(pc.is_null(column), _is_nothing(column)).to_numpy(zero_copy_only=False)
-        bad = np.flatnonzero(nothing).tolist()
-        there = np.flatnonzero(~nothing)
+        maybe = self._may_be(role, column)
+        bad = np.flatnonzero(~maybe).tolist()
+        there = np.flatnonzero(maybe)
         column = column.take(pa.array(there))
         spans = [(0, len(column))] if len(column) else []
         while spans:
@@ -178,6 +179,16 @@ class ValueReader:
         bad.sort()
         return np.array(bad if self.bad_lines.skips else bad[:1], dtype=np.int64)
 
+    def _may_be(self, role: str, column: Any) -> npt.NDArray[np.bool_]:
+        """Which values are there and could be of this role."""
+        maybe = column.is_valid()
+        if is_text(column.type):
+            maybe = pc.and_(maybe, pc.invert(pc.is_in(column, pa.array(NOTHING, type=column.type))))
+            if role in ("time", "action"):
+                reader = self.times if role == "time" else self.actions
+                maybe = pc.and_(maybe, reader.may_be(column).fill_null(False))
+        return maybe.to_numpy(zero_copy_only=False)
+
     def _bad_value(self, role: str, column: Any, number: int, locate: Locate) -> DataError:
         value, (where, text) = column[number], locate(number)
         nothing = not value.is_valid or str(value) in NOTHING
@@ -196,13 +207,6 @@ class ValueReader:
 
 def _among(rows: IntArray, locate: Locate) -> Locate:
     return lambda number: locate(int(rows[number]))
-
-
-def _is_nothing(column: Any) -> Any:
-    """Of a column of text, which values are words for nothing; of another, none."""
-    if is_text(column.type):
-        return pc.is_in(column, pa.array(NOTHING, type=column.type))
-    return pa.nulls(len(column), pa.bool_()).fill_null(False)
 
 
 def _plain(column: Any) -> Any:

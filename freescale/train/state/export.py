@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from freescale import __version__, registry
-from freescale.data import IntArray, SequenceBatch
+from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.embedding import as_compute
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels import SequenceLayout
@@ -45,8 +45,12 @@ def write_export(
     catalog: IntArray,
     encoder: Mapping[str, Any],
     facts: Mapping[str, Any],
+    names: ItemNames | None = None,
 ) -> Path:
-    """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing."""
+    """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
+
+    `names` are the user's own ids of the items of the catalogue; numbers unless given.
+    """
     from safetensors.torch import save_file
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -60,7 +64,8 @@ def write_export(
         weights = model.without_items().state_dict()
         dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
-        _write_items(staged / "items.parquet", items, catalog)
+        names = names or ItemNames(catalog)
+        _write_items(staged / "items.parquet", items, catalog, names)
         fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
         manifest = {
             "format": _FORMAT,
@@ -69,6 +74,7 @@ def write_export(
             "encoder": dict(encoder),
             "head": head,
             "num_items": len(catalog),
+            "item_ids": names.kind,
             "fingerprint": fingerprint,
             **facts,
         }
@@ -91,7 +97,7 @@ def _fingerprint(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_items(path: Path, items: ItemEncoder, catalog: IntArray) -> None:
+def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemNames) -> None:
     """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -100,11 +106,14 @@ def _write_items(path: Path, items: ItemEncoder, catalog: IntArray) -> None:
     try:
         for numbers, vectors in items.catalogue(catalog, chunk=_CHUNK_ITEMS).parts():
             dim = vectors.shape[1]
-            schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), dim))])
-            writer = writer or pq.ParquetWriter(path, schema)
+            index = numbers.cpu().numpy()
             flat = pa.array(vectors.float().cpu().numpy().ravel())
-            columns = [pa.array(catalog[numbers.cpu().numpy()]), pa.FixedSizeListArray.from_arrays(flat, dim)]
-            writer.write_table(pa.table(columns, schema=schema))
+            columns = {"item": catalog[index], "vector": pa.FixedSizeListArray.from_arrays(flat, dim)}
+            if names.words is not None:
+                columns["word"] = names.words.take(pa.array(index))
+            table = pa.table(columns)
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
     finally:
         if writer is not None:
             writer.close()
@@ -124,23 +133,25 @@ class ExportedModel:
     items: IntArray
     vectors: Tensor
     manifest: dict[str, Any]
+    names: ItemNames
 
     @torch.no_grad()
     def recommend(
         self,
-        history: Sequence[int],
+        history: Sequence[ItemId],
         *,
         times: Sequence[int] | None = None,
         request_time: int | None = None,
         k: int = 10,
         include_seen: bool = False,
         cache: TokenCache | None = None,
-        exclude: Sequence[int] = (),
-    ) -> list[tuple[int, float]]:
+        exclude: Sequence[ItemId] = (),
+    ) -> list[tuple[ItemId, float]]:
         """The k best next items after a history (oldest event first), as (item, score).
 
         Args:
-            history: item ids; ids the model does not know are left out. With a cache: the events after those in it.
+            history: item ids as in the training data, numbers or text; those the model does not know are left out,
+                `unknown` names them. With a cache: the events after those in it.
             times: their times in seconds since 1970 (UTC), as `prepare` stores them; needed by models with a time bias.
             request_time: when the recommendation is asked for; the last event's time unless given.
             k: number of items, at least 1; fewer come back where fewer are left to recommend.
@@ -166,13 +177,16 @@ class ExportedModel:
         hidden = torch.cat([index[:0] if include_seen else index, self._index_of(exclude)[1]]).unique()
         scores[hidden] = float("-inf")
         best = scores.topk(min(k, len(scores) - len(hidden)))
-        return [
-            (int(self.items[slot]), value) for value, slot in zip(best.values.tolist(), best.indices.tolist())
-        ]
+        return [(self.names[slot], value) for value, slot in zip(best.values.tolist(), best.indices.tolist())]
+
+    def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
+        """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
+        known, _ = self.names.find(history)
+        return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
 
     def compress(
         self,
-        history: Sequence[int],
+        history: Sequence[ItemId],
         *,
         times: Sequence[int] | None = None,
         next_time: int | None = None,
@@ -212,18 +226,9 @@ class ExportedModel:
             )
         return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
 
-    def _index_of(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
-        given = np.asarray(history)
-        if given.size and given.dtype.kind not in "iu":
-            raise DataError(
-                "items must be whole numbers",
-                got=f"{list(history)[:10]} ({given.dtype})",
-                allowed="the item ids of the training data, 64-bit integers",
-            )
-        asked = np.asarray(history, dtype=np.int64)
-        index = np.searchsorted(self.items, asked).clip(max=len(self.items) - 1)
-        known = self.items[index] == asked
-        return known, torch.from_numpy(index[known])
+    def _index_of(self, history: Sequence[ItemId]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
+        known, index = self.names.find(history)
+        return known, torch.from_numpy(index)
 
     def _batch(
         self,
@@ -288,9 +293,15 @@ def _read_export(folder: Path) -> ExportedModel:
     model = model.to(dtype).eval()
     model.load_state_dict(dense)
     flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    words = (
+        table.column("word").cast("large_string").combine_chunks() if "word" in table.column_names else None
+    )
     items = table.column("item").to_numpy()
+    names = ItemNames(items, manifest.get("item_ids", "int64"), words)
     vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
-    return ExportedModel(model=model, items=items, vectors=as_compute(vectors), manifest=manifest)
+    return ExportedModel(
+        model=model, items=items, vectors=as_compute(vectors), manifest=manifest, names=names
+    )
 
 
 def _make_model(manifest: Mapping[str, Any]) -> Recommender:

@@ -16,17 +16,27 @@ HERE = Path("x.csv")
 @pytest.mark.parametrize(
     "name",
     [
-        "created_at",
-        "event_time",
-        "eventTime",
-        "date",
-        "Date",
-        "dt",
-        "timestamps",
-        "purchase_date",
-        "unix_timestamp",
-    ]
-    + ["watched_at", "ts_ms", "event_ts", "visit day", "local-datetime", "eventtimestamp", "when"],
+        *(
+            "created_at",
+            "event_time",
+            "eventTime",
+            "date",
+            "Date",
+            "dt",
+            "timestamps",
+            "purchase_date",
+            "when",
+        ),
+        *(
+            "unix_timestamp",
+            "watched_at",
+            "ts_ms",
+            "event_ts",
+            "visit day",
+            "local-datetime",
+            "eventtimestamp",
+        ),
+    ],
 )
 def test_names_of_times(name: str) -> None:
     assert looks_like_time(name, [])
