@@ -1,0 +1,219 @@
+"""The page of a comparison: each run by its name, with what differs and how sure that is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from freescale import units
+from freescale.pages import page
+from freescale.pages.charts import Chart, Series, draw
+from freescale.pages.compare import ComparedRun, Difference, differences, doubts, how_sure, read_runs, share
+from freescale.pages.report import replace_file
+from freescale.pages.run_header import origin_text, written
+from freescale.pages.smoothing import moving_average
+from freescale.pages.ticks import percent_labels, plain_labels
+from freescale.pages.time_panels import named_bars
+from freescale.trace import CAUSES, WORDS, column, step_of
+
+TONES = (4, 0, 1, 2, 3, 5, 6, 7)
+"""Colours of the runs; the baseline is grey."""
+
+
+def write_comparison(run_dir: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]]) -> Path:
+    """Write RUN_DIR/compare.html: the run beside others, of which the first is the baseline.
+
+    Args:
+        run_dir: the run whose folder gets the page.
+        others: what it is held against; the baseline first.
+
+    Raises:
+        FreeScaleError: one of the folders holds no run, or there are too many.
+    """
+    return replace_file(Path(run_dir) / "compare.html", render_comparison(read_runs([*others, run_dir])))
+
+
+def render_comparison(runs: Sequence[ComparedRun]) -> str:
+    """The page as text; the first run is the baseline."""
+    base, last = runs[0], runs[-1]
+    notes = doubts(runs)
+    title = f"{last.name if len(runs) == 2 else f'{len(runs) - 1} runs'} against {base.name}"
+    body = [
+        page.cards(_cards(runs)) if len(runs) == 2 else "",
+        page.section(f"Against {base.name}", _verdict_table(runs), kind="panel"),
+        page.missing(notes, title="What to doubt"),
+        page.section("Where the time went", _bars(runs), kind="panel"),
+        page.section("By cause", _cause_table(runs), kind="panel"),
+        page.section("Over the run", "".join(map(draw, _charts(runs))), kind="charts"),
+        page.section("What differs in the recipes", _recipe_table(runs), kind="panel"),
+        page.section("The runs", _origins(runs), kind="panel"),
+    ]
+    header = page.heading(
+        brand="FreeScale comparison",
+        title=title,
+        state="same samples" if not notes else "read the notes",
+        finished=not notes,
+        lines=[f"Over the steps that all runs have. {how_sure(runs)}"],
+    )
+    return page.document(
+        title=f"{title} - FreeScale",
+        header=header,
+        body=body,
+        footer="Written by freescale report --compare.",
+    )
+
+
+def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
+    base, run = runs
+    found = differences(runs, 1)
+    cards = []
+    if found:
+        bubble, step = found["bubble"], found["step"]
+        both = f"{base.name} {units.percent(bubble.before)}, {run.name} {units.percent(bubble.after)}"
+        cards.append(_verdict_card("Bubble", bubble, both))
+        both = f"{base.name} {units.milliseconds(step.before)}, {run.name} {units.milliseconds(step.after)}"
+        cards.append(_verdict_card("Step time", step, both, less="shorter", more="longer"))
+    losses = [_last(one, "loss") for one in runs]
+    if losses[0] is not None and losses[1] is not None:
+        apart = _farthest_loss(base, run)
+        said = "" if apart is None else f"; at most {units.loss(apart)} apart at any step"
+        cards.append(
+            page.Card("Final loss", units.loss(losses[1]), f"{base.name} {units.loss(losses[0])}{said}")
+        )
+    return cards
+
+
+def _verdict_card(
+    name: str, found: Difference, both: str, *, less: str = "less", more: str = "more"
+) -> page.Card:
+    interval = found.interval(less=less, more=more)
+    context = f"{both}; interval {interval}" if interval else both
+    return page.Card(name, found.verdict(less=less, more=more), context)
+
+
+def _verdict_table(runs: Sequence[ComparedRun]) -> str:
+    names = ["run", "bubble", "change", "interval", "a step", "change", "interval", "final loss"]
+    rows = []
+    for place, run in enumerate(runs):
+        if run.account is None:
+            continue
+        loss = _last(run, "loss")
+        cells = [["", ""], ["", ""]]
+        found = differences(runs, place) if place else {}
+        if found:
+            step = found["step"]
+            cells = [
+                [found["bubble"].verdict(), found["bubble"].interval()],
+                [
+                    step.verdict(less="shorter", more="longer"),
+                    step.interval(less="shorter", more="longer"),
+                ],
+            ]
+        elif not place:
+            cells[0][0] = "baseline"
+        better = bool(found) and found["bubble"].is_sure and found["bubble"].after < found["bubble"].before
+        rows.append(
+            page.Row(
+                [
+                    run.name,
+                    units.percent(run.account.bubble),
+                    *cells[0],
+                    units.milliseconds(run.account.step_ms),
+                    *cells[1],
+                    "-" if loss is None else units.loss(loss),
+                ],
+                "best" if better else "baseline" if not place else "",
+            )
+        )
+    return page.table(names, rows) if len(rows) > 1 else ""
+
+
+def _bars(runs: Sequence[ComparedRun]) -> str:
+    rows = [
+        (run.name, run.account.shares, units.percent(run.account.bubble))
+        for run in runs
+        if run.account is not None
+    ]
+    return named_bars(rows, legend=True)
+
+
+def _cause_table(runs: Sequence[ComparedRun]) -> str:
+    accounts = [run.account for run in runs if run.account is not None]
+    if len(accounts) < len(runs):
+        return ""
+    found = differences(runs, 1) if len(runs) == 2 else {}
+    rows = []
+    for part in (*CAUSES, "bubble"):
+        cells = [
+            f"{units.percent(share(one, part))}, {units.milliseconds(share(one, part) * one.step_ms)}"
+            for one in accounts
+        ]
+        change = [found[part].verdict(), found[part].interval()] if found else []
+        words = WORDS.get(part, "the whole bubble")
+        rows.append(page.Row([words, *cells, *change], "total" if part == "bubble" else ""))
+    changes = ["change of the share", "interval"] if found else []
+    return page.table(["share of a step", *(run.name for run in runs), *changes], rows)
+
+
+def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
+    steps = sorted({step_of(event) or 0 for run in runs for event in run.log.steps})
+    many = len(steps) >= 30
+    charts = []
+    for title, name, write, measure in (
+        ("Bubble", "bubble", units.percent, "share of the step"),
+        ("Step time", "step_ms", units.milliseconds, "milliseconds"),
+        ("Loss", "loss", units.loss, "loss"),
+    ):
+        series = []
+        for tone, run in zip(TONES, runs):
+            known = dict(zip((step_of(event) or 0 for event in run.log.steps), column(run.log.steps, name)))
+            values = [known.get(step) for step in steps]
+            series.append(
+                Series(run.name, moving_average(values, span=5 if many and name != "loss" else 1), tone)
+            )
+        charts.append(
+            Chart(
+                title,
+                steps,
+                series,
+                "Averages of 5 steps." if many and name != "loss" else "",
+                write=write,
+                tick=percent_labels if name == "bubble" else plain_labels,
+                from_zero=name != "loss",
+                wide=name == "loss",
+                measure=measure,
+            )
+        )
+    return charts
+
+
+def _recipe_table(runs: Sequence[ComparedRun]) -> str:
+    keys = sorted({key for run in runs for key in run.recipe} - {"run.out"})
+    rows = []
+    for key in keys:
+        cells = [units.fact(run.recipe.get(key)) for run in runs]
+        if len(set(cells)) > 1:
+            rows.append(page.Row([key, *cells]))
+    return page.table(["key", *(run.name for run in runs)], rows) if rows else ""
+
+
+def _origins(runs: Sequence[ComparedRun]) -> str:
+    """When and where each run was started, as far as it says."""
+    rows = [page.Row([run.name, written(run.log.start), origin_text(run.log.start)]) for run in runs]
+    return page.table(["run", "started", "on"], rows, ends_in_words=True) if any(r.cells[1] for r in rows) else ""
+
+
+def _last(run: ComparedRun, name: str) -> float | None:
+    return next((value for value in reversed(column(run.log.steps, name)) if value is not None), None)
+
+
+def _farthest_loss(base: ComparedRun, run: ComparedRun) -> float | None:
+    """The largest difference of the loss at a step: the promise is that there is none but rounding."""
+    losses = [dict(zip(map(step_of, one.log.steps), column(one.log.steps, "loss"))) for one in (base, run)]
+    gaps = [
+        abs(a - b)
+        for step in set(losses[0]) & set(losses[1])
+        if (a := losses[0][step]) is not None and (b := losses[1][step]) is not None
+    ]
+    return max(gaps, default=None)
