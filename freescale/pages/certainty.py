@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 NUM_BLOCKS = 10
 LEAST_STEPS = 2 * NUM_BLOCKS
@@ -47,7 +48,7 @@ def cut_into_blocks(num_steps: int) -> list[range]:
     if num_steps < LEAST_STEPS:
         return []
     edges = [place * num_steps // NUM_BLOCKS for place in range(NUM_BLOCKS + 1)]
-    return [range(low, high) for low, high in zip(edges, edges[1:])]
+    return [range(low, high) for low, high in pairwise(edges)]
 
 
 def jackknife(sums: Sequence[Sequence[float]], statistic: Callable[[Sequence[float]], float]) -> Estimate:
@@ -87,6 +88,6 @@ def _widening(values: Sequence[float], mean: float) -> float:
     squares = math.fsum((value - mean) ** 2 for value in values)
     if squares <= 0:
         return 1.0
-    products = math.fsum((a - mean) * (b - mean) for a, b in zip(values, values[1:]))
+    products = math.fsum((a - mean) * (b - mean) for a, b in pairwise(values))
     alike = min(_MOST_ALIKE, max(0.0, products / squares))
     return math.sqrt((1 + alike) / (1 - alike))

@@ -1,209 +1,44 @@
-"""Runs side by side: what they are held against, what keeps them from being comparable, and how sure a difference is.
-
-The first run is the baseline. A difference that the spread over steps could have made is called neither gain nor loss.
-"""
+"""Runs side by side, on a page and in a terminal: each by its name, with what differs and how sure that is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from math import exp
+from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from freescale import units
-from freescale.errors import DataError
-from freescale.pages.certainty import (
-    LEAST_STEPS,
-    LEVEL,
-    NUM_BLOCKS,
-    Estimate,
-    cut_into_blocks,
-    jackknife,
-    log_ratio,
-)
-from freescale.pages.report import require_run
-from freescale.trace import CAUSES, Account, Event, MetricsLog, account_of, column, read_metrics, step_of
+from freescale.pages import page
+from freescale.pages.charts import Chart, Series, draw
+from freescale.pages.compared_runs import ComparedRun, doubts, read_runs
+from freescale.pages.differences import Difference, differences, how_sure, machine_doubts, share
+from freescale.pages.report import replace_file
+from freescale.pages.run_header import made_here, origin_text, written
+from freescale.pages.smoothing import moving_average
+from freescale.pages.ticks import percent_labels, plain_labels
+from freescale.pages.time_panels import named_bars
+from freescale.trace import CAUSES, WORDS, column, step_of
 
-MOST_RUNS = 8
-"""More curves than this cannot be told apart."""
-
-SMALLEST = 0.002
-"""A part of the time below this share of a step is not worth a percentage: any two starts differ by as much."""
-
-StepTimes = Mapping[int, tuple[float, Mapping[str, float]]]
-"""Step -> its milliseconds, and of them those of each cause and of the whole bubble."""
+TONES = (4, 0, 1, 2, 3, 5, 6, 7)
+"""Colours of the runs; the baseline is grey."""
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """One of the runs; `account` is over the steps that all of them have."""
-
-    name: str
-    log: MetricsLog
-    recipe: Mapping[str, object]
-    account: Account | None
-    times: StepTimes
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What one measure of a run is against the baseline.
+def write_comparison(run_dir: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]]) -> Path:
+    """Write RUN_DIR/compare.html: the run beside others, of which the first is the baseline.
 
     Args:
-        before: of the baseline.
-        after: of the run.
-        change: (after - before) / before with its interval; None where there is none.
-        unsure: why it is not called a difference; empty if it is one.
-    """
-
-    before: float
-    after: float
-    change: Estimate | None = None
-    unsure: str = ""
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether this is more than noise."""
-        return self.change is not None and not self.unsure
-
-    def verdict(self, *, less: str = "less", more: str = "more") -> str:
-        """`70.0% less`, or why that cannot be said."""
-        if self.change is None or self.unsure:
-            return self.unsure or "no difference"
-        return _changed(self.change.value, less=less, more=more)
-
-    def interval(self, *, less: str = "less", more: str = "more") -> str:
-        """`69.1% to 70.9% less`, `12.0% less to 45.0% more`; empty where there is none."""
-        if self.change is None:
-            return ""
-        ends = (self.change.low, self.change.high)
-        if ends[0] >= 0 or ends[1] <= 0:
-            near, far = sorted(ends, key=abs)
-            return f"{units.percent(abs(near))} to {_changed(far, less=less, more=more)}"
-        return " to ".join(_changed(end, less=less, more=more) for end in ends)
-
-
-def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[ComparedRun]:
-    """The runs, the baseline first, cut to the steps they have in common.
+        run_dir: the run whose folder gets the page.
+        others: what it is held against; the baseline first.
 
     Raises:
-        FreeScaleError: one of the folders holds no run.
-        DataError: too many runs to be told apart.
+        FreeScaleError: one of the folders holds no run, or there are too many.
     """
-    if len(folders) > MOST_RUNS:
-        raise DataError(
-            "these are too many runs to be told apart",
-            got=f"{len(folders)} runs",
-            allowed=f"at most {MOST_RUNS}",
-            next_step="compare fewer at a time",
-        )
-    paths = [Path(folder) for folder in folders]
-    return on_common_steps([_read(path, name) for path, name in zip(paths, distinct_names(paths))])
-
-
-def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The name of each folder, with as much of the path before it as tells it from the others."""
-    whole = [folder.resolve() for folder in folders]
-    for length in range(1, max(len(path.parts) for path in whole) + 1):
-        names = ["/".join(path.parts[-length:]) for path in whole]
-        if len(set(names)) == len(set(whole)):
-            break
-    # A folder that is given twice is the same run twice.
-    return [f"{name} (again)" if name in names[:place] else name for place, name in enumerate(names)]
-
-
-def on_common_steps(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """A longer run must not be judged by steps the others never took."""
-    common = set.intersection(*({step_of(event) for event in run.log.steps} for run in runs))
-    return [
-        replace(run, account=account_of([event for event in run.log.steps if step_of(event) in common]))
-        for run in runs
-    ]
-
-
-def doubts(runs: Sequence[ComparedRun]) -> list[str]:
-    """What keeps the runs from being comparable, in plain words."""
-    said = [f"{run.name} has no breakdown of its time in metrics.jsonl." for run in runs if run.account is None]
-    base, others = runs[0], runs[1:]
-    steps = [{step_of(event) for event in run.log.steps} for run in runs]
-    if not set.intersection(*steps):
-        return [*said, "The runs have no step in common."]
-    for run in others:
-        tokens = [_tokens(one.log) for one in (base, run)]
-        common = sorted(set(tokens[0]) & set(tokens[1]))
-        other = [step for step in common if tokens[0][step] != tokens[1][step]]
-        if other:
-            said.append(
-                f"{run.name} did not compute the same samples as {base.name}: {len(other):,} of {len(common):,} "
-                f"common steps have another number of tokens, first step {other[0]:,}."
-            )
-    facts: dict[str, Callable[[ComparedRun], object]] = {
-        "numbers of ranks": num_ranks,
-        "machines": lambda run: _origin(run, "host"),
-        "versions of FreeScale": lambda run: _origin(run, "freescale"),
-        "versions of torch": lambda run: _origin(run, "torch"),
-    }
-    for name, fact in facts.items():
-        values = [fact(run) for run in runs]
-        if len({value for value in values if value is not None}) > 1:
-            told = ", ".join(f"{run.name} {units.fact(value)}" for run, value in zip(runs, values))
-            said.append(f"The runs have different {name}: {told}.")
-    return said
-
-
-def differences(runs: Sequence[ComparedRun], place: int) -> dict[str, Difference]:
-    """Of one run against the first: the bubble, each cause of it, and `step`, the time of a step."""
-    base, run = runs[0], runs[place]
-    if base.account is None or run.account is None:
-        return {}
-    measures = {"step": (base.account.step_ms, run.account.step_ms)}
-    measures |= {part: (share(base.account, part), share(run.account, part)) for part in ("bubble", *CAUSES)}
-    sums = _block_sums(base, run)
-    gaps = repeat_gaps(runs)
-    same = place and _is_repeat(base, run)
-    return {
-        name: _difference(name, *values, sums=sums, gap=gaps.get(name), same=bool(same))
-        for name, values in measures.items()
-    }
-
-
-def repeat_gaps(runs: Sequence[ComparedRun]) -> dict[str, float]:
-    """By how much runs of one recipe differ, the largest relative change of each measure; empty without repeats."""
-    gaps: dict[str, float] = {}
-    for one, other in combinations(runs, 2):
-        if one.account is None or other.account is None or not _is_repeat(one, other):
-            continue
-        pairs = {"step": (one.account.step_ms, other.account.step_ms)}
-        pairs |= {part: (share(one.account, part), share(other.account, part)) for part in ("bubble", *CAUSES)}
-        for name, (a, b) in pairs.items():
-            if min(a, b) > 0:
-                gaps[name] = max(gaps.get(name, 0.0), max(a, b) / min(a, b) - 1)
-    return gaps
-
-
-def how_sure(runs: Sequence[ComparedRun]) -> str:
-    """What the intervals rest on, and what they cannot know."""
-    known = [run.account.num_steps for run in runs if run.account is not None]
-    if not known or min(known) < LEAST_STEPS:
-        return f"Fewer than {LEAST_STEPS} common steps: too few to tell a difference from noise."
-    said = (
-        f"{LEVEL} intervals, from the spread over {min(known):,} steps in {NUM_BLOCKS} blocks. They do not know what "
-        "another start of the same run would change"
-    )
-    gap = repeat_gaps(runs).get("bubble")
-    if gap is None:
-        return f"{said}: repeat a run and compare all of them to see that."
-    return f"{said}; here runs of one recipe differ by up to {units.percent(gap)} of their bubble."
+    return replace_file(Path(run_dir) / "compare.html", render_comparison(read_runs([*others, run_dir])))
 
 
 def comparison_lines(run_dir: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The outcome in a few lines for a terminal: what to doubt, then bubble and step of each run, and how sure."""
     runs = read_runs([*others, run_dir])
-    lines = [f"warning: {doubt}" for doubt in doubts(runs)]
+    lines = [f"warning: {doubt}" for doubt in doubts(runs) + machine_doubts(runs)]
     told = False
     for place in range(1, len(runs)):
         found = differences(runs, place)
@@ -221,51 +56,34 @@ def comparison_lines(run_dir: str | os.PathLike[str], others: Sequence[str | os.
     return [*lines, how_sure(runs)] if told else lines
 
 
-def share(account: Account, part: str) -> float:
-    """A part's share of the time; `bubble` is all but compute."""
-    return account.bubble if part == "bubble" else account.shares[part]
-
-
-def num_ranks(run: ComparedRun) -> int | None:
-    """Ranks of a run, where its log says."""
-    values = (run.log.ranks or {}).get("total")
-    return len(values) if isinstance(values, list) else None
-
-
-def _difference(
-    name: str,
-    before: float,
-    after: float,
-    *,
-    sums: Sequence[Sequence[float]],
-    gap: float | None,
-    same: bool,
-) -> Difference:
-    if name != "step" and max(before, after) < SMALLEST:
-        return Difference(before, after, unsure="too small to matter")
-    if not sums:
-        return Difference(before, after, unsure="too few steps to tell")
-    column = _COLUMNS.index(name)
-    width = len(_COLUMNS)
-
-    def of_blocks(added: Sequence[float]) -> float:
-        """log(after / before): shares of the time for its parts, plain times for the step."""
-        over = (1.0, 1.0) if name == "step" else (added[0], added[width])
-        if min(over) <= 0:
-            raise ValueError("no time at all")
-        return log_ratio(added[width + column] / over[1], added[column] / over[0])
-
-    try:
-        change = jackknife(sums, of_blocks).through(lambda log: exp(min(log, 50.0)) - 1)
-    except ValueError:
-        return Difference(before, after, unsure="nothing to hold it against")
-    if same:
-        return Difference(before, after, change, "one recipe: this is noise")
-    if not change.is_sure:
-        return Difference(before, after, change, "no difference beyond noise")
-    if gap is not None and max(after / before, before / after) - 1 <= gap:
-        return Difference(before, after, change, "no more than repeats differ")
-    return Difference(before, after, change)
+def render_comparison(runs: Sequence[ComparedRun]) -> str:
+    """The page as text; the first run is the baseline."""
+    base, last = runs[0], runs[-1]
+    notes = doubts(runs) + machine_doubts(runs)
+    title = f"{last.name if len(runs) == 2 else f'{len(runs) - 1} runs'} against {base.name}"
+    body = [
+        page.cards(_cards(runs)) if len(runs) == 2 else "",
+        page.section(f"Against {base.name}", _verdict_table(runs), kind="panel"),
+        page.missing(notes, title="What to doubt"),
+        page.section("Where the time went", _bars(runs), kind="panel"),
+        page.section("By cause", _cause_table(runs), kind="panel"),
+        page.section("Over the run", "".join(map(draw, _charts(runs))), kind="charts"),
+        page.section("What differs in the recipes", _recipe_table(runs), kind="panel"),
+        page.section("The runs", _origins(runs), kind="panel"),
+    ]
+    header = page.heading(
+        brand="FreeScale comparison",
+        title=title,
+        state="same samples" if not notes else "read the notes",
+        finished=not notes,
+        lines=[f"Over the steps that all runs have. {how_sure(runs)}", made_here()],
+    )
+    return page.document(
+        title=f"{title} - FreeScale",
+        header=header,
+        body=body,
+        footer="Written by freescale report --compare.",
+    )
 
 
 def _outcome(found: Difference, *, less: str = "less", more: str = "more") -> str:
@@ -274,77 +92,160 @@ def _outcome(found: Difference, *, less: str = "less", more: str = "more") -> st
     return f"{verdict} ({interval})" if interval else verdict
 
 
-def _changed(change: float, *, less: str, more: str) -> str:
-    return f"{units.percent(abs(change))} {less if change < 0 else more}"
+def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
+    base, run = runs
+    found = differences(runs, 1)
+    cards = []
+    if found:
+        bubble, step = found["bubble"], found["step"]
+        both = f"{base.name} {units.percent(bubble.before)}, {run.name} {units.percent(bubble.after)}"
+        cards.append(_verdict_card("Bubble", bubble, both))
+        both = f"{base.name} {units.milliseconds(step.before)}, {run.name} {units.milliseconds(step.after)}"
+        cards.append(_verdict_card("Step time", step, both, less="shorter", more="longer"))
+    losses = [_last(one, "loss") for one in runs]
+    if losses[0] is not None and losses[1] is not None:
+        apart = _farthest_loss(base, run)
+        said = "" if apart is None else f"; at most {units.loss(apart)} apart at any step"
+        cards.append(
+            page.Card("Final loss", units.loss(losses[1]), f"{base.name} {units.loss(losses[0])}{said}")
+        )
+    return cards
 
 
-_COLUMNS = ("step", "bubble", *CAUSES)
+def _verdict_card(
+    name: str, found: Difference, both: str, *, less: str = "less", more: str = "more"
+) -> page.Card:
+    interval = found.interval(less=less, more=more)
+    context = f"{both}; interval {interval}" if interval else both
+    return page.Card(name, found.verdict(less=less, more=more), context)
 
 
-def _block_sums(base: ComparedRun, run: ComparedRun) -> list[list[float]]:
-    """Of each block of common steps: the milliseconds of `_COLUMNS`, of the one run and of the other."""
-    # The first step compiles kernels and opens connections; accounts leave it out, too.
-    common = sorted(set(base.times) & set(run.times))[1:]
-    blocks = []
-    for rows in cut_into_blocks(len(common)):
-        sums = []
-        for times in (base.times, run.times):
-            steps = [times[common[row]] for row in rows]
-            sums.append(sum(ms for ms, _ in steps))
-            sums += [sum(parts[name] for _, parts in steps) for name in _COLUMNS[1:]]
-        blocks.append(sums)
-    return blocks
+def _verdict_table(runs: Sequence[ComparedRun]) -> str:
+    names = ["run", "bubble", "change", "interval", "a step", "change", "interval", "final loss"]
+    rows = []
+    for place, run in enumerate(runs):
+        if run.account is None:
+            continue
+        loss = _last(run, "loss")
+        cells = [["", ""], ["", ""]]
+        found = differences(runs, place) if place else {}
+        if found:
+            step = found["step"]
+            cells = [
+                [found["bubble"].verdict(), found["bubble"].interval()],
+                [
+                    step.verdict(less="shorter", more="longer"),
+                    step.interval(less="shorter", more="longer"),
+                ],
+            ]
+        elif not place:
+            cells[0][0] = "baseline"
+        better = bool(found) and found["bubble"].is_sure and found["bubble"].after < found["bubble"].before
+        rows.append(
+            page.Row(
+                [
+                    run.name,
+                    units.percent(run.account.bubble),
+                    *cells[0],
+                    units.milliseconds(run.account.step_ms),
+                    *cells[1],
+                    "-" if loss is None else units.loss(loss),
+                ],
+                "best" if better else "baseline" if not place else "",
+            )
+        )
+    return page.table(names, rows) if len(rows) > 1 else ""
 
 
-def _read(folder: Path, name: str) -> ComparedRun:
-    require_run(folder)
-    log = read_metrics(folder / "metrics.jsonl")
-    return ComparedRun(name, log, _recipe(folder), account_of(log.steps), _step_times(log))
+def _bars(runs: Sequence[ComparedRun]) -> str:
+    rows = [
+        (run.name, run.account.shares, units.percent(run.account.bubble))
+        for run in runs
+        if run.account is not None
+    ]
+    return named_bars(rows, legend=True)
 
 
-def _step_times(log: MetricsLog) -> StepTimes:
-    columns = [column(log.steps, name) for name in ("step_ms", *CAUSES)]
-    times: dict[int, tuple[float, Mapping[str, float]]] = {}
-    for event, ms, *shares in zip(log.steps, *columns):
-        known = [value for value in shares if value is not None]
-        if ms is not None and len(known) == len(CAUSES):
-            parts = {cause: ms * value for cause, value in zip(CAUSES, known)}
-            times[step_of(event) or 0] = (ms, {"bubble": sum(parts.values()), **parts})
-    return times
+def _cause_table(runs: Sequence[ComparedRun]) -> str:
+    accounts = [run.account for run in runs if run.account is not None]
+    if len(accounts) < len(runs):
+        return ""
+    found = differences(runs, 1) if len(runs) == 2 else {}
+    rows = []
+    for part in (*CAUSES, "bubble"):
+        cells = [
+            f"{units.percent(share(one, part))}, {units.milliseconds(share(one, part) * one.step_ms)}"
+            for one in accounts
+        ]
+        change = [found[part].verdict(), found[part].interval()] if found else []
+        words = WORDS.get(part, "the whole bubble")
+        rows.append(page.Row([words, *cells, *change], "total" if part == "bubble" else ""))
+    changes = ["change of the share", "interval"] if found else []
+    return page.table(["share of a step", *(run.name for run in runs), *changes], rows)
 
 
-def _recipe(folder: Path) -> dict[str, object]:
-    try:
-        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    sections = values.items() if isinstance(values, dict) else ()
-    return {
-        f"{section}.{key}": value
-        for section, keys in sections
-        if isinstance(keys, dict)
-        for key, value in keys.items()
-    }
+def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
+    steps = sorted({step_of(event) or 0 for run in runs for event in run.log.steps})
+    many = len(steps) >= 30
+    charts = []
+    for title, name, write, measure in (
+        ("Bubble", "bubble", units.percent, "share of the step"),
+        ("Step time", "step_ms", units.milliseconds, "milliseconds"),
+        ("Loss", "loss", units.loss, "loss"),
+    ):
+        series = []
+        for tone, run in zip(TONES, runs):
+            known = dict(zip((step_of(event) or 0 for event in run.log.steps), column(run.log.steps, name)))
+            values = [known.get(step) for step in steps]
+            series.append(
+                Series(run.name, moving_average(values, span=5 if many and name != "loss" else 1), tone)
+            )
+        charts.append(
+            Chart(
+                title,
+                steps,
+                series,
+                "Averages of 5 steps." if many and name != "loss" else "",
+                write=write,
+                tick=percent_labels if name == "bubble" else plain_labels,
+                from_zero=name != "loss",
+                wide=name == "loss",
+                measure=measure,
+            )
+        )
+    return charts
 
 
-def _is_repeat(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs were to do the same: one recipe, as many ranks."""
-    recipes = [{key: value for key, value in run.recipe.items() if key != "run.out"} for run in (one, other)]
-    return bool(recipes[0]) and recipes[0] == recipes[1] and num_ranks(one) == num_ranks(other)
+def _recipe_table(runs: Sequence[ComparedRun]) -> str:
+    keys = sorted({key for run in runs for key in run.recipe} - {"run.out"})
+    rows = []
+    for key in keys:
+        cells = [units.fact(run.recipe.get(key)) for run in runs]
+        if len(set(cells)) > 1:
+            rows.append(page.Row([key, *cells]))
+    return page.table(["key", *(run.name for run in runs)], rows) if rows else ""
 
 
-def _origin(run: ComparedRun, name: str) -> object:
-    origin = run.log.start.get("origin")
-    return origin.get(name) if isinstance(origin, Mapping) else None
-
-
-def _tokens(log: MetricsLog) -> dict[int, int]:
-    """Tokens of every step, from what the log says of speed and time."""
-    rows: zip[tuple[Event, float | None, float | None]] = zip(
-        log.steps, column(log.steps, "tokens_per_s"), column(log.steps, "step_ms")
+def _origins(runs: Sequence[ComparedRun]) -> str:
+    """When and where each run was started, as far as it says."""
+    rows = [page.Row([run.name, written(run.log.start), origin_text(run.log.start)]) for run in runs]
+    return (
+        page.table(["run", "started", "on"], rows, ends_in_words=True)
+        if any(r.cells[1] for r in rows)
+        else ""
     )
-    return {
-        step_of(event) or 0: round(rate * ms / 1000)
-        for event, rate, ms in rows
-        if rate is not None and ms is not None
-    }
+
+
+def _last(run: ComparedRun, name: str) -> float | None:
+    return next((value for value in reversed(column(run.log.steps, name)) if value is not None), None)
+
+
+def _farthest_loss(base: ComparedRun, run: ComparedRun) -> float | None:
+    """The largest difference of the loss at a step: the promise is that there is none but rounding."""
+    losses = [dict(zip(map(step_of, one.log.steps), column(one.log.steps, "loss"))) for one in (base, run)]
+    gaps = [
+        abs(a - b)
+        for step in set(losses[0]) & set(losses[1])
+        if (a := losses[0][step]) is not None and (b := losses[1][step]) is not None
+    ]
+    return max(gaps, default=None)

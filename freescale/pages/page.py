@@ -77,14 +77,18 @@ def heading(
     mark = f'<span class="state{"" if finished else " open"}">{escape(state)}</span>'
     texts = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
     typed = f'<p class="command"><code>{escape(command)}</code></p>' if command else ""
-    name = f'<h1>{escape(title)} {mark}</h1>'
+    name = f"<h1>{escape(title)} {mark}</h1>"
     return f'<header><p class="brand">{escape(brand)}</p>{name}{texts}{typed}</header>'
 
 
 def missing(problems: Sequence[str], *, title: str = "What is missing") -> str:
     """What the page could not show, or shows with doubt."""
     items = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
-    return f'<section class="missing" id="{_anchor(title)}"><b>{escape(title)}</b><ul>{items}</ul></section>' if items else ""
+    return (
+        f'<section class="missing" id="{_anchor(title)}"><b>{escape(title)}</b><ul>{items}</ul></section>'
+        if items
+        else ""
+    )
 
 
 def cards(items: Iterable[Card]) -> str:
@@ -133,7 +137,8 @@ def table(names: Sequence[str], rows: Iterable[Row], *, ends_in_words: bool = Fa
         for row in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="Table, scrolls sideways"><table{kind}><thead><tr>{head}</tr></thead>'
+        '<div class="scroll" tabindex="0" role="group" aria-label="Table, scrolls sideways">'
+        f"<table{kind}><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
 

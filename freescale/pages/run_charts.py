@@ -48,7 +48,7 @@ MEASURES = {
 """What stands beside the vertical axis, where it is not the name of the field."""
 
 CAPTIONS = {
-    "bound": "Work of the busiest rank over the mean if only the longest sample counted; 1 means it is in nobody's way.",
+    "bound": "Work of the busiest rank over the mean, if only the longest sample counted; 1: it is in nobody's way.",
 }
 AT_LEAST = {"bound": (1.0, 1.01)}
 SHOWN_ELSEWHERE = frozenset(
@@ -91,7 +91,11 @@ def speed_charts(log: MetricsLog) -> list[Chart]:
     note = "Work of the busiest rank over the mean of all ranks; 1 is perfect."
     charts = [
         Chart(
-            "Tokens per second", steps, curves_of(log, "tokens_per_s"), from_zero=True, measure="tokens per second"
+            "Tokens per second",
+            steps,
+            curves_of(log, "tokens_per_s"),
+            from_zero=True,
+            measure="tokens per second",
         ),
         Chart(
             "Step time",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from freescale import units
+from freescale import __version__, units
 from freescale.pages import page
 from freescale.trace import Event, MetricsLog, step_of
 
@@ -22,6 +23,11 @@ def run_header(name: str, log: MetricsLog, *, live: bool = False) -> str:
         lines=[_started(log), *_resumed(log), _protocol(log)],
         command=_origin(log.start).get("command", ""),
     )
+
+
+def made_here() -> str:
+    """`Made 2026-11-16 18:41 UTC on host, freescale 0.1.0`: of pages that are not about one run."""
+    return f"Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {socket.gethostname()}, freescale {__version__}"
 
 
 def written(event: Event) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _MOST_DECIMALS = 6
@@ -59,7 +60,7 @@ def percent_labels(ticks: Sequence[float]) -> list[str]:
 
 def _labels(ticks: Sequence[float], size: float, suffix: str) -> list[str]:
     values = [tick / size for tick in ticks]
-    gap = min((abs(b - a) for a, b in zip(values, values[1:])), default=abs(values[0]) if values else 0.0)
+    gap = min((abs(b - a) for a, b in pairwise(values)), default=abs(values[0]) if values else 0.0)
     for decimals in range(_MOST_DECIMALS + 1):
         if all(abs(round(value, decimals) - value) <= 1e-3 * gap for value in values):
             break

@@ -1,4 +1,4 @@
-"""What a report says of rows on their way: how many are shared with the step before, what is hidden, and when it ends."""
+"""What a report says of rows on their way: how many the step before used, too, what is hidden, and when that ends."""
 
 from __future__ import annotations
 
