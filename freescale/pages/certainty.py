@@ -1,7 +1,7 @@
 """How sure a difference between two runs is: an interval from the spread over blocks of steps.
 
 Steps that follow each other are alike: a slow neighbour on the machine, a busy network and long batches last for
-many of them. So the steps are cut into ten blocks, and the spread is taken over blocks. Where even neighbouring
+many of them. So the steps are cut into up to ten blocks, and the spread is taken over blocks. Where even neighbouring
 blocks are alike, the interval is widened by as much.
 """
 
@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-NUM_BLOCKS = 10
-LEAST_STEPS = 2 * NUM_BLOCKS
-"""With fewer steps there is no telling how much they differ by themselves."""
-
 LEVEL = "99 %"
-_QUANTILE = 3.25
-"""Student's t for 99 % and NUM_BLOCKS - 1 degrees of freedom."""
+_QUANTILES = {5: 4.604, 6: 4.032, 7: 3.707, 8: 3.499, 9: 3.355, 10: 3.250}
+"""Blocks -> Student's t for 99 % and one degree of freedom less."""
+
+_SHORTEST = 8
+"""Steps of a block; with fewer, neighbouring blocks are too much alike."""
+
+LEAST_STEPS = _SHORTEST * min(_QUANTILES)
+"""With fewer steps there is no telling how much they differ by themselves."""
 
 _MOST_ALIKE = 0.8
 """A few blocks cannot tell more likeness than this from a drift."""
@@ -44,10 +46,11 @@ class Estimate:
 
 
 def cut_into_blocks(num_steps: int) -> list[range]:
-    """Successive steps in NUM_BLOCKS blocks of like length; none where there are too few steps."""
+    """Successive steps in five to ten blocks of like length; none where there are too few steps."""
     if num_steps < LEAST_STEPS:
         return []
-    edges = [place * num_steps // NUM_BLOCKS for place in range(NUM_BLOCKS + 1)]
+    number = min(max(_QUANTILES), num_steps // _SHORTEST)
+    edges = [place * num_steps // number for place in range(number + 1)]
     return [range(low, high) for low, high in pairwise(edges)]
 
 
@@ -55,7 +58,7 @@ def jackknife(sums: Sequence[Sequence[float]], statistic: Callable[[Sequence[flo
     """A statistic of sums over all blocks, and how much it depends on which blocks there are.
 
     Args:
-        sums: of each block, the sums the statistic is made of.
+        sums: of each block of `cut_into_blocks`, the sums the statistic is made of.
         statistic: from sums over blocks to a number; may raise ValueError where it has no value.
 
     Raises:
@@ -68,7 +71,7 @@ def jackknife(sums: Sequence[Sequence[float]], statistic: Callable[[Sequence[flo
     pseudo = [number * value - (number - 1) * without for without in left_out]
     mean = math.fsum(pseudo) / number
     error = math.sqrt(math.fsum((one - mean) ** 2 for one in pseudo) / (number - 1) / number)
-    reach = _QUANTILE * error * _widening(pseudo, mean)
+    reach = _QUANTILES[number] * error * _widening(pseudo, mean)
     return Estimate(value, value - reach, value + reach)
 
 

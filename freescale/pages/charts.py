@@ -285,11 +285,15 @@ def _x_axis(chart: Chart, frame: _Frame) -> str:
     else:
         ticks = step_ticks(frame.left, frame.right)
     labels = (
-        f'<span style="left:{100 * frame.x(tick):.2f}%">{escape(units.compact(tick))}</span>'
-        for tick in ticks
+        f'<span style="left:{100 * frame.x(tick):.2f}%">{escape(_short(tick))}</span>' for tick in ticks
     )
     scale = ", logarithmic" if frame.log else ""
     return f'<div class="x-axis" aria-hidden="true">{"".join(labels)}<b>{escape(chart.axis)}{scale}</b></div>'
+
+
+def _short(value: float) -> str:
+    """`1,024`, `98.3k`: four digits are as short without a suffix."""
+    return units.count(value) if abs(value) < 1e4 else units.compact(value)
 
 
 def _note(chart: Chart, heights: Sequence[Values], frame: _Frame) -> str:

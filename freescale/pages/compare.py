@@ -121,40 +121,27 @@ def _verdict_card(
 
 
 def _verdict_table(runs: Sequence[ComparedRun]) -> str:
-    names = ["run", "bubble", "change", "interval", "a step", "change", "interval", "final loss"]
     rows = []
     for place, run in enumerate(runs):
         if run.account is None:
             continue
-        loss = _last(run, "loss")
-        cells = [["", ""], ["", ""]]
         found = differences(runs, place) if place else {}
+        changes = ["baseline" if not place else "", ""]
         if found:
-            step = found["step"]
-            cells = [
-                [found["bubble"].verdict(), found["bubble"].interval()],
-                [
-                    step.verdict(less="shorter", more="longer"),
-                    step.interval(less="shorter", more="longer"),
-                ],
-            ]
-        elif not place:
-            cells[0][0] = "baseline"
+            changes = [_outcome(found["bubble"]), _outcome(found["step"], less="shorter", more="longer")]
         better = bool(found) and found["bubble"].is_sure and found["bubble"].after < found["bubble"].before
-        rows.append(
-            page.Row(
-                [
-                    run.name,
-                    units.percent(run.account.bubble),
-                    *cells[0],
-                    units.milliseconds(run.account.step_ms),
-                    *cells[1],
-                    "-" if loss is None else units.loss(loss),
-                ],
-                "best" if better else "baseline" if not place else "",
-            )
-        )
-    return page.table(names, rows) if len(rows) > 1 else ""
+        loss = _last(run, "loss")
+        cells = [
+            run.name,
+            units.percent(run.account.bubble),
+            changes[0],
+            units.milliseconds(run.account.step_ms),
+            changes[1],
+            "-" if loss is None else units.loss(loss),
+        ]
+        rows.append(page.Row(cells, "best" if better else "" if place else "baseline"))
+    names = ["run", "bubble", "change of the bubble", "a step", "change of the step", "final loss"]
+    return page.table(names, rows, wraps=True) if len(rows) > 1 else ""
 
 
 def _bars(runs: Sequence[ComparedRun]) -> str:
@@ -177,11 +164,11 @@ def _cause_table(runs: Sequence[ComparedRun]) -> str:
             f"{units.percent(share(one, part))}, {units.milliseconds(share(one, part) * one.step_ms)}"
             for one in accounts
         ]
-        change = [found[part].verdict(), found[part].interval()] if found else []
+        change = [_outcome(found[part])] if found else []
         words = WORDS.get(part, "the whole bubble")
         rows.append(page.Row([words, *cells, *change], "total" if part == "bubble" else ""))
-    changes = ["change of the share", "interval"] if found else []
-    return page.table(["share of a step", *(run.name for run in runs), *changes], rows)
+    changes = ["change of the share"] if found else []
+    return page.table(["share of a step", *(run.name for run in runs), *changes], rows, wraps=True)
 
 
 def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:

@@ -14,7 +14,6 @@ from freescale import units
 from freescale.pages.certainty import (
     LEAST_STEPS,
     LEVEL,
-    NUM_BLOCKS,
     Estimate,
     cut_into_blocks,
     jackknife,
@@ -104,10 +103,11 @@ def machine_doubts(runs: Sequence[ComparedRun]) -> list[str]:
     said = []
     for place in range(1, len(runs)):
         compute = differences(runs, place).get("compute")
-        if compute is None or not _machine_changed(runs[0], runs[place], compute):
+        if compute is None or compute.change is None or not _machine_changed(runs[0], runs[place], compute):
             continue
+        change = _changed(compute.change.value, less="less", more="more")
         said.append(
-            f"The same work took {compute.verdict()} compute time in {runs[place].name} than in {runs[0].name}, which "
+            f"The same work took {change} compute time in {runs[place].name} than in {runs[0].name}, which "
             "nothing in the recipes explains: the machine was busier in one of them, or the code changed. Times of a "
             "step are not held against each other; shares of it are."
         )
@@ -131,8 +131,9 @@ def how_sure(runs: Sequence[ComparedRun]) -> str:
     known = [run.account.num_steps for run in runs if run.account is not None]
     if not known or min(known) < LEAST_STEPS:
         return f"Fewer than {LEAST_STEPS} common steps: too few to tell a difference from noise."
+    blocks = len(cut_into_blocks(min(known)))
     said = (
-        f"{LEVEL} intervals, from the spread over {min(known):,} steps in {NUM_BLOCKS} blocks. They do not know what "
+        f"{LEVEL} intervals, from the spread over {min(known):,} steps in {blocks} blocks. They do not know what "
         "another start of the same run would change"
     )
     gap = repeat_gaps(runs).get("bubble")

@@ -14,14 +14,11 @@
   let seen = clock();
   told.textContent = `Follows the run; as of ${seen}.`;
 
-  // What each part was made from: a part that has come to life no longer looks like it.
+  // What each part was made from: a part that has come to life no longer looks like it. At first it is not known, so
+  // the first news replaces all of them.
   const source = new Map();
   const parts = (root) => [...root.children].filter((part) => part.tagName !== "FOOTER");
   const key = (part) => part.id || part.tagName;
-  const plain = (part) => part.tagName === "HEADER" ? part.querySelector("h1").outerHTML : part.outerHTML;
-  fetch(location.pathname).then((answer) => answer.text()).then((text) => {
-    for (const part of parts(parse(text))) source.set(key(part), part.outerHTML);
-  }).catch(() => {});
   const parse = (text) => new DOMParser().parseFromString(text, "text/html").querySelector("main");
 
   // A part in use is left alone until it is not.
@@ -33,7 +30,7 @@
       const old = parts(main).find((each) => key(each) === key(part));
       if (old && part.tagName === "HEADER") {
         const [was, is] = [old, part].map((each) => each.querySelector("h1"));
-        if (plain(old) !== plain(part)) was.replaceWith(document.importNode(is, true));
+        if (was.outerHTML !== is.outerHTML) was.replaceWith(document.importNode(is, true));
       } else if (!old || source.get(key(part)) !== part.outerHTML) {
         if (old && inUse(old)) { left = true; before = old; continue; }
         const made = document.importNode(part, true);

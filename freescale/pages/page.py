@@ -121,15 +121,18 @@ def folded(title: str, content: str) -> str:
     )
 
 
-def table(names: Sequence[str], rows: Iterable[Row], *, ends_in_words: bool = False) -> str:
+def table(
+    names: Sequence[str], rows: Iterable[Row], *, ends_in_words: bool = False, wraps: bool = False
+) -> str:
     """A table that scrolls inside its own box where the screen is narrow.
 
     Args:
         names: of the columns.
         rows: their cells.
         ends_in_words: whether the last column holds sentences, which may take several lines, and no numbers.
+        wraps: whether any cell may take several lines.
     """
-    kind = ' class="words"' if ends_in_words else ""
+    kind = ' class="words"' if ends_in_words else ' class="wraps"' if wraps else ""
     # A corner without a name is no header: readers that speak the page would announce an empty one.
     head = "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in names)
     body = "".join(

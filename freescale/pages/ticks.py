@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-_SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-_MOST_DECIMALS = 6
+_SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
+"""From which number on a suffix is used; four digits are as short without one."""
+
+_MOST_DECIMALS = 12
 _NEAREST = 0.09
 """Labels closer than this share of the axis would run into each other on a phone."""
 
@@ -31,7 +33,7 @@ def enclosing_ticks(low: float, high: float, *, at_most: int = 5) -> list[float]
 def step_ticks(left: float, right: float) -> list[float]:
     """Whole round steps, and the last step itself: the end of a curve is a number on the axis."""
     whole = [tick for tick in nice_ticks(left, right) if float(tick).is_integer()]
-    return [*(tick for tick in whole if right - tick >= _NEAREST * (right - left)), right]
+    return [*(tick for tick in whole if tick < right and right - tick >= _NEAREST * (right - left)), right]
 
 
 def spread_ticks(places: Sequence[float], positions: Sequence[float]) -> list[float]:
@@ -49,8 +51,8 @@ def plain_labels(ticks: Sequence[float]) -> list[str]:
     if 0 < largest < 1e-3:
         power = math.floor(math.log10(largest))
         return _labels(ticks, 10.0**power, f"e{power}")
-    size, suffix = next(((size, suffix) for size, suffix in _SIZES if largest >= size), (1.0, ""))
-    return _labels(ticks, size, suffix)
+    suffix = next((suffix for least, suffix in _SIZES if largest >= least), "")
+    return _labels(ticks, {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(suffix, 1.0), suffix)
 
 
 def percent_labels(ticks: Sequence[float]) -> list[str]:
@@ -65,7 +67,7 @@ def _labels(ticks: Sequence[float], size: float, suffix: str) -> list[str]:
         if all(abs(round(value, decimals) - value) <= 1e-3 * gap for value in values):
             break
     zero = "0%" if suffix == "%" else "0"
-    return [zero if value == 0 else f"{value:.{decimals}f}{suffix}" for value in values]
+    return [zero if value == 0 else f"{value:,.{decimals}f}{suffix}" for value in values]
 
 
 def _round_step(low: float, high: float, at_most: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from freescale import pages, units
@@ -164,35 +164,33 @@ def _scaling_charts(answer: Answer) -> str:
     names = [one.features.words() for one in answer.ladder if one.gpus == answer.gpus[0]]
     shown = [names[0], *(name for name in names[1:-1] if name == "balance"), names[-1]]
 
-    def series(value: str) -> list[Series]:
+    def series(value: Callable[[Prediction], float]) -> list[Series]:
         return [
-            Series(
-                name,
-                [getattr(one, value) for one in answer.ladder if one.features.words() == name],
-                tone=tone,
-            )
+            Series(name, [value(one) for one in answer.ladder if one.features.words() == name], tone=tone)
             for tone, name in enumerate(dict.fromkeys(shown))
         ]
 
+    word = answer.setting.rank_word
     charts = (
         Chart(
-            "Tokens per second",
+            f"Tokens per second of a {word}",
             answer.gpus,
-            series("tokens_per_s"),
+            series(lambda one: one.tokens_per_s / one.gpus),
+            f"A level line is perfect scaling: twice the {word}s, twice the tokens.",
             from_zero=True,
             write=units.compact,
-            axis=f"{answer.setting.rank_word}s",
-            measure="tokens per second",
+            axis=f"{word}s",
+            measure=f"tokens per second and {word}",
             log=True,
         ),
         Chart(
             "Bubble",
             answer.gpus,
-            series("bubble"),
+            series(lambda one: one.bubble),
             from_zero=True,
             write=units.percent,
             tick=percent_labels,
-            axis=f"{answer.setting.rank_word}s",
+            axis=f"{word}s",
             measure="share of the step",
             log=True,
         ),
