@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from freescale.errors import ConfigError
 from freescale.pages.page import LIVE_POLICY
 from freescale.pages.report import config_text, render_report, require_run
-from freescale.trace import read_metrics, read_spans
+from freescale.trace import RunSpans, read_metrics, read_spans
 
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """How this machine calls itself; any port, so that a tunnel may come in through another."""
@@ -48,30 +48,27 @@ class LiveRun:
         self._version = ""
         self._html = ""
         self._not_before = 0.0
+        self._spans = RunSpans()
+        self._spans_state = ""
 
     def page(self) -> tuple[str, str]:
         """(version, HTML)."""
         with self._lock:
-            now = time.monotonic()
-            if not self._html or now >= self._not_before:
+            if not self._html or time.monotonic() >= self._not_before:
+                # Time of a core, not of the clock: beside a busy run the same work takes many times as long.
+                began = time.thread_time()
                 version = self._state()
                 if version != self._version or not self._html:
                     self._html = self._render(version)
                     self._version = version
-                took = time.monotonic() - now
+                took = time.thread_time() - began
                 self._not_before = time.monotonic() + max(LEAST_PAUSE_S, took / SHARE)
             return self._version, self._html
 
     def _state(self) -> str:
         """What changes when the run writes."""
-        sizes = []
-        for path in (self._folder / "metrics.jsonl", self._folder / "config.yaml", *self._span_files()):
-            try:
-                known = path.stat()
-            except OSError:  # not there yet, or being replaced by a run that resumes
-                continue
-            sizes.append(f"{known.st_size:x}.{known.st_mtime_ns:x}")
-        return "-".join(sizes) or "empty"
+        files = [self._folder / "metrics.jsonl", self._folder / "config.yaml"]
+        return _state_of(files) + _state_of(self._span_files())
 
     def _span_files(self) -> list[Path]:
         # The first rank's file tells; a thousand others are read only when it has grown.
@@ -79,10 +76,14 @@ class LiveRun:
 
     def _render(self, version: str) -> str:
         log = read_metrics(self._folder / "metrics.jsonl", growing=True)
+        state = _state_of(self._span_files())
+        if state != self._spans_state:
+            # Half of the work, and rarely new: after its first steps a run keeps the spans of few.
+            self._spans, self._spans_state = read_spans(self._folder), state
         return render_report(
             self._folder.resolve().name,
             log,
-            spans=read_spans(self._folder),
+            spans=self._spans,
             config=config_text(self._folder),
             live=version,
         )
@@ -184,6 +185,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the address with its secret does not belong in a log."""
+
+
+def _state_of(files: list[Path]) -> str:
+    """What changes when one of the files does; one that is not there, or is being replaced, has no state."""
+    sizes = []
+    for path in files:
+        try:
+            known = path.stat()
+        except OSError:
+            continue
+        sizes.append(f"{known.st_size:x}.{known.st_mtime_ns:x}")
+    return f"[{'-'.join(sizes)}]"
 
 
 def _is_this_machine(host: str) -> bool:

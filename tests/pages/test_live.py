@@ -130,7 +130,8 @@ def test_a_page_that_takes_long_is_made_less_often(folder: Path, monkeypatch: py
         return "page"
 
     monkeypatch.setattr(live, "render_report", slow)
-    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    for name in ("monotonic", "thread_time"):
+        monkeypatch.setattr(live.time, name, lambda: clock[0])
     run = LiveRun(folder)
     for _ in range(100):
         run.page()
