@@ -7,7 +7,7 @@ window.starters.push((root) => root.querySelectorAll(".timeline:not([data-ready]
   const words = ["compute", "waiting for the last rank", "exposed communication", "host and the rest", "other thread"];
   let shown, from, to, tops, height;
 
-  const time = (us) => Math.abs(us) >= 1e6 ? (us / 1e6).toPrecision(4) + " s"
+  const time = (us) => us === 0 ? "0" : Math.abs(us) >= 1e6 ? (us / 1e6).toPrecision(4) + " s"
     : Math.abs(us) >= 1000 ? (us / 1000).toPrecision(4) + " ms" : Math.round(us) + " us";
   const colour = (name) => getComputedStyle(figure).getPropertyValue(name).trim();
 

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,9 +17,10 @@ import pytest
 from freescale import units
 from freescale.errors import FreeScaleError
 from freescale.pages.charts import MAX_POINTS, Chart, Series, draw
-from freescale.pages.report import write_report
+from freescale.pages.report import render_report, write_report
 from freescale.pages.smoothing import is_noisy, moving_average, moving_median
 from freescale.trace.metrics_log import read_metrics
+from freescale.trace.span_file import read_spans
 from tests.trace.test_span_file import write_rank
 
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -512,3 +514,26 @@ def test_browser_draws_the_report_without_complaint(tmp_path: Path) -> None:
     assert dom.count('data-ready="yes"') == dom.count('class="plot"') == 9
     assert 'data-overflow="false"' in dom
     assert re.search(r'class="tip" style="[^"]*"><div>step 120</div><div>.*?HR@10<b>0\.1200</b>', dom)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on PATH")
+def test_browser_cuts_no_rank_name_on_a_phone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "demo", run_events())
+    for rank in range(2):
+        write_rank(folder, rank)
+    spans = read_spans(folder)
+    many = replace(spans, ranks=[replace(one, rank=1151 + one.rank) for one in spans.ranks])
+    log = read_metrics(folder / "metrics.jsonl")
+    (folder / "report.html").write_text(render_report("demo", log, config=CONFIG, spans=many))
+    script = """
+        // Headless windows are never narrower than 500 pixels: the page is.
+        document.body.style.width = "390px";
+        document.querySelector("select").dispatchEvent(new Event("change"));
+        const labels = [...document.querySelectorAll(".labels div")];
+        const cut = labels.filter((each) => each.scrollWidth > each.clientWidth + 1);
+        document.body.dataset.cut = cut.map((each) => each.textContent).join();
+        document.body.dataset.labels = labels.length;"""
+    dom = in_browser(folder / "report.html", tmp_path / "profile", script, width=500)
+    assert ">rank 1151</div>" in dom
+    assert 'data-cut=""' in dom
+    assert 'data-labels="4"' in dom
