@@ -13,7 +13,7 @@ from freescale.app.run_summary import describe, origin
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
 from freescale.data import IntArray, is_dataset
 from freescale.embedding import learns_ids
-from freescale.errors import CheckpointError, ConfigError
+from freescale.errors import CheckpointError, ConfigError, TrainingError
 from freescale.model import compresses, retrieves
 from freescale.pages import write_report
 from freescale.recipe import (
@@ -94,6 +94,7 @@ def train_run(
             run.accounts.close()
             ranks.barrier()  # the report reads the spans of every rank
             if ranks.is_first:
+                _check_still_there(out)
                 save_cost_model(run, out / "cost_model.json", name=config.model.kind)
                 progress.end({**summary, "report": str(out / "report.html")})
                 write_report(out)
@@ -101,6 +102,16 @@ def train_run(
         finally:
             run.accounts.close()
             progress.close()
+
+
+def _check_still_there(out: Path) -> None:
+    """What was written into a folder that somebody has removed meanwhile went nowhere, and no write has said so."""
+    if not (out / "config.yaml").exists():
+        raise TrainingError(
+            "the run folder was removed, or emptied, while the run was on: what it had learnt is gone",
+            got=out,
+            next_step="run the same command again: it starts afresh",
+        )
 
 
 def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -> dict[str, Any]:

@@ -315,10 +315,15 @@ class exchange:  # noqa: N801  used like a function
 
 def current_stage() -> tuple[str, int | None]:
     """The stage and step this thread is in, or the stage in which the failure began."""
-    return (_here.stage, _here.step) if _failure is None else (_failure.stage, _failure.step)
+    return _named(_here.stage, _here.step) if _failure is None else _named(_failure.stage, _failure.step)
 
 
 def stage_of_main_thread() -> tuple[str, int | None]:
     """The stage and step the main thread is in, asked by another one."""
     where = _main_thread[-1] if _main_thread else {}
-    return where.get("stage", _Here.stage), where.get("step")
+    return _named(where.get("stage", _Here.stage), where.get("step"))
+
+
+def _named(stage: str, step: int | None) -> tuple[str, int | None]:
+    """Before the first step nothing is named but the start; after it, what has no name lies between steps."""
+    return ("between steps" if stage == _Here.stage and step is not None else stage), step

@@ -7,8 +7,12 @@ numbers.
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 from collections.abc import Sequence
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.context import assert_spawning
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
@@ -31,18 +35,23 @@ class Decisions:
 
     def __init__(self, model: CostModel, *, num_ranks: int) -> None:
         width = 1 + len(COEFFICIENTS) + num_ranks
-        self._look_at(RawArray("d", 1 + _KEPT * width))
+        self._look_at(_nameless_file(8 * (1 + _KEPT * width)))
         self.announce(0, model, np.ones(num_ranks))
 
     def __getstate__(self) -> Any:
-        return self._shared  # where it lies, not what is in it; refused but for a process about to start
+        assert_spawning(self)  # refused but for a process about to start
+        return DupFd(self._file)  # where it lies, not what is in it
 
     def __setstate__(self, shared: Any) -> None:
-        self._look_at(shared)
+        self._look_at(shared.detach())
 
-    def _look_at(self, shared: Any) -> None:
-        self._shared = shared
-        numbers = np.frombuffer(shared, dtype=np.float64)
+    def __del__(self) -> None:
+        if file := self.__dict__.get("_file"):
+            os.close(file)
+
+    def _look_at(self, file: int) -> None:
+        self._file = file
+        numbers = np.frombuffer(mmap.mmap(file, os.fstat(file).st_size), dtype=np.float64)
         self._count, self._table = numbers[:1], numbers[1:].reshape(_KEPT, -1)
 
     def announce(self, from_step: int, model: CostModel, speeds: Sequence[float] | FloatArray) -> None:
@@ -86,6 +95,17 @@ class Decisions:
             ) from None
         if not rows:
             self.announce(0, CostModel.default(), np.ones(num_ranks))
+
+
+def _nameless_file(num_bytes: int) -> int:
+    """Memory that processes can share; not in /dev/shm, which is small in many containers and kills who fills it."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("decisions")
+    else:
+        with tempfile.TemporaryFile() as other:
+            file = os.dup(other.fileno())
+    os.ftruncate(file, num_bytes)
+    return file
 
 
 def _model(row: Sequence[float] | FloatArray) -> CostModel:
