@@ -10,7 +10,7 @@ from typing import Any
 
 from freescale import trace
 from freescale.app.arguments import say
-from freescale.app.run_summary import describe
+from freescale.app.run_summary import describe, origin
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
 from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
@@ -83,8 +83,10 @@ def train_run(
             if ranks.is_first:
                 _open_sinks(run, config, resumed.step, open_terminal(run.timetable.total_steps))
             if resumed.story is not None:
-                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts())
-            progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
+                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts(), origin=origin())
+            progress.start(
+                describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
+            )
             for text in resumed.notices:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
