@@ -84,7 +84,7 @@ def train_run(
             if resumed.story is not None:
                 progress.resume(resumed.step, str(resumed.story), **resumed.story.facts())
             progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
-            for text in resumed.notices:
+            for text in [*resumed.notices, *run.evaluation.notices]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
@@ -125,9 +125,11 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
     metrics = dataclasses.replace(run.evaluation.evaluator, cached=cached).run(run.evaluation.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.evaluation.protocol + (", from token caches" if cached else ""),
+        "protocol": run.evaluation.protocol.words("test") + (", from token caches" if cached else ""),
+        **run.evaluation.protocol.seen_facts(),
         "metrics": metrics,
         "popularity": dict(run.evaluation.popularity.get("test", {})),
+        "repeat_last": dict(run.evaluation.repeat.get("test", {})),
         "metric": run.evaluation.metric,
     }
 
@@ -150,6 +152,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
             "best": meta["best"],
             "data": source.name,
             "items": config.items.kind,
+            "evaluation": run.evaluation.protocol.facts(),
         },
     )
 

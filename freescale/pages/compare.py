@@ -12,6 +12,7 @@ import yaml
 from freescale import units
 from freescale.pages import page
 from freescale.pages.charts import Chart, Series, draw
+from freescale.pages.protocols import protocol_doubts, quality_cards, quality_lines
 from freescale.pages.report import replace_file, require_run
 from freescale.pages.smoothing import moving_average
 from freescale.pages.time_panels import bar
@@ -57,6 +58,7 @@ def comparison_lines(run_dir: str | os.PathLike[str], before_dir: str | os.PathL
     """The outcome in a few lines for a terminal: what to doubt, the bubble, the time of a step."""
     before, after = _on_common_steps(read_run(Path(before_dir)), read_run(Path(run_dir)))
     lines = [f"warning: {doubt}" for doubt in doubts(before, after)]
+    lines += quality_lines(before.log, after.log)
     was, now = before.account, after.account
     if was is None or now is None:
         return lines
@@ -118,6 +120,7 @@ def doubts(before: ComparedRun, after: ComparedRun) -> list[str]:
         for run in (before, after)
         if run.account is None
     ]
+    said += protocol_doubts(before.log, after.log)
     tokens = [_tokens(run.log) for run in (before, after)]
     common = sorted(set(tokens[0]) & set(tokens[1]))
     if not common:
@@ -148,7 +151,7 @@ def _cards(before: ComparedRun, after: ComparedRun) -> list[page.Card]:
     if losses[0] is not None and losses[1] is not None:
         gap = f"{units.loss(losses[0])} before"
         cards.append(page.Card("Final loss", units.loss(losses[1]), gap))
-    return cards
+    return cards + quality_cards(before.log, after.log)
 
 
 def _bars(before: ComparedRun, after: ComparedRun) -> str:

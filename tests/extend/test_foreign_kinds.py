@@ -212,7 +212,7 @@ def test_a_foreign_model_is_exported_and_loaded_back_by_its_plugin(tmp_path, mon
     with pytest.raises(ConfigError, match="no such module"):
         load_export(folder, plugins=["tests.extend.nothing"])
     served = load_export(folder, plugins=[PLUGIN])
-    got = dict(served.recommend(history, k=100, include_seen=True))
+    got = dict(served.recommend(history, k=100, filter_seen=False))
     assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 

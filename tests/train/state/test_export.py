@@ -109,7 +109,7 @@ def test_recommendations_have_the_scores_of_training(tmp_path, options):
     served = load_export(export(tmp_path / "out", parts))
     wanted = scores_in_training(parts, HISTORY)
     times = times_of(HISTORY) if options.get("kind") != "sasrec" else {}
-    got = dict(served.recommend(HISTORY, k=100, include_seen=True, **times))
+    got = dict(served.recommend(HISTORY, k=100, filter_seen=False, **times))
     assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     top = served.recommend(HISTORY, k=3, **times)
     unseen = sorted((i for i in wanted if i not in HISTORY), key=lambda i: -wanted[i])
@@ -301,7 +301,7 @@ def test_a_request_from_a_cache_scores_as_one_with_the_whole_history(tmp_path, k
     served = load_export(export(tmp_path / "out", parts))
     times = list(range(100, 100 + 37 * len(LONG), 37))
     timed = {"times": times, "request_time": 999} if kind == "hstu" else {}
-    wanted = dict(served.recommend(LONG, k=100, include_seen=True, **timed))
+    wanted = dict(served.recommend(LONG, k=100, filter_seen=False, **timed))
 
     def parts_of(first, last, name="next_time"):
         after = times[last] if last < len(times) else 999
@@ -313,7 +313,7 @@ def test_a_request_from_a_cache_scores_as_one_with_the_whole_history(tmp_path, k
     grown = served.compress(LONG[4:8], **parts_of(4, 8), cache=TokenCache.from_bytes(first.to_bytes()))
     for kept in (cache, grown):
         recent = parts_of(8, 11, "request_time")
-        got = dict(served.recommend(LONG[8:], k=100, include_seen=True, cache=kept, **recent))
+        got = dict(served.recommend(LONG[8:], k=100, filter_seen=False, cache=kept, **recent))
         assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     unseen = served.recommend(LONG[8:], k=100, cache=cache, exclude=LONG[:8], **recent)
     assert {item for item, _ in unseen} == {92, 500}
