@@ -5,6 +5,9 @@
 fbgemm is measured where fbgemm-gpu-cpu is installed (requirements-torchrec.txt); its operator can only read on a CPU,
 so its table is filled by a loop of ours from the home slots it reports. Rounds of both sides alternate; best of
 `--repeats`, in CPU time of the one thread, so that other work on the machine does not count.
+
+insert, again (ids that are all there), hit and miss are a user's calls of ZeroCollisionMap; the loops inside them are
+shown beside them.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from freescale.embedding.eviction import LRU
 from freescale.embedding.sizing import MEASURED, PROBES
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.kernels.id_table import api as id_probe
@@ -73,7 +77,7 @@ def check() -> None:
     ours, truth = torch.full((layout.held_rows,), EMPTY), torch.full((layout.held_rows,), EMPTY)
     for seed in range(5):
         ids = torch.randint(0, 500, (200,), generator=torch.Generator().manual_seed(seed))
-        rows, _ = id_probe.claim(ids, ours, None, layout)
+        rows, _, _ = id_probe.claim(ids, ours, None, layout)
         assert torch.equal(rows, probe_reference.claim(ids, truth, layout)[0])
     assert torch.equal(ours, truth)
     ids = random_ids(1).unique()
@@ -87,7 +91,7 @@ def check() -> None:
 def measure(num_rows: int, repeats: int) -> dict[str, Any]:
     """Best rates of one table size; fbgemm's rounds stand between ours."""
     ids, strangers = random_ids(2), random_ids(3) | (1 << 62)
-    layout = make_layout(num_rows, num_buckets=1, max_probe=PROBE)
+    layout = make_layout(num_rows, max_probe=PROBE)
     best: dict[str, float] = {}
 
     def clock(name: str, work: Callable[[], object]) -> None:
@@ -98,13 +102,22 @@ def measure(num_rows: int, repeats: int) -> dict[str, Any]:
     fbgemm = FbgemmTable(ids, num_rows) if importlib.util.find_spec("fbgemm_gpu") else None
     for _ in range(repeats):
         identity = torch.full((layout.held_rows,), EMPTY)
-        clock("insert", partial(id_probe.claim, ids, identity, None, layout))
-        clock("hit", partial(id_probe.find, ids, identity, layout))
-        clock("miss", partial(id_probe.find, strangers, identity, layout))
+        clock("insert loop", partial(id_probe.claim, ids, identity, None, layout))
+        clock("hit loop", partial(id_probe.find, ids, identity, layout))
+        plain, lru = (
+            ZeroCollisionMap(num_rows, max_probe=PROBE, eviction=policy) for policy in (None, LRU())
+        )
+        clock("insert", partial(plain.insert, ids))
+        clock("again", partial(plain.insert, ids))
+        clock("hit", partial(plain.lookup, ids))
+        clock("miss", partial(plain.lookup, strangers))
+        clock("lru insert", partial(lru.insert, ids))
+        clock("lru again", partial(lru.insert, ids))
         if fbgemm is not None:
             clock("fbgemm hit", lambda: fbgemm.find(ids))
             clock("fbgemm miss", lambda: fbgemm.find(strangers))
     rates: dict[str, Any] = {"rows": num_rows} | {name: NUM_IDS / s / 1e6 for name, s in best.items()}
+    rates["loop / call"] = rates["insert loop"] / rates["insert"]
     if fbgemm is not None:
         rates["hit x"] = rates["hit"] / rates["fbgemm hit"]
         rates["miss x"] = rates["miss"] / rates["fbgemm miss"]
@@ -165,7 +178,7 @@ def collision_table(ratios: Any) -> dict[str, list[float]]:
 def not_placed(ratio: float, probe: int, seed: int) -> float:
     """The share for one seed."""
     layout = make_layout(int(NUM_IDS * ratio), max_probe=probe)
-    rows, _ = id_probe.claim(random_ids(seed), torch.full((layout.held_rows,), EMPTY), None, layout)
+    rows, _, _ = id_probe.claim(random_ids(seed), torch.full((layout.held_rows,), EMPTY), None, layout)
     return float((rows < 0).double().mean())
 
 

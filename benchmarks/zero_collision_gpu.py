@@ -1,6 +1,6 @@
 """Zero-collision ids on a GPU: insert, hit and miss rates by table size and load; what a training step pays for them.
 
-    python benchmarks/zero_collision_gpu.py [--rows 20 24 26] [--sweep] [--step-only] [--device cuda]
+    python benchmarks/zero_collision_gpu.py [--rows 20 24 26] [--sweep] [--step-only | --kernels-only] [--device cuda]
 
 Rates are of the kernels alone (CUDA events, best of 5):
 
@@ -10,6 +10,8 @@ Rates are of the kernels alone (CUDA events, best of 5):
     direct   the same, every row written by itself, as a batch that is small against its table does
     again    what a training step does with ids that are all there: the kernels of insert, then of touch
     miss     of ids that are not there
+    call     ZeroCollisionMap.insert of new ids as a user calls it, allocations and counts included, beside `insert`
+    recall   the same call with ids that are all there
 
 Bytes: what must move at least, an id in, a row number out, one 32-byte sector of the table for each id (two with an
 insert, which is read and written), against the copy rate measured in the same run. --sweep tries other launch shapes
@@ -31,6 +33,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.world.ranks import Ranks
+from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.kernels.id_table import api as id_probe
 from freescale.kernels.id_table.layout import EMPTY, SlotLayout, make_layout
 from freescale.recipe import build_run, build_source, load_config
@@ -39,7 +42,7 @@ from freescale.train.log.events import Progress
 LOADS = (0.5, 0.75, 0.9)
 BLOCK = 10
 REPEATS = 5
-KINDS = ("insert", "hit", "touch", "direct", "again", "miss")
+KINDS = ("insert", "call", "recall", "hit", "touch", "direct", "again", "miss")
 RECIPE = (
     "synthetic.users=20000",
     "synthetic.items=50000",
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[20, 24, 26], help="tables of 2^N rows")
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes")
     parser.add_argument("--step-only", action="store_true", help="only the training step")
+    parser.add_argument("--kernels-only", action="store_true", help="no training step")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model, to try the script on a CPU")
@@ -68,7 +72,8 @@ def main() -> None:
     result: dict[str, Any] = {"device": options.device}
     if not options.step_only:
         result |= measure_kernels(options.rows, sweep=options.sweep)
-    result["training step"] = training_step(options.device, options.steps, small=options.small)
+    if not options.kernels_only:
+        result["training step"] = training_step(options.device, options.steps, small=options.small)
     print(json.dumps(result))
 
 
@@ -102,7 +107,7 @@ def check() -> None:
     here = torch.full((layout.held_rows,), EMPTY)
     id_probe.claim(ids.cpu().unique(), here, None, layout)
     there, occupied = empty_table(layout)
-    rows, _ = id_probe.claim(ids, there, occupied, layout)
+    rows, _, _ = id_probe.claim(ids, there, occupied, layout)
     assert torch.equal(there.cpu(), here)
     assert torch.equal(rows.cpu(), id_probe.find(ids.cpu(), here, layout))
     for mode in ("max", "add", "set"):
@@ -157,8 +162,16 @@ def measure(num_rows: int, load: float, find_tiles: Any = None, claim_tiles: Any
         insert()
         probe_touch.touch(rows, used, score, value, next(batch), "max")
 
+    ids_map = ZeroCollisionMap(num_rows, max_probe=128, device="cuda")
+
+    def empty() -> None:
+        ids_map.state_dict()["identity"].fill_(EMPTY)
+        ids_map.restored()
+
     seconds = {
         "insert": best_of(insert, before=fresh),
+        "call": best_of(lambda: ids_map.insert(ids), before=empty),
+        "recall": best_of(lambda: ids_map.insert(ids)),
         "hit": best_of(lambda: find(ids)),
         "touch": best_of(touch),
         "direct": best_of(direct),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from freescale.app.arguments import Plugins, load_plugins, say
+from freescale.errors import ConfigError
 
 
 def prepare(
@@ -96,12 +99,33 @@ def plan_ids(
     Console().print(table)
 
 
-def keys(plugin: Plugins = None) -> None:
-    """List every recipe key with its type, default and meaning; with --plugin, those of your kinds, too."""
+def keys(
+    word: Annotated[
+        str | None, typer.Argument(metavar="[WORD]", help="Only keys with this word in name or meaning.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """List recipe keys with their types, defaults and meanings; with --plugin, those of your kinds, too."""
     load_plugins(plugin)
     from freescale.recipe import describe_keys, describe_options
 
-    table = Table("key", "type", "default", "meaning")
-    for name, kind, default, help_text in [*describe_keys(), *describe_options()]:
-        table.add_row(name, escape(kind), escape(default), escape(help_text))
+    rows = [*describe_keys(), *describe_options()]
+    found = [row for row in rows if word is None or word.lower() in f"{row[0]} {row[3]}".lower()]
+    if not found:
+        raise ConfigError(
+            "no recipe key has this word in its name or meaning",
+            got=word,
+            next_step="`freescale keys` lists all of them",
+        )
+    columns = ("key", "type", "default", "meaning")
+    if as_json:
+        typer.echo(json.dumps([dict(zip(columns, row)) for row in found], indent=1))
+        return
+    if not sys.stdout.isatty():  # whole names, one key a line, for grep and cut
+        typer.echo("\n".join("\t".join(row) for row in found))
+        return
+    table = Table(*columns)
+    for row in found:
+        table.add_row(*map(escape, row))
     Console().print(table)

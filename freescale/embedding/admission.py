@@ -92,7 +92,7 @@ class ExactCounts:
 
     def admitted(self, ids: Tensor, *, batch: int) -> Tensor:
         """Count unique ids, ascending, once more; True where one was seen often enough."""
-        rows, new = id_table.claim(ids, self._identity, self._occupied_bits, self._layout)
+        rows, new, _ = id_table.claim(ids, self._identity, self._occupied_bits, self._layout)
         self._count[new] = 0
         self._see(rows[rows >= 0], batch)
         outside = (rows < 0).nonzero().flatten()

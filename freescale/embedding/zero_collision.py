@@ -57,7 +57,7 @@ class ZeroCollisionMap:
         device: where the map lives.
         held: (first, number) of the buckets held here; all unless given.
 
-    Example:
+    Examples:
         >>> ids = ZeroCollisionMap(1_000_000, eviction=LRU())
         >>> rows = ids.insert(torch.tensor([7, -3, 2**62]))
         >>> ids.lookup(torch.tensor([7, 8]))       # the row of 7, and -1
@@ -109,7 +109,14 @@ class ZeroCollisionMap:
 
     def insert(self, ids: Tensor, now: int | None = None, *, ttl: Tensor | int | None = None) -> Tensor:
         """Rows of these ids; those that have none get one. `now` never falls; without it, time is the batch number."""
-        return self.assign(ids, now, ttl=ttl).rows
+        if self.eviction is not None or self._admission is not None:
+            return self.assign(ids, now, ttl=ttl).rows
+        flat = self._flat(ids)
+        self._tick(now)
+        rows, num_new = id_table.claim_rows(flat, self._identity, self._occupied_bits, self.layout)
+        self.occupied += num_new
+        self._count(len(flat), len(flat), num_new, 0, id_table.share(flat, rows, self.layout))
+        return rows.view(ids.shape)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows of these ids, -1 where one has no row of its own. Changes nothing."""
@@ -128,19 +135,19 @@ class ZeroCollisionMap:
         admitted = self._admit(flat, batch)
         asked = flat if admitted is None else flat[admitted]
         ttl = ttl if admitted is None or not isinstance(ttl, Tensor) else ttl[admitted]
-        rows, new_rows = id_table.claim(asked, self._identity, self._occupied_bits, self.layout)
+        rows, new_rows, new_ids = id_table.claim(asked, self._identity, self._occupied_bits, self.layout)
         self.occupied += len(new_rows)
-        new_ids, evicted = self._identity[new_rows], flat[:0]
+        evicted = flat[:0]
         if self.eviction is not None:
             values = self.eviction.values(asked, now=now, ttl=ttl)
             self._touch(rows, values, batch)
             taken, evicted = self._evict(asked, rows, values, now, batch)
             new_rows = torch.cat([new_rows, taken])
             new_ids = torch.cat([new_ids, self._identity[taken]])
-        counts = self._count(flat, rows, num_new=len(new_rows), num_evicted=len(evicted))
+        collisions = id_table.share(asked, rows, self.layout)
+        counts = self._count(len(flat), len(asked), len(new_rows), len(evicted), collisions)
         if admitted is not None:
-            rows = torch.full_like(flat, -1).masked_scatter_(admitted, rows)
-        rows = torch.where(rows < 0, self.layout.overflow(flat), rows)
+            rows = self.layout.overflow(flat).masked_scatter_(admitted, rows)
         return Assignment(rows.view(ids.shape), new_ids, new_rows, evicted, counts)
 
     def residents(self) -> tuple[Tensor, Tensor]:
@@ -260,10 +267,10 @@ class ZeroCollisionMap:
         got = taken >= 0
         return taken[got], gone[got]
 
-    def _count(self, flat: Tensor, rows: Tensor, *, num_new: int, num_evicted: int) -> Tensor:
-        """Counts of one batch, from the rows of its admitted ids; the number of new ones has been waited for anyway."""
-        collisions = int((rows < 0).sum())
-        hits, outside = len(rows) - num_new - collisions, len(flat) - len(rows)
-        counts = torch.tensor([len(flat), hits, num_new, num_evicted, collisions, outside])
+    def _count(self, given: int, admitted: int, new: int, evicted: int, collisions: int) -> Tensor:
+        """Counts of one batch, added to those of all."""
+        counts = torch.tensor(
+            [given, admitted - new - collisions, new, evicted, collisions, given - admitted]
+        )
         self._counts += counts
         return counts

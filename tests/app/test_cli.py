@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 import freescale
 from freescale.app.cli import app
+from freescale.errors import ConfigError
 
 
 @pytest.mark.timeout(120)
@@ -29,3 +31,19 @@ def test_help_says_what_it_is_for_and_lists_the_commands() -> None:
     assert "almost no wasted GPU time" in output
     for name in ("version", "train", "simulate", "doctor"):
         assert name in output
+
+
+def test_keys_are_found_by_a_word_whole_when_piped_and_as_json() -> None:
+    lines = CliRunner().invoke(app, ["keys"]).output.splitlines()
+    assert len(lines) > 100
+    assert all(line.count("\t") == 3 for line in lines)
+    found = CliRunner().invoke(app, ["keys", "Checkpoints"]).output.splitlines()
+    assert 0 < len(found) < len(lines)
+    assert any(line.startswith("run.checkpoint_every\tint | null\tnull\t") for line in found)
+    rows = json.loads(CliRunner().invoke(app, ["keys", "--json"]).output)
+    assert ["\t".join(row.values()) for row in rows] == lines
+
+
+def test_a_word_that_no_key_has_is_told() -> None:
+    with pytest.raises(ConfigError, match="no recipe key has this word"):
+        CliRunner().invoke(app, ["keys", "nonsense"], catch_exceptions=False)

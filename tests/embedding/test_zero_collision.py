@@ -164,6 +164,17 @@ def fill(ids_map: ZeroCollisionMap, **when) -> torch.Tensor:
     return ids_map.residents()[0]
 
 
+@pytest.mark.parametrize("held", [None, (1, 2)])
+def test_inserting_is_assigning_without_the_telling(held: tuple[int, int] | None) -> None:
+    one, other = (ZeroCollisionMap(200, num_buckets=4, max_probe=4, held=held) for _ in range(2))
+    for seed in range(4):
+        ids = torch.randint(-300, 300, (9, 20), generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(one.insert(ids), other.assign(ids).rows)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values()))
+    assert one.stats() == other.stats()
+    assert one.stats()["collisions"] > 0
+
+
 def test_ttl_keeps_what_has_not_expired() -> None:
     ids_map = ZeroCollisionMap(64, num_buckets=1, eviction=TTL(10), guard=0)
     old = fill(ids_map, now=100)

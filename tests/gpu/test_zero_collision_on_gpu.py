@@ -43,10 +43,11 @@ def test_a_bulk_insert_ends_as_if_the_smallest_had_come_first(group: int, max_pr
         ids = ids[torch.randperm(len(ids), generator=generator)]
         rows, new = probe_triton.claim(ids.cuda(), there, occupied, layout, tiles=tiles)
         ascending = ids.unique()
-        _, true_new = id_probe.claim(ascending, here, None, layout)
+        _, true_new, _ = id_probe.claim(ascending, here, None, layout)
         assert torch.equal(there.cpu(), here)
         assert torch.equal(rows.cpu(), id_probe.find(ids, here, layout))
-        assert torch.equal(new.cpu().sort().values, true_new.sort().values)
+        assert torch.equal(rows[new].cpu().sort().values, true_new.sort().values)
+        assert torch.equal(there[rows[new]], ids.cuda()[new])
         assert torch.equal(occupied.cpu(), id_probe.occupied_bits(here))
         assert torch.equal(probe_triton.find(ids.cuda(), there, layout, tiles=tiles), rows)
 

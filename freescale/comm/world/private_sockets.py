@@ -8,6 +8,7 @@ kernel says whose process it is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -140,7 +141,8 @@ def user_of(connection: socket.socket) -> int:
 def _nameless(num_callers: int) -> tuple[socket.socket, int]:
     """A listening socket and an open file by which it can be called; in a folder of our own until it has none."""
     listener = socket.socket(socket.AF_UNIX)
-    with tempfile.TemporaryDirectory(prefix="freescale-") as folder:
+    folder = tempfile.mkdtemp(prefix="freescale-")
+    try:
         place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             # By number: a socket's path has at most 107 bytes, a folder for temporary files may have more.
@@ -148,11 +150,16 @@ def _nameless(num_callers: int) -> tuple[socket.socket, int]:
             listener.listen(num_callers)
             listener.setblocking(False)
             return listener, os.open("socket", os.O_PATH, dir_fd=place)
-        except BaseException:
-            listener.close()
-            raise
         finally:
             os.close(place)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        # Without a file of its own, which a process that has too many open could not have.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{folder}/socket")
+        os.rmdir(folder)
 
 
 def _forget_silent(greeting: dict[int, _Caller]) -> None:

@@ -135,6 +135,7 @@ class ParquetSource:
             raise damaged(self.path / DATASET_FILE, "its row groups do not add up to its number of users")
         self._start_process()
         self._lengths: IntArray | None = _load_lengths(self.path, self._num_rows)
+        _check_sum(self.path, self._lengths, manifest.get("num_events"))
 
     def _start_process(self) -> None:
         self._pid = os.getpid()
@@ -343,6 +344,17 @@ def _exchanged(path: Path, why: object) -> DataError:
         got=why,
         next_step="put the data set back as it was and run the same command again: it resumes from the last checkpoint",
     )
+
+
+def _check_sum(folder: Path, lengths: IntArray, num_events: object) -> None:
+    """No single length can be damaged and the sum be right; read without this, one could ask for any memory."""
+    if num_events is None or not len(lengths):
+        return
+    total = int(lengths.sum())
+    if total != num_events or int(lengths.min()) < 0:
+        raise damaged(
+            folder / LENGTHS_FILE, f"it adds up to {total:,} events, {DATASET_FILE} says {num_events:,}"
+        )
 
 
 def _load_lengths(folder: Path, num_rows: int) -> IntArray:

@@ -28,8 +28,8 @@ def find(ids: Tensor, identity: Tensor, layout: SlotLayout) -> Tensor:
 
 def claim(
     ids: Tensor, identity: Tensor, occupied: Tensor | None, layout: SlotLayout
-) -> tuple[Tensor, Tensor]:
-    """Give every id a slot that has one or finds one empty: rows, -1 where the window is full; and the new rows.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give every id a slot that has one or finds one empty: rows, -1 where the window is full; the new rows and ids.
 
     Args:
         ids: any int64; they are placed in the order they stand, on a GPU smallest first.
@@ -41,14 +41,42 @@ def claim(
         from freescale.kernels.id_table.triton import probe as probe_triton
 
         assert occupied is not None
-        return probe_triton.claim(ids, identity, occupied, layout)
-    rows, new_rows = torch.full_like(ids, -1), torch.empty_like(ids)
+        rows, new = probe_triton.claim(ids, identity, occupied, layout)
+        return rows, rows[new], ids[new]
     if layout.held_buckets == 0:
-        return rows, new_rows[:0]
+        return torch.full_like(ids, -1), ids[:0], ids[:0]
     from freescale.kernels.id_table import loops as probe_loops
 
-    count = probe_loops.claim(ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy(), new_rows.numpy())
-    return rows, new_rows[:count]
+    rows, new_rows, new_ids = (torch.empty_like(ids) for _ in range(3))
+    count = probe_loops.claim(
+        ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy(), new_rows.numpy(), new_ids.numpy()
+    )
+    return rows, new_rows[:count], new_ids[:count]
+
+
+def claim_rows(
+    ids: Tensor, identity: Tensor, occupied: Tensor | None, layout: SlotLayout
+) -> tuple[Tensor, int]:
+    """The same, but of the new rows only how many there are: on a GPU, to list them takes as long as to make them."""
+    if not ids.is_cuda:
+        rows, new_rows, _ = claim(ids, identity, occupied, layout)
+        return rows, len(new_rows)
+    from freescale.kernels.id_table.triton import probe as probe_triton
+
+    assert occupied is not None
+    rows, new = probe_triton.claim(ids, identity, occupied, layout)
+    return rows, int(new.sum())
+
+
+def share(ids: Tensor, rows: Tensor, layout: SlotLayout) -> int:
+    """Where an id has no row (-1), fill in the overflow row it shares (`SlotLayout.overflow`); how many those are."""
+    if ids.is_cuda:
+        from freescale.kernels.id_table.triton import share as share_triton
+
+        return share_triton.share(ids, rows, layout)
+    from freescale.kernels.id_table import loops as probe_loops
+
+    return int(probe_loops.share(ids.numpy(), _numbers(layout), layout.overflow_rows, rows.numpy()))
 
 
 def evict(

@@ -30,20 +30,26 @@ ONE, EIGHT = np.uint64(1), np.uint64(GROUP)
 MODES = {"max": 0, "add": 1, "set": 2}
 
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(GOLDEN), np.uint64(MIX_1), np.uint64(MIX_2)
-_30, _27, _31, _32 = (np.uint64(bits) for bits in (30, 27, 31, 32))
-_LOW = np.uint64(0xFFFFFFFF)
+_30, _27, _31, _32, _16 = (np.uint64(bits) for bits in (30, 27, 31, 32, 16))
+_LOW, _LOW_WORD = np.uint64(0xFFFFFFFF), np.uint64(0xFFFF)
 
 
 # Helpers have no signatures: they are compiled as part of the loops that call them, and those are kept on disk. With
 # signatures each import would compile them again, a second of CPU time.
 @njit(inline="always", error_model="numpy")
-def _place(id_: Scalar, layout: Any) -> Any:
-    """First row of the id's bucket as held here (negative: not here) and the place of its home in it."""
-    num_buckets, bucket_rows, bucket_slots, _, first_bucket, held = layout
+def _mixed(id_: Scalar) -> Any:
+    """What `id_hash` of the layout gives."""
     x = unsigned(id_) + _GOLDEN
     x = (x ^ (x >> _30)) * _MIX_1
     x = (x ^ (x >> _27)) * _MIX_2
-    x = x ^ (x >> _31)
+    return x ^ (x >> _31)
+
+
+@njit(inline="always", error_model="numpy")
+def _place(id_: Scalar, layout: Any) -> Any:
+    """First row of the id's bucket as held here (negative: not here) and the place of its home in it."""
+    num_buckets, bucket_rows, bucket_slots, _, first_bucket, held = layout
+    x = _mixed(id_)
     bucket = signed(((x >> _32) * unsigned(num_buckets)) >> _32) - first_bucket
     home = signed(((x & _LOW) * unsigned(bucket_slots)) >> _32)
     if bucket < 0 or bucket >= held or id_ == EMPTY:
@@ -120,9 +126,11 @@ def find(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray) -> None
                 rows[first + n] = _search(id_, bases[n], homes[n], identity, layout)
 
 
-@njit(int64(INTS, INTS, LAYOUT, INTS, INTS), cache=True, nogil=True, error_model="numpy")
-def claim(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray, new_rows: IntArray) -> Any:
-    """rows[n] = row of ids[n], taken now if need be, or -1 if its window is full; returns the number of new_rows."""
+@njit(int64(INTS, INTS, LAYOUT, INTS, INTS, INTS), cache=True, nogil=True, error_model="numpy")
+def claim(
+    ids: IntArray, identity: IntArray, layout: Any, rows: IntArray, new_rows: IntArray, new_ids: IntArray
+) -> Any:
+    """rows[n] = row of ids[n], taken now if need be, or -1 if its window is full; returns how many are new."""
     slots, probe = layout[2], layout[3]
     bases, homes, keys = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
     found = signed(0)
@@ -143,8 +151,26 @@ def claim(ids: IntArray, identity: IntArray, layout: Any, rows: IntArray, new_ro
             elif identity[row] == EMPTY:
                 identity[row] = id_
                 new_rows[found] = row
+                new_ids[found] = id_
                 found += 1
             rows[first + n] = row
+    return found
+
+
+@njit(int64(INTS, LAYOUT, int64, INTS), cache=True, nogil=True, error_model="numpy")
+def share(ids: IntArray, layout: Any, overflow_rows: Scalar, rows: IntArray) -> Any:
+    """rows[n] = the overflow row of ids[n] where it has none (-1 where its bucket is not here); returns how many."""
+    num_buckets, bucket_rows, bucket_slots, _, first_bucket, held = layout
+    found = signed(0)
+    for n in range(len(ids)):
+        if rows[n] >= 0:
+            continue
+        found += 1
+        x = _mixed(ids[n])
+        bucket = signed(((x >> _32) * unsigned(num_buckets)) >> _32) - first_bucket
+        shared = signed((((x >> _16) & _LOW_WORD) * unsigned(overflow_rows)) >> _16)
+        if 0 <= bucket < held:
+            rows[n] = bucket * bucket_rows + bucket_slots + shared
     return found
 
 
@@ -208,4 +234,4 @@ def touch(
         used[row] = now
 
 
-__all__ = ["MODES", "claim", "evict", "find", "touch"]
+__all__ = ["MODES", "claim", "evict", "find", "share", "touch"]

@@ -244,6 +244,8 @@ class Checkpoints:
         for shard in shards:
             for file, known in shard["files"].items():
                 if not appears(lambda: _has_size(staged / file, known["size"]), folder=staged):  # noqa: B023
+                    if not staged.is_dir():
+                        raise FileNotFoundError(errno.ENOENT, "removed while it was written", str(staged))
                     raise CheckpointError(
                         f"rank 0 does not see the shard that {shard['where']} has written", got=staged / file
                     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import tempfile
 import threading
@@ -43,6 +44,21 @@ def test_a_listener_has_no_name_and_leaves_no_file(tmp_path, monkeypatch):
         calls.start()
         assert list(listener.accept([3], timeout_s=10)) == [3]
         calls.join()
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_process_with_too_many_open_files_leaves_none_behind(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + more, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            PrivateListener(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def open_files() -> int:

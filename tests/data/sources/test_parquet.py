@@ -202,6 +202,15 @@ def cut(name: str, keep: int) -> Callable[[Path], None]:
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:keep])  # type: ignore[func-returns-value]
 
 
+def flip(name: str, place: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        content = bytearray((path / name).read_bytes())
+        content[place] ^= 64
+        (path / name).write_bytes(content)
+
+    return change
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no manifest": (lambda path: (path / "dataset.json").unlink(), "run `freescale prepare INPUT"),
     "no folder": (shutil.rmtree, "run `freescale prepare INPUT"),
@@ -215,6 +224,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no lengths": (lambda path: (path / "lengths.npy").unlink(), "lengths.npy"),
     "lengths cut": (cut("lengths.npy", 300), "lengths.npy"),
     "lengths of others": (lambda path: np.save(path / "lengths.npy", np.arange(7)), "lengths.npy"),
+    "a length flipped": (flip("lengths.npy", -3), "lengths.npy"),
     "pickled lengths": (lambda path: np.save(path / "lengths.npy", np.array([{}])), "lengths.npy"),
     "no shard": (lambda path: (path / "shard-00001.parquet").unlink(), "shard-00001.parquet"),
     "shard cut": (cut("shard-00001.parquet", 3000), "(?s)shard-00001.parquet.*3000 bytes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,17 +36,26 @@ def empty_table(layout: SlotLayout) -> torch.Tensor:
     return torch.full((layout.held_rows,), EMPTY)
 
 
+def assert_shared(ids: torch.Tensor, rows: torch.Tensor, layout: SlotLayout, share: Any) -> None:
+    """Ids without a row get the row that the layout says they share, and are counted."""
+    filled = rows.clone()
+    assert share(ids, filled, layout) == int((rows < 0).sum())
+    assert torch.equal(filled, torch.where(rows < 0, layout.overflow(ids), rows))
+
+
 @given(layouts(), BATCHES, st.lists(IDS, min_size=1, max_size=30))
 @settings(deadline=None, max_examples=150)
 def test_loops_do_what_the_reference_does(layout: SlotLayout, batches, asked) -> None:
     ours, truth = empty_table(layout), empty_table(layout)
     for batch in batches:
         ids = torch.tensor(batch)
-        rows, new = id_probe.claim(ids, ours, None, layout)
+        rows, new, new_ids = id_probe.claim(ids, ours, None, layout)
         true_rows, true_new = reference.claim(ids, truth, layout)
         assert torch.equal(ours, truth)
         assert torch.equal(rows, true_rows)
         assert torch.equal(new, true_new)
+        assert torch.equal(new_ids, ours[new])
+        assert_shared(ids, rows, layout, id_probe.share)
     ids = torch.tensor(asked)
     assert torch.equal(id_probe.find(ids, ours, layout), reference.find(ids, truth, layout))
 
@@ -60,7 +70,7 @@ def test_take_overs_and_scores_follow_the_reference(
     truth = [values.clone() for values in ours]
     for now, batch in enumerate(batches):
         ids = torch.tensor(batch)
-        rows, _ = id_probe.claim(ids, ours[0], None, layout)
+        rows, _, _ = id_probe.claim(ids, ours[0], None, layout)
         reference.claim(ids, truth[0], layout)
         values = ids % 7 if mode == "set" else torch.tensor([now])
         id_probe.touch(rows, *ours[1:], values, now=now, mode=mode)
@@ -84,6 +94,7 @@ def test_take_overs_and_scores_follow_the_reference(
 def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: int, block: int) -> None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     from freescale.kernels.id_table.triton import probe as probe_triton
+    from freescale.kernels.id_table.triton import share as share_triton
     from freescale.kernels.id_table.triton import touch as probe_touch
 
     tiles = probe_triton.Tiles(block=block, group=group, warps=1)
@@ -97,8 +108,10 @@ def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: in
         _, true_new = reference.claim(ascending, truth, layout)
         assert torch.equal(ours, truth)
         assert torch.equal(rows, reference.find(ids, truth, layout))
-        assert torch.equal(new.sort().values, true_new.sort().values)
+        assert torch.equal(rows[new].sort().values, true_new.sort().values)
+        assert torch.equal(ours[rows[new]], ids[new])
         assert torch.equal(occupied, id_probe.occupied_bits(ours))
+        assert_shared(ids, rows, layout, share_triton.share)
         assert torch.equal(probe_triton.find(ids, ours, layout, tiles=tiles), rows)
         probe_touch.touch(rows, used, score, torch.ones(1, dtype=torch.int64), now, "add")
         reference.touch(rows, true_used, true_score, torch.ones(1), now=now, mode="add")

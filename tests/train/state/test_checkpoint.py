@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -398,6 +399,20 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path):
 
 def no_space(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_folder_removed_while_a_checkpoint_is_written_is_told_as_that(tmp_path, monkeypatch):
+    write, folder = checkpoint.write_shard, tmp_path / "checkpoints"
+    monkeypatch.setattr("freescale.train.state.shared_folder.PATIENCE_S", 0.1)
+
+    def and_remove(path, *args, **options):
+        facts = write(path, *args, **options)
+        shutil.rmtree(folder)
+        return facts
+
+    monkeypatch.setattr(checkpoint, "write_shard", and_remove)
+    with pytest.raises(CheckpointError, match=r"(?s)removed while it was written.*keep run\.out where it is"):
+        save_and_wait(Checkpoints(folder, ranks=these_ranks()), 1)
 
 
 def assert_earlier_checkpoint_is_valid(folder):

@@ -235,10 +235,10 @@ def find(
 def claim(
     ids: Tensor, identity: Tensor, occupied: Tensor, layout: SlotLayout, *, tiles: Tiles = CLAIM
 ) -> tuple[Tensor, Tensor]:
-    """Rows of all ids, -1 where the window is full, and the rows that were empty before."""
-    rows, new = torch.full_like(ids, -1), torch.empty_like(ids, dtype=torch.int8)
-    launch_claim(ids, identity, occupied, rows, new, layout, tiles)
-    return rows, rows[new.bool()]
+    """Rows of all ids, -1 where the window is full, and a mark at one id for each row that was empty before."""
+    rows, new = torch.full_like(ids, -1), torch.empty_like(ids, dtype=torch.bool)
+    launch_claim(ids, identity, occupied, rows, new.view(torch.int8), layout, tiles)
+    return rows, new
 
 
 def launch_claim(
