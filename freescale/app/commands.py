@@ -87,7 +87,7 @@ def train_run(
             progress.start(
                 describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
             )
-            for text in resumed.notices:
+            for text in [*resumed.notices, *run.evaluation.notices]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
@@ -128,9 +128,11 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
     metrics = dataclasses.replace(run.evaluation.evaluator, cached=cached).run(run.evaluation.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.evaluation.protocol + (", from token caches" if cached else ""),
+        "protocol": run.evaluation.protocol.words("test") + (", from token caches" if cached else ""),
+        **run.evaluation.protocol.seen_facts(),
         "metrics": metrics,
         "popularity": dict(run.evaluation.popularity.get("test", {})),
+        "repeat_last": dict(run.evaluation.repeat.get("test", {})),
         "metric": run.evaluation.metric,
     }
 
@@ -155,6 +157,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
             "best": meta["best"],
             "data": source.name,
             "items": config.items.kind,
+            "evaluation": run.evaluation.protocol.facts(),
         },
     )
 
