@@ -10,7 +10,7 @@ from typing import Any
 
 from freescale import trace
 from freescale.app.arguments import say
-from freescale.app.run_summary import describe
+from freescale.app.run_summary import describe, origin
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
 from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
@@ -83,9 +83,11 @@ def train_run(
             if ranks.is_first:
                 _open_sinks(run, config, resumed.step, open_terminal(run.timetable.total_steps))
             if resumed.story is not None:
-                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts())
-            progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
-            for text in resumed.notices:
+                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts(), origin=origin())
+            progress.start(
+                describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
+            )
+            for text in [*resumed.notices, *run.evaluation.notices]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
@@ -126,9 +128,11 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
     metrics = dataclasses.replace(run.evaluation.evaluator, cached=cached).run(run.evaluation.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.evaluation.protocol + (", from token caches" if cached else ""),
+        "protocol": run.evaluation.protocol.words("test") + (", from token caches" if cached else ""),
+        **run.evaluation.protocol.seen_facts(),
         "metrics": metrics,
         "popularity": dict(run.evaluation.popularity.get("test", {})),
+        "repeat_last": dict(run.evaluation.repeat.get("test", {})),
         "metric": run.evaluation.metric,
     }
 
@@ -153,6 +157,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
             "best": meta["best"],
             "data": source.name,
             "items": config.items.kind,
+            "evaluation": run.evaluation.protocol.facts(),
         },
     )
 
