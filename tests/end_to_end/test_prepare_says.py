@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale.app.cli import app
+from freescale.app.commands import build_source_together
 from freescale.errors import DataError
-from tests.small_run import SMALL
+from freescale.recipe import load_config
+from tests.small_run import SMALL, these_ranks
 
 ROWS = "".join(
     f"{n % 5},{n % 7},{['view', 'buy'][n % 3 == 0]},2024-01-{1 + n % 28:02d},x\n" for n in range(60)
@@ -62,9 +64,15 @@ def test_headerless_text_on_the_command_line(tmp_path: Path) -> None:
     assert "ignored" not in said
 
 
-def test_a_run_on_a_raw_file_says_it_too(tmp_path: Path) -> None:
+def test_a_run_on_a_raw_file_says_it_too_and_only_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "x.csv"
     source.write_text("user_id,item_id,event,timestamp,price\n" + ROWS)
-    said = run("train", *SMALL, f"data.path={source}", f"run.out={tmp_path / 'run'}", "run.steps=1")
+    config = load_config(None, [*SMALL, f"data.path={source}", f"run.out={tmp_path / 'run'}"])
+    build_source_together(config, these_ranks())
+    said = capsys.readouterr().out
     assert "time: timestamp (dates" in said
     assert "ignored: event, price" in said
+    build_source_together(config, these_ranks())
+    assert capsys.readouterr().out == ""
