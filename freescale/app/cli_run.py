@@ -128,12 +128,11 @@ def evaluate(
     if json_output:
         say(json.dumps(result))
         return
-    table = Table(
-        "metric", "model", "popularity", title=escape(f"{result['checkpoint']}: {result['protocol']}")
-    )
+    baselines = {"popularity": result["popularity"], "repeat last": result["repeat_last"]}
+    known = {name: values for name, values in baselines.items() if values}
+    table = Table("metric", "model", *known, title=escape(f"{result['checkpoint']}: {result['protocol']}"))
     for name, value in result["metrics"].items():
-        baseline = result["popularity"].get(name)
-        table.add_row(name, number(value), number(baseline))
+        table.add_row(name, number(value), *(number(values.get(name)) for values in known.values()))
     Console().print(table)
 
 

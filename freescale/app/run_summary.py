@@ -49,6 +49,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "folder": config.run.out,
         },
     }
+    facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
         held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
@@ -78,6 +79,13 @@ def origin() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def evaluation_in_words(run: Run, config: Config) -> dict[str, object]:
+    """How the run is judged, for people."""
+    protocol = run.evaluation.protocol
+    seen = protocol.seen_words(config.eval.filter_seen)
+    return {"test": protocol.words("test"), **({"seen items": seen} if seen else {})}
 
 
 def items_in_words(config: Config, run: Run) -> str:

@@ -11,6 +11,7 @@ from freescale.pages import page
 from freescale.pages.charts import Chart, Series, draw
 from freescale.pages.compared_runs import ComparedRun, doubts, read_runs
 from freescale.pages.differences import Difference, differences, how_sure, machine_doubts, share
+from freescale.pages.protocols import quality_cards, quality_lines
 from freescale.pages.report import replace_file
 from freescale.pages.run_header import made_here, origin_text, written
 from freescale.pages.smoothing import moving_average
@@ -41,12 +42,13 @@ def comparison_lines(run_dir: str | os.PathLike[str], others: Sequence[str | os.
     lines = [f"warning: {doubt}" for doubt in doubts(runs) + machine_doubts(runs)]
     told = False
     for place in range(1, len(runs)):
-        found = differences(runs, place)
+        found, quality = differences(runs, place), quality_lines(runs[0].log, runs[place].log)
+        if len(runs) > 2 and (found or quality):
+            lines.append(f"{runs[place].name} against {runs[0].name}:")
+        lines += quality
         if not found:
             continue
         told = True
-        if len(runs) > 2:
-            lines.append(f"{runs[place].name} against {runs[0].name}:")
         bubble, step = found["bubble"], found["step"]
         lines.append(
             f"bubble {units.percent(bubble.before)} -> {units.percent(bubble.after)}: {_outcome(bubble)}"
@@ -109,7 +111,7 @@ def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
         cards.append(
             page.Card("Final loss", units.loss(losses[1]), f"{base.name} {units.loss(losses[0])}{said}")
         )
-    return cards
+    return cards + quality_cards(base.log, run.log, baseline=base.name)
 
 
 def _verdict_card(

@@ -14,6 +14,7 @@ import yaml
 
 from freescale import units
 from freescale.errors import DataError
+from freescale.pages.protocols import protocol_doubts
 from freescale.pages.report import require_run
 from freescale.trace import CAUSES, Account, Event, MetricsLog, account_of, column, read_metrics, step_of
 
@@ -79,6 +80,9 @@ def doubts(runs: Sequence[ComparedRun]) -> list[str]:
         f"{run.name} has no breakdown of its time in metrics.jsonl." for run in runs if run.account is None
     ]
     base, others = runs[0], runs[1:]
+    said += [
+        doubt for run in others for doubt in protocol_doubts(base.log, run.log, names=(base.name, run.name))
+    ]
     steps = [{step_of(event) for event in run.log.steps} for run in runs]
     if not set.intersection(*steps):
         return [*said, "The runs have no step in common."]

@@ -33,6 +33,7 @@ from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
 from freescale.pages.traffic import traffic_section
 from freescale.trace import (
+    BASELINES,
     CAUSES,
     POPULARITY,
     WORDS,
@@ -156,10 +157,11 @@ def eval_table(log: MetricsLog) -> str:
         rows.append(page.Row([f"{step_of(event):,}", *_cells(event, metrics)], "best" if is_best else ""))
     if log.test is not None:
         rows.append(page.Row(["test", *_cells(log.test, metrics)], "best"))
-    baseline = [log.popularity(metric) for metric in metrics]
-    if any(value is not None for value in baseline):
-        cells = ["-" if value is None else units.metric(value) for value in baseline]
-        rows.append(page.Row(["popularity", *cells], "baseline"))
+    for prefix, words in BASELINES.items():
+        baseline = [log.baseline(metric, prefix) for metric in metrics]
+        if any(value is not None for value in baseline):
+            cells = ["-" if value is None else units.metric(value) for value in baseline]
+            rows.append(page.Row([words, *cells], "baseline"))
     return page.table(["step", *map(metric_label, metrics)], rows)
 
 

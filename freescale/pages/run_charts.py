@@ -9,7 +9,7 @@ from freescale import units
 from freescale.pages.charts import Chart, Series
 from freescale.pages.smoothing import is_noisy, moving_average, moving_median
 from freescale.pages.ticks import percent_labels
-from freescale.trace import CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
+from freescale.trace import BASELINES, CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
 TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")
@@ -63,7 +63,7 @@ def loss_chart(log: MetricsLog) -> Chart:
 
 
 def eval_charts(log: MetricsLog) -> list[Chart]:
-    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its popularity baseline dashed."""
+    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its baselines dashed."""
     families: dict[str, list[str]] = {}
     for metric in log.eval_metrics():
         families.setdefault(metric.partition("@")[0], []).append(metric)
@@ -74,15 +74,26 @@ def eval_charts(log: MetricsLog) -> list[Chart]:
             for tone, metric in enumerate(metrics)
         ]
         for tone, metric in enumerate(metrics):
-            baseline = log.popularity(metric)
-            if baseline is not None:
-                flat = [baseline] * len(log.evals)
-                curves.append(Series(f"{metric_label(metric)} popularity", flat, tone % 4, dashed=True))
-        note = "Dashed: always recommending the most popular items." if len(curves) > len(metrics) else ""
+            for prefix, words in BASELINES.items():
+                baseline = log.baseline(metric, prefix)
+                if baseline is not None:
+                    flat = [baseline] * len(log.evals)
+                    curves.append(Series(f"{metric_label(metric)} {words}", flat, tone % 4, dashed=True))
+        note = _baseline_note(curves)
         title = TITLES.get(family, metric_label(family))
         steps, name = steps_of(log.evals), metric_label(family)
         charts.append(Chart(title, steps, curves, note, units.metric, from_zero=True, measure=name))
     return last_odd_one_wide(charts)
+
+
+def _baseline_note(curves: Sequence[Series]) -> str:
+    """What the dashed curves are."""
+    words = {
+        "popularity": "always recommending the most popular items",
+        "repeat last": "recommending a user's own items again, the last one first",
+    }
+    drawn = [text for name, text in words.items() if any(curve.name.endswith(name) for curve in curves)]
+    return f"Dashed: {'; '.join(drawn)}." if drawn else ""
 
 
 def speed_charts(log: MetricsLog) -> list[Chart]:

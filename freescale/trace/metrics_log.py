@@ -14,8 +14,15 @@ Event = dict[str, object]
 POPULARITY = "popularity_"
 """Prefix of a baseline's value inside an eval event: `popularity_hr@10` stands beside `hr@10`."""
 
+REPEAT = "repeat_last_"
+"""The same of recommending a user's own items again, the last one first."""
+
+BASELINES = {POPULARITY: "popularity", REPEAT: "repeat last"}
+"""What such a value is of, for people."""
+
 NOT_A_METRIC = frozenset(
-    {"event", "step", "time", "epoch", "seconds", "num_users", "num_items", "num_samples"}
+    {"event", "step", "time", "epoch", "seconds", "num_users", "num_items", "num_samples", "repeat_share"}
+    | {"trained_steps"}
 )
 """Fields that say when or over what something was measured; they are not curves of their own."""
 
@@ -70,12 +77,16 @@ class MetricsLog:
 
     def popularity(self, metric: str) -> float | None:
         """What recommending the most popular items reaches on this metric, if the run measured it."""
-        values = (number(event.get(POPULARITY + metric)) for event in reversed(self.evals))
+        return self.baseline(metric, POPULARITY)
+
+    def baseline(self, metric: str, prefix: str) -> float | None:
+        """What recommending without a model (see `BASELINES`) reaches on this metric, if the run measured it."""
+        values = (number(event.get(prefix + metric)) for event in reversed(self.evals))
         return next((value for value in values if value is not None), None)
 
     def eval_metrics(self) -> list[str]:
         """Names of the evaluated metrics, in the order the run reported them."""
-        return [name for name in numeric_fields(self.evals) if not name.startswith(POPULARITY)]
+        return [name for name in numeric_fields(self.evals) if not name.startswith(tuple(BASELINES))]
 
 
 def read_metrics(path: Path, *, growing: bool = False) -> MetricsLog:

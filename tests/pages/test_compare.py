@@ -279,3 +279,28 @@ def test_options_that_would_do_nothing_are_refused(tmp_path, options):
     assert isinstance(wrong.exception, FreeScaleError), wrong.output
     assert options[0].strip("-") in str(wrong.exception)
     assert not (run / "report.html").exists()
+
+
+def add_eval(folder, *, protocol, value):
+    event = {"event": "eval", "step": 40, "split": "test", "hr@10": value, "protocol": protocol}
+    along = {**event, "split": "valid"}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(along) + "\n" + json.dumps(event) + "\n")
+    return folder
+
+
+def test_metrics_are_compared_only_where_both_runs_were_judged_alike(tmp_path):
+    full = "full ranking, seen filtered, 100 items"
+    before = add_eval(write_run(tmp_path / "a", straggler=0.3), protocol=full, value=0.2)
+    alike = add_eval(write_run(tmp_path / "b", straggler=0.02), protocol=full, value=0.25)
+    other = add_eval(
+        write_run(tmp_path / "c", straggler=0.02), protocol="sampled ranking among 99 items", value=0.7
+    )
+    assert "test HR@10 0.2000 -> 0.2500" in comparison_lines(alike, before)
+    assert "test HR@10 0.2500 0.2000 before" in Page(write_comparison(alike, before).read_text()).text
+    lines = comparison_lines(other, before)
+    assert any(line.startswith("warning: The runs were not judged alike") for line in lines)
+    assert not any("HR@10" in line for line in lines)
+    page = Page(write_comparison(other, before).read_text())
+    assert f"{full} before; sampled ranking among 99 items after" in page.text
+    assert "0.7000" not in page.text
