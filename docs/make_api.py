@@ -148,7 +148,9 @@ def text_of(page: Page) -> str:
 def index() -> str:
     """The first page."""
     rows = [f"| [{page.title}]({name}.md) | {_short(page)} |" for name, page in PAGES.items()]
-    text = "Names you import, with their signatures and types. Other pages teach; these say what arguments mean."
+    text = (
+        "Names you import, with their signatures and types. Other pages teach; these say what arguments mean."
+    )
     return (
         "\n".join(["# API reference", "", WRITTEN, "", text, "", "| page | names |", "|---|---|", *rows])
         + "\n"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+import platform
+import socket
 
+import numpy as np
+import torch
+
+from freescale import __version__
+from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
 from freescale.data import SequenceSource
@@ -69,6 +75,17 @@ def evaluation_in_words(run: Run, config: Config) -> dict[str, object]:
     protocol = run.evaluation.protocol
     seen = protocol.seen_words(config.eval.filter_seen)
     return {"test": protocol.words("test"), **({"seen items": seen} if seen else {})}
+
+
+def origin() -> dict[str, str]:
+    """Where a run comes from: machine, command, versions; for the top of its page."""
+    return {
+        "host": socket.gethostname(),
+        "command": typed_command(),
+        "freescale": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def items_in_words(config: Config, run: Run) -> str:

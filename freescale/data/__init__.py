@@ -24,5 +24,6 @@ if TYPE_CHECKING:
     from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
     from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.vocabulary import NumberedTexts, Vocabulary
+    from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
 else:
     __getattr__, __dir__ = open_door(__name__)

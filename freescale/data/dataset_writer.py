@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.columns.ids import ID_ROLES, IdKinds
 from freescale.data.digest import add_arrays, digest_arrays
 from freescale.data.event_columns import Events, concat_events
 from freescale.data.manifest import FEATURE_DTYPES, ITEMS_FILE, LENGTHS_FILE, SHARD_DIGEST, save_manifest
 from freescale.data.source import IntArray
+from freescale.data.words.id_words import IdWords
 from freescale.errors import DataError
 
 _ROW_GROUP_USERS = 1024
@@ -29,15 +33,25 @@ class DatasetWriter:
         folder: an empty folder.
         features: columns to store besides the user.
         min_events: users with fewer events are dropped.
+        id_kinds: of users and items; see `columns/ids.py`.
     """
 
-    def __init__(self, folder: Path, features: tuple[str, ...], min_events: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        features: tuple[str, ...],
+        min_events: int,
+        *,
+        id_kinds: IdKinds = MappingProxyType({}),
+    ) -> None:
         self._folder = folder
         self._features = features
         self._min_events = min_events
         self._dropped_users = 0
         self._lengths: list[IntArray] = []
-        self._items = _ItemCounts()
+        self._id_kinds = {role: id_kinds.get(role, "int64") for role in ID_ROLES}
+        self._users: list[IntArray] = []
+        self._items = ItemCounts()
         self._rest: Events = {}
         self._rest_lengths = np.zeros(0, dtype=np.int64)
         self._shards: list[dict[str, Any]] = []
@@ -49,7 +63,7 @@ class DatasetWriter:
 
     def add(self, events: Events) -> None:
         """Take the sorted events of whole users."""
-        starts = np.flatnonzero(np.diff(events["user"], prepend=-1))
+        starts = np.flatnonzero(np.append(True, events["user"][1:] != events["user"][:-1]))
         lengths = np.diff(starts, append=len(events["user"]))
         keep = lengths >= self._min_events
         self._dropped_users += int((~keep).sum())
@@ -60,14 +74,30 @@ class DatasetWriter:
         if not len(lengths):
             return
         self._lengths.append(lengths)
+        if self._id_kinds["user"] == "text":
+            self._users.append(events["user"][np.cumsum(lengths) - lengths])
         self._items.add(events["item"], lengths)
         # What is left of the last block comes first, so that row groups do not depend on the blocks.
         self._rest = concat_events([self._rest, events]) if self._rest else events
         self._rest_lengths = np.concatenate([self._rest_lengths, lengths])
         self._write_groups(final=False)
 
-    def finish(self, name: str, source_format: str) -> dict[str, Any]:
-        """Write the rest, the indexes and, last, the manifest, whose fields are returned."""
+    def finish(
+        self,
+        name: str,
+        source_format: str,
+        *,
+        words: IdWords | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Write the rest, the indexes, the words of ids and, last, the manifest, whose fields are returned.
+
+        Args:
+            name: of the data set.
+            source_format: what it was read from.
+            words: of ids that are text.
+            about: more fields of the manifest.
+        """
         if not self._lengths:
             raise DataError(
                 f"No user has {self._min_events} events or more",
@@ -80,8 +110,10 @@ class DatasetWriter:
         lengths = np.concatenate(self._lengths)
         np.save(self._folder / LENGTHS_FILE, lengths, allow_pickle=False)
         ids, counts, train_counts = self._items.merged()
-        catalog = pa.table({"item": ids, "count": counts, "train_count": train_counts})
-        pq.write_table(catalog, self._folder / ITEMS_FILE, compression="zstd")
+        write_catalogue(self._folder, ids, counts, train_counts)
+        if words is not None:
+            users = np.concatenate(self._users) if self._users else np.zeros(0, dtype=np.int64)
+            words.write(self._folder, {"user": users, "item": ids})
         manifest = {
             "name": name,
             "source_format": source_format,
@@ -90,8 +122,10 @@ class DatasetWriter:
             "num_items": len(ids),
             "max_item": int(ids[-1]),
             "features": list(self._features),
+            "ids": self._id_kinds,
             "dropped_users": self._dropped_users,
             "catalogue": digest_arrays(ids, counts, train_counts),
+            **about,
             "shards": self._shards,
         }
         save_manifest(self._folder, manifest)
@@ -164,7 +198,13 @@ class DatasetWriter:
         shard["bytes"] = (self._folder / shard["file"]).stat().st_size
 
 
-class _ItemCounts:
+def write_catalogue(folder: Path, ids: IntArray, counts: IntArray, train_counts: IntArray) -> None:
+    """The items that occur, ascending, and how often."""
+    catalog = pa.table({"item": ids, "count": counts, "train_count": train_counts})
+    pq.write_table(catalog, folder / ITEMS_FILE, compression="zstd")
+
+
+class ItemCounts:
     """How often each item occurs, over all events and over those to train on."""
 
     def __init__(self) -> None:
@@ -178,7 +218,7 @@ class _ItemCounts:
         ends = np.cumsum(lengths)
         train[ends - 1] = False
         train[ends[lengths >= 2] - 2] = False
-        if items.max() < 8 * len(items):
+        if items.min() >= 0 and items.max() < 8 * len(items):
             counts = np.bincount(items)
             ids = np.flatnonzero(counts)
             counts, train_counts = counts[ids], np.bincount(items[train], minlength=len(counts))[ids]

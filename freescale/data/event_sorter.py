@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from freescale.data.event_columns import MAX_INT64, Events, concat_events, features_of, sort_events
+from freescale.data.event_columns import MAX_INT64, MIN_INT64, Events, concat_events, features_of, sort_events
 from freescale.data.source import IntArray
 
 _RUN_BATCHES = 256
@@ -72,7 +72,7 @@ class EventSorter:
         # One batch is a small part of a run, and each run may add one that straddles the border of a range.
         step = max(_RUN_BATCHES // 8, _RUN_BATCHES - len(self._runs), 1)
         starts = np.sort(np.concatenate([run.first_users for run in self._runs]))
-        lows = np.unique(np.append(starts[step::step], 0))
+        lows = np.unique(np.append(starts[step::step], MIN_INT64))
         return lows, np.append(lows[1:] - 1, MAX_INT64)
 
 

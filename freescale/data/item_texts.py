@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.columns.ids import IdKind, OtherIdsError, read_ids
 from freescale.data.excerpt import excerpt
 from freescale.data.manifest import ITEMS_FILE
 from freescale.data.source import IntArray
@@ -24,27 +25,28 @@ from freescale.errors import DataError
 TEXTS_FILE = "texts.parquet"
 
 _ITEM_NAMES = ("item", "itemid", "iid", "movieid", "productid", "asin", "parentasin", "id")
-_MAX_ID = 2**63 - 1
 
 
-def write_texts(folder: Path, texts: Mapping[int, str], *, name: str) -> int:
+def write_texts(folder: Path, texts: Mapping[str, str], *, name: str, kind: IdKind = "int64") -> int:
     """Keep the texts of the items of a data set in its folder; returns how many have one.
 
     Args:
         folder: holds items.parquet.
-        texts: item -> text; items that the data set does not know are left out.
+        texts: item, as it is written -> text; items that the data set does not know are left out.
         name: where they come from, for messages.
+        kind: of the ids of items.
     """
+    by_id = dict(zip(_ids_of(list(texts), kind, name), texts.values()))
     items: IntArray = pq.read_table(folder / ITEMS_FILE, columns=["item"])["item"].to_numpy()
-    known = sum(item in texts for item in items.tolist())
+    known = sum(item in by_id for item in items.tolist())
     if not known:
         raise DataError(
             "no text belongs to an item of the data set",
             got=f"{name} names items such as {', '.join(map(str, list(texts)[:3]))}; "
             f"the data has {', '.join(map(str, items[:3].tolist()))}",
-            next_step="give the texts of the same items, under the same numbers",
+            next_step="give the texts of the same items, under the same ids",
         )
-    column = pa.array([texts.get(item, "") for item in items.tolist()], type=pa.string())
+    column = pa.array([by_id.get(item, "") for item in items.tolist()], type=pa.string())
     pq.write_table(pa.table({"item": items, "text": column}), folder / TEXTS_FILE, compression="zstd")
     return known
 
@@ -79,27 +81,34 @@ def load_texts(path: Path, items: IntArray) -> list[str]:
     return [texts[place[item]] for item in items.tolist()]
 
 
-def read_raw_texts(path: Path) -> dict[int, str]:
+def read_raw_texts(path: Path) -> dict[str, str]:
     """Item -> text of a file of titles: `item::title::genres`, or a table with a header (CSV, TSV, RecBole's .item)."""
     try:
         lines = _decoded(path.read_bytes()).splitlines()
     except OSError as error:
         raise DataError("the texts cannot be read", got=f"{path}: {error.strerror}") from error
     rows = _rows_by_colons(lines) if lines and "::" in lines[0] else _rows_by_header(path, lines)
-    texts: dict[int, str] = {}
+    texts: dict[str, str] = {}
     for number, item, fields in rows:
-        if not re.fullmatch(r"\d{1,19}", item) or int(item) > _MAX_ID:
-            raise DataError(
-                f"{path}, line {number}: the item is no number",
-                got=excerpt(item),
-                allowed=f"whole numbers from 0 to {_MAX_ID}",
-            )
-        if int(item) in texts:
+        if item in texts:
             raise DataError(f"{path}, line {number}: the item stands twice", got=item)
-        texts[int(item)] = "\n".join(field.strip() for field in fields if field.strip())
+        texts[item] = "\n".join(field.strip() for field in fields if field.strip())
     if not texts:
         raise DataError("the file holds no texts", got=path)
     return texts
+
+
+def _ids_of(items: list[str], kind: IdKind, name: str) -> list[int]:
+    """The ids that the data set has for items as they are written in a file of texts."""
+    try:
+        return read_ids("item", pa.array(items, type=pa.string()), kind)["item"].tolist()
+    except (OtherIdsError, ValueError) as error:
+        bad = error.value if isinstance(error, OtherIdsError) else "an empty one"
+        raise DataError(
+            f"{name} names an item by another kind of id than the data",
+            got=excerpt(bad),
+            allowed=f"{kind} ids, as in the data",
+        ) from error
 
 
 def _decoded(data: bytes) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from freescale.embedding.id_maps.direct import DirectMap
     from freescale.embedding.id_maps.hash import HashMap
     from freescale.embedding.id_stats import COUNTS, advice, merged
+    from freescale.embedding.numbered import NumberedMap, needs_numbers
     from freescale.embedding.optimizer import SparseOptimizer, make_optimizer
     from freescale.embedding.optimizers.adam import Adam
     from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad

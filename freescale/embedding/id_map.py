@@ -107,6 +107,9 @@ class IdMapKind(Protocol):
 
     Args:
         learns: as that of the maps it builds.
+
+    A kind may have `dense = True`: it wants numbers from 0 on, and ids that are none are numbered for it
+    (`embedding/numbered.py`).
     """
 
     learns: bool

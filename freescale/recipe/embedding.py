@@ -27,7 +27,8 @@ class EmbeddingSection:
     )
     rows: int | None = key(
         None,
-        "table rows; null: largest id + 1, zero_collision: 1.5 times the items (required for id_map=hash)",
+        "table rows; null: largest id + 1 or, for text and sparse ids, as many as there are; zero_collision: 1.5 times "
+        "the items (required for id_map=hash)",
         at_least=1,
     )
     max_probe: int = key(128, "zero_collision: rows an id may live in", at_least=1)
@@ -85,7 +86,7 @@ def problems(config: Config) -> list[str]:
 
 def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
     """The item table, and how raw ids become its rows; no table where nothing looks at ids."""
-    from freescale.embedding import HashMap, ShardedEmbedding
+    from freescale.embedding import HashMap, NumberedMap, ShardedEmbedding, needs_numbers
     from freescale.pipeline import TABLE
     from freescale.recipe.comm import channel
     from freescale.recipe.pipeline import hides_traffic
@@ -94,11 +95,15 @@ def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[
         return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
     kind: IdMapKind = registry.find("id_map", config.embedding.id_map).make
     options, items = section_options(config.embedding, "id_map"), source.items.ids
-    rows = kind.plan(num_items=len(items), largest_id=int(items[-1]), options=options)
+    # A kind that wants numbers from 0 on gets them: words, negative and sparse ids are numbered first.
+    numbered = getattr(kind, "dense", False) and needs_numbers(items, rows=config.embedding.rows)
+    largest = len(items) - 1 if numbered else int(items[-1])
+    rows = kind.plan(num_items=len(items), largest_id=largest, options=options)
     embedding = build_embedding(config, rows, ranks)
     beside_training = kind.learns and hides_traffic(config, embedding, ranks)
     own = channel(config, ranks) if beside_training else None
-    return embedding, kind.build(embedding=embedding, table=TABLE, channel=own, options=options)
+    id_map = kind.build(embedding=embedding, table=TABLE, channel=own, options=options)
+    return embedding, NumberedMap(items, id_map) if numbered else id_map
 
 
 def build_embedding(config: Config, rows: TableRows, ranks: Ranks) -> ShardedEmbedding:

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts, read_raw_texts
+from freescale.data.manifest import WORD_FILES
 from freescale.data.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
+from freescale.data.words.id_words import read_words
 from freescale.errors import DataError
 
 RATINGS = "1::5::4::10\n1::7::3::20\n1::9::1::30\n2::7::3::10\n2::9::3::20\n2::5::3::30\n"
@@ -26,7 +28,7 @@ def write(path, text, encoding="utf-8"):
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_movielens_titles_in_either_encoding(tmp_path, encoding):
     texts = read_raw_texts(write(tmp_path / "movies.dat", MOVIES, encoding))
-    assert texts == {5: "The Café (1990)\nDrama|War", 9: "Small: A Story", 44: "Unseen (2001)\nComedy"}
+    assert texts == {"5": "The Café (1990)\nDrama|War", "9": "Small: A Story", "44": "Unseen (2001)\nComedy"}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,10 @@ def test_movielens_titles_in_either_encoding(tmp_path, encoding):
     ids=["csv", "tsv", "recbole"],
 )
 def test_tables_with_a_header(tmp_path, text):
-    assert read_raw_texts(write(tmp_path / "items.txt", text)) == {5: "The Café, again\nDrama", 9: "Small"}
+    assert read_raw_texts(write(tmp_path / "items.txt", text)) == {
+        "5": "The Café, again\nDrama",
+        "9": "Small",
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,9 +54,6 @@ def test_tables_with_a_header(tmp_path, text):
         ("title,genres\na,b\n", "no table of texts"),
         ("item\n5\n", "no table of texts"),
         ("item,title\n5,a,b\n", "line 2: 3 fields"),
-        ("item,title\n5,a\nx,b\n", "line 3: the item is no number"),
-        ("item,title\n-1,a\n", "line 2: the item is no number"),
-        ("99999999999999999999::a\n", "line 1: the item is no number"),
         ("5::a\n\n5::b\n", "line 3: the item stands twice"),
         ("item,title\n", "holds no texts"),
     ],
@@ -79,6 +81,22 @@ def test_prepare_keeps_a_text_for_every_item_of_the_data_and_no_other(tmp_path):
     assert table["text"].to_pylist() == ["The Café (1990)\nDrama|War", "", "Small: A Story"]
     ids = ParquetSource(tmp_path / "out").items.ids
     assert load_texts(tmp_path / "out" / TEXTS_FILE, ids) == table["text"].to_pylist()
+
+
+def test_texts_of_items_with_another_kind_of_id_stop_prepare(tmp_path):
+    with pytest.raises(DataError, match=r"(?s)another kind of id.*'?B001.*int64 ids") as caught:
+        prepared(tmp_path, "5::a::b\nB001::a::b\n")
+    assert "movies.dat" in str(caught.value)
+
+
+def test_texts_of_items_that_are_words(tmp_path):
+    ratings = write(tmp_path / "r.csv", "user,item\n" + "".join(f"u1,{x}\n" for x in ("B1", "007", "日本")))
+    titles = write(tmp_path / "t.csv", "item,title\n日本,Japan\n007,Bond\n7,nobody\n")
+    assert prepare(ratings, tmp_path / "out", texts=titles).num_texts == 2
+    ids = ParquetSource(tmp_path / "out").items.ids
+    words = read_words(tmp_path / "out" / WORD_FILES["item"], ids).to_pylist()
+    texts = load_texts(tmp_path / "out" / TEXTS_FILE, ids)
+    assert dict(zip(words, texts)) == {"B1": "", "007": "Bond", "日本": "Japan"}
 
 
 def test_texts_of_other_items_stop_prepare_and_leave_nothing(tmp_path):

@@ -78,7 +78,7 @@ def test_what_stands_in_the_output_folder_is_safe(tmp_path: Path) -> None:
     prepare(source, tmp_path / "out", name="first")
     with pytest.raises(DataError, match="already holds a data set"):
         prepare(source, tmp_path / "out")
-    write(tmp_path / "bad.txt", "1 2\n1 x\n")
+    write(tmp_path / "bad.txt", "1 2\n1 2 3\n")
     with pytest.raises(DataError, match="line 2"):
         prepare(tmp_path / "bad.txt", tmp_path / "out", format="pairs", overwrite=True)
     assert ParquetSource(tmp_path / "out").name == "first", "a failed run leaves the old data set"

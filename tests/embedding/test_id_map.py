@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.embedding import DirectMap, HashMap
+from freescale.embedding import DirectMap, HashMap, NumberedMap, needs_numbers
 from freescale.errors import DataError
 
 
@@ -77,3 +77,29 @@ def test_hash_map_is_uniform_and_its_seed_picks_another_hash():
     assert abs(chi2 - 999) < 6 * np.sqrt(2 * 999)
     same = HashMap(1000, seed=1).rows(ids) == HashMap(1000).rows(ids)
     assert float(same.double().mean()) < 0.01
+
+
+def test_ids_that_are_no_numbers_from_0_on_are_numbered():
+    ids = np.array([-(2**63), -5, 0, 7, 2**63 - 1])
+    numbered = NumberedMap(ids, DirectMap(5))
+    rows = numbered.rows(torch.from_numpy(ids))
+    assert sorted(rows.tolist()) == list(range(5))
+    asked = torch.tensor([[7, -5], [7, 0]])
+    assert numbered.rows(asked).tolist() == [[rows[3], rows[1]], [rows[3], rows[2]]]
+    with pytest.raises(DataError, match=r"(?s)an id has no row.*id 6.*zero_collision"):
+        numbered.rows(torch.tensor([7, 6]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows", "needed"),
+    [
+        ([0, 5, 10**6], None, False),
+        ([-1, 5], None, True),
+        ([-1, 5], 10, True),
+        ([0, 2**31 - 1], None, True),
+        ([0, 2**24], None, True),
+        ([0, 2**24], 2**25, False),
+    ],
+)
+def test_ids_are_numbered_where_a_row_for_each_number_would_be_impossible_or_a_waste(ids, rows, needed):
+    assert needs_numbers(np.array(ids), rows=rows) == needed

@@ -193,15 +193,18 @@ def _wait(
         time.sleep(0.05)
     failed = {rank: code for rank, process in processes.items() if (code := process.poll())}
     ranks.listen()
-    if failed and set(failed.values()) <= {EXIT_PREEMPTED, *_BY_SIGTERM}:
-        return _as_told(failed, requests)
+    told = {rank: code for rank, code in failed.items() if code in (EXIT_PREEMPTED, *_BY_SIGTERM)}
+    # Where one has ended as told, another may have met its broken connection before it heard the same.
+    broken = {rank for rank, note in ranks.notes.items() if note.kind == "connection"}
+    if told and {*failed, *ranks.notes} <= {*told, *broken}:
+        return _as_told(told, requests)
     failed = {rank: code for rank, code in failed.items() if code != EXIT_PREEMPTED}
     return _failure(failed, ranks.notes) if failed or ranks.notes else None
 
 
 def _as_told(failed: Mapping[int, int], requests: Sequence[float]) -> FreeScaleError | SystemExit:
-    """Ranks that were told to stop and did have not failed; the first of them has said so if it has saved."""
-    if EXIT_PREEMPTED in failed.values():
+    """Ranks that were told to stop and did have not failed; rank 0, here or elsewhere, has said so if it heard."""
+    if EXIT_PREEMPTED in failed.values() and failed.get(0, EXIT_PREEMPTED) == EXIT_PREEMPTED:
         return SystemExit(EXIT_PREEMPTED)
     if len(requests) == 1:
         return Preempted("stopped on request before the first step; the same command starts again")

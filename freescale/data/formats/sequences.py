@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from freescale.data.columns.values import Locate, checked_events
+from freescale.data.columns.ids import OtherIdsError, csv_id_types
 from freescale.data.event_columns import Events
 from freescale.data.formats._delimited import Layout, single_blanks
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
-from freescale.data.raw_format import RawSample, Reading
+from freescale.data.raw_format import Chosen, RawSample, Reading
 from freescale.data.source import IntArray
 from freescale.registry import register
 
-_ONE_NUMBER = Layout(("item",), ("item",), "\x1f", quoted=False)
+_ONE_TOKEN = Layout(("item",), Chosen({"item": 0}, {}), "\x1f", quoted=False)
 
 
 @register("format", "sequences")
 class SequencesFormat:
-    """Whole numbers between blanks, tabs or the separator the user names."""
+    """Ids between blanks, tabs or the separator the user names."""
 
     suffixes: tuple[str, ...] = ()
     in_folders = False
@@ -33,32 +34,44 @@ class SequencesFormat:
 
     def chunks(self, path: Path, reading: Reading, /) -> Iterator[tuple[Events, int]]:
         """Events of one user after another."""
+        reading.values.take({"user": "the first of a line", "item": "the others"}, [])
         for chunk in text_chunks(path, reading.chunk_bytes, quoted=False):
             data = single_blanks(chunk.data, reading.separator)
-            if not data.strip():
-                continue
-            counts = _tokens_per_line(data)
-            numbers = _numbers(chunk, data, counts)
-            counts = counts[counts > 0]
-            is_user = np.zeros(len(numbers), dtype=bool)
-            is_user[np.cumsum(counts) - counts] = True
-            users = np.repeat(numbers[is_user], counts - 1)
-            yield {"user": users, "item": numbers[~is_user]}, chunk.consumed
+            if data.strip():
+                yield _read_lines(chunk, data, reading), chunk.consumed
 
 
-def _numbers(chunk: TextChunk, data: bytes, counts: IntArray) -> IntArray:
-    """All numbers of a chunk in order, or the error of the first that is none."""
-    # One number a line is the fastest thing to parse; the counts put the lines together again.
+def _read_lines(chunk: TextChunk, data: bytes, reading: Reading) -> Events:
+    """The events of a chunk, or the error of its first bad token."""
+    counts = _tokens_per_line(data)
+    # One token a line is the fastest thing to parse; the counts put the lines together again.
     one_a_line = data.replace(b" ", b"\n")
     try:
-        return checked_events(_ONE_NUMBER.parse(one_a_line, as_text=False), None)["item"]
-    except ValueError:
-        tokens = [token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token]
-        return checked_events({"item": pa.array(tokens)}, _line_finder(chunk, np.cumsum(counts)))["item"]
+        # Users and items stand in one column: if one of them is text, both are read as such.
+        kinds = csv_id_types(one_a_line, _ONE_TOKEN.separator, reading.values.id_kinds).values()
+        kind = pa.string() if pa.string() in kinds else pa.int64()
+        tokens = _ONE_TOKEN.parse(one_a_line, {"item": kind})["item"]
+        return reading.values.events(_by_role(tokens, counts), None)
+    except (ValueError, OtherIdsError):
+        words = [token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token]
+        ends = np.cumsum(np.maximum(counts - 1, 0))
+
+        def locate(event: int) -> tuple[str, str]:
+            return chunk.place(chunk.first_line + int(np.searchsorted(ends, event, side="right")))
+
+        return reading.values.events(_by_role(pa.array(words), counts), locate)
 
 
-def _line_finder(chunk: TextChunk, ends: IntArray) -> Locate:
-    return lambda token: chunk.place(chunk.first_line + int(np.searchsorted(ends, token, side="right")))
+def _by_role(tokens: Any, counts: IntArray) -> dict[str, Any]:
+    """The first token of a line beside each of the others."""
+    counts = counts[counts > 0]
+    starts = np.cumsum(counts) - counts
+    is_item = np.ones(len(tokens), dtype=bool)
+    is_item[starts] = False
+    return {
+        "user": tokens.take(pa.array(np.repeat(starts, counts - 1))),
+        "item": tokens.filter(pa.array(is_item)),
+    }
 
 
 def _tokens_per_line(data: bytes) -> IntArray:

@@ -21,10 +21,14 @@ from freescale.data.manifest import (
     ITEMS_FILE,
     LENGTHS_FILE,
     SHARD_DIGEST,
+    WORD_FILES,
     damaged,
+    id_kinds_of,
     load_manifest,
 )
 from freescale.data.source import Histories, IntArray, ItemCatalog
+from freescale.data.words.id_words import read_words
+from freescale.data.words.item_names import ItemNames
 from freescale.errors import DataError
 from freescale.registry import register
 
@@ -120,6 +124,7 @@ class ParquetSource:
         manifest = load_manifest(self.path)
         self.name: str = manifest["name"]
         self.features: tuple[str, ...] = tuple(manifest["features"])
+        self.id_kinds: dict[str, Any] = id_kinds_of(manifest)
         self._shards = [_shard_of(self.path, entry) for entry in manifest["shards"]]
         for shard in self._shards:
             shard.check()
@@ -183,6 +188,12 @@ class ParquetSource:
                 raise damaged(path, f"it is not the catalogue that {DATASET_FILE} tells of")
             self._items = ItemCatalog(*columns)
         return self._items
+
+    def item_names(self, ids: IntArray, /) -> ItemNames:
+        """The user's own ids of these items."""
+        kind = self.id_kinds["item"]
+        words = read_words(self.path / WORD_FILES["item"], ids) if kind == "text" else None
+        return ItemNames(ids, kind, words)
 
     def digests(self) -> dict[str, str]:
         """What stands for the histories of every shard."""

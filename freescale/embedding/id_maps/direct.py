@@ -1,4 +1,4 @@
-"""direct: a row for every number from 0 to the largest id."""
+"""direct: a row for every number from 0 to the largest id; ids that are no such numbers are numbered before."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Direct:
     """Plans and builds `DirectMap`."""
 
     learns = False
+    dense = True
 
     @staticmethod
     def plan(*, num_items: int, largest_id: int, options: DirectOptions) -> TableRows:

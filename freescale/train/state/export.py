@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from freescale import __version__, registry
-from freescale.data import IntArray, SequenceBatch
+from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.embedding import as_compute
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels import SequenceLayout
@@ -47,8 +47,12 @@ def write_export(
     catalog: IntArray,
     encoder: Mapping[str, Any],
     facts: Mapping[str, Any],
+    names: ItemNames | None = None,
 ) -> Path:
-    """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing."""
+    """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
+
+    `names` are the user's own ids of the items of the catalogue; numbers unless given.
+    """
     from safetensors.torch import save_file
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -62,7 +66,8 @@ def write_export(
         weights = model.without_items().state_dict()
         dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
-        _write_items(staged / "items.parquet", items, catalog)
+        names = names or ItemNames(catalog)
+        _write_items(staged / "items.parquet", items, catalog, names)
         fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
         manifest = {
             "format": _FORMAT,
@@ -71,6 +76,7 @@ def write_export(
             "encoder": dict(encoder),
             "head": head,
             "num_items": len(catalog),
+            "item_ids": names.kind,
             "fingerprint": fingerprint,
             **facts,
         }
@@ -93,7 +99,7 @@ def _fingerprint(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_items(path: Path, items: ItemEncoder, catalog: IntArray) -> None:
+def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemNames) -> None:
     """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -102,11 +108,14 @@ def _write_items(path: Path, items: ItemEncoder, catalog: IntArray) -> None:
     try:
         for numbers, vectors in items.catalogue(catalog, chunk=_CHUNK_ITEMS).parts():
             dim = vectors.shape[1]
-            schema = pa.schema([("item", pa.int64()), ("vector", pa.list_(pa.float32(), dim))])
-            writer = writer or pq.ParquetWriter(path, schema)
+            index = numbers.cpu().numpy()
             flat = pa.array(vectors.float().cpu().numpy().ravel())
-            columns = [pa.array(catalog[numbers.cpu().numpy()]), pa.FixedSizeListArray.from_arrays(flat, dim)]
-            writer.write_table(pa.table(columns, schema=schema))
+            columns = {"item": catalog[index], "vector": pa.FixedSizeListArray.from_arrays(flat, dim)}
+            if names.words is not None:
+                columns["word"] = names.words.take(pa.array(index))
+            table = pa.table(columns)
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
     finally:
         if writer is not None:
             writer.close()
@@ -128,6 +137,7 @@ class ExportedModel:
     items: IntArray
     vectors: Tensor
     manifest: dict[str, Any]
+    names: ItemNames
 
     @torch.no_grad()
     def recommend(
@@ -141,14 +151,17 @@ class ExportedModel:
         cache: TokenCache | Sequence[TokenCache | None] | None = None,
         exclude: Sequence[Any] = (),
     ) -> list[Any]:
-        """The k best next items after a history (oldest event first), as (item, score); ties go to the smaller id.
+        """The k best next items after a history (oldest event first), as (item, score).
+
+        Ties go to the item that stands first in items.parquet, as in evaluation.
 
         A list of histories gives a list of such answers, one a user, thousands of them in one go. Then `times` and
         `cache` are lists of one a user; `request_time` and `exclude` may be that, or the same for all.
 
         Args:
-            history: item ids; ids the model does not know are left out. With a cache: the events after those in it.
-            times: their time stamps, required by models with a time bias.
+            history: item ids as in the training data, numbers or text; those the model does not know are left out,
+                `unknown` names them. With a cache: the events after those in it.
+            times: their times in seconds since 1970 (UTC), as `prepare` stores them; needed by models with a time bias.
             request_time: when the recommendation is asked for; the last event's time unless given.
             k: number of items, at least 1; fewer come back where fewer are left to recommend.
             filter_seen: whether to leave out items of the history; None: as the model was evaluated.
@@ -172,7 +185,7 @@ class ExportedModel:
             self._request(n if batch else None, *given, filter_seen=hides) for n, given in enumerate(each)
         ]
         answers = [
-            [(int(self.items[number]), score) for number, score in answer]
+            [(self.names[number], score) for number, score in answer]
             for chunk in in_chunks(requests, num_items=len(self.items))
             for answer in best(hide(self._scores(chunk), chunk), k)
         ]
@@ -187,11 +200,11 @@ class ExportedModel:
     def _request(
         self,
         user: int | None,
-        history: Sequence[int],
+        history: Sequence[ItemId],
         times: Sequence[int] | None,
         request_time: int | None,
         cache: TokenCache | None,
-        exclude: Sequence[int],
+        exclude: Sequence[ItemId],
         *,
         filter_seen: bool,
     ) -> Request:
@@ -235,9 +248,14 @@ class ExportedModel:
         assert retrieves(head)
         return head.candidates(self.vectors)
 
+    def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
+        """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
+        known, _ = self.names.find(history)
+        return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
+
     def compress(
         self,
-        history: Sequence[int],
+        history: Sequence[ItemId],
         *,
         times: Sequence[int] | None = None,
         next_time: int | None = None,
@@ -251,7 +269,7 @@ class ExportedModel:
 
         Args:
             history: item ids, oldest first; without a cache at most the latest the model has learnt are used.
-            times: their time stamps, required by models with a time bias.
+            times: their times in seconds since 1970 (UTC), as `prepare` stores them; needed by models with a time bias.
             next_time: time of the event after these, required by models with a time bias.
             cache: what is compressed already.
         """
@@ -278,18 +296,9 @@ class ExportedModel:
             )
         return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
 
-    def _index_of(self, history: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
-        given = np.asarray(history)
-        if given.size and given.dtype.kind not in "iu":
-            raise DataError(
-                "items must be whole numbers",
-                got=f"{list(history)[:10]} ({given.dtype})",
-                allowed="the item ids of the training data, 64-bit integers",
-            )
-        asked = np.asarray(history, dtype=np.int64)
-        index = np.searchsorted(self.items, asked).clip(max=len(self.items) - 1)
-        known = self.items[index] == asked
-        return known, torch.from_numpy(index[known])
+    def _index_of(self, history: Sequence[ItemId]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
+        known, index = self.names.find(history)
+        return known, torch.from_numpy(index)
 
     def _tokens(
         self,
@@ -354,9 +363,15 @@ def _read_export(folder: Path) -> ExportedModel:
     model = model.to(dtype).eval()
     model.load_state_dict(dense)
     flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    words = (
+        table.column("word").cast("large_string").combine_chunks() if "word" in table.column_names else None
+    )
     items = table.column("item").to_numpy()
+    names = ItemNames(items, manifest.get("item_ids", "int64"), words)
     vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
-    return ExportedModel(model=model, items=items, vectors=as_compute(vectors), manifest=manifest)
+    return ExportedModel(
+        model=model, items=items, vectors=as_compute(vectors), manifest=manifest, names=names
+    )
 
 
 def _make_model(manifest: Mapping[str, Any]) -> Recommender:

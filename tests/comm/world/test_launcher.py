@@ -246,11 +246,32 @@ def test_a_request_to_stop_is_passed_on_and_ranks_that_saved_have_not_failed(run
 def test_ranks_ended_by_the_request_had_nothing_to_save(run):
     with pytest.raises(Preempted, match="before the first step"):
         run("codes = [143, 143]" + STOP, 2)
+    with pytest.raises(
+        Preempted, match="before the first step"
+    ):  # rank 0, which would say so, had not heard yet
+        run("codes = [143, 75]" + STOP, 2)
 
 
 def test_a_rank_that_fails_while_it_is_told_to_stop_has_failed(run):
     with pytest.raises(TrainingError, match="rank 1 ended with exit code 3"):
         run("codes = [75, 3]" + STOP, 2)
+
+
+def test_a_connection_broken_by_a_rank_that_stopped_as_told_is_no_failure(run):
+    stop = (
+        FAIL
+        + """
+if rank == 0:
+    os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(75)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has not heard yet
+time.sleep(0.3)
+fail(RuntimeError("Connection reset by peer"))
+"""
+    )
+    with pytest.raises(SystemExit) as end:
+        run(stop, 2)
+    assert end.value.code == 75
 
 
 def test_a_note_tells_stage_step_and_message(monkeypatch, capsys):
