@@ -17,14 +17,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from freescale.data.columns.ids import IdKinds
+from freescale.data.columns.ids import IdKind, IdKinds
 from freescale.data.columns.roles import ColumnNames
 from freescale.data.dataset_writer import DatasetWriter
+from freescale.data.grouped_index import index_input
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import is_dataset
 from freescale.data.raw_format import Reading
 from freescale.data.raw_input import AUTO, check_format, check_input, find_format
 from freescale.data.sorted_input import check_id_kinds, read_sorted
+from freescale.data.storage import copy_all, is_address, local_path
 from freescale.errors import DataError
 
 __all__ = ["ColumnNames", "DatasetSummary", "Progress", "prepare"]
@@ -65,6 +67,7 @@ def prepare(
     name: str | None = None,
     texts: str | Path | None = None,
     id_kinds: IdKinds = MappingProxyType({}),
+    rewrite: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> DatasetSummary:
@@ -74,7 +77,8 @@ def prepare(
     Fractional times are ordered exactly and stored rounded to whole numbers.
 
     Args:
-        input_path: a file, or for csv and parquet a folder of files that are read in name order.
+        input_path: a file, or for csv and parquet a folder of files that are read in name order; may be an
+            address (s3://...).
         out_dir: folder to create; an existing data set there is replaced only with `overwrite`.
         format: one of `format_names()`; "auto" looks at the name and the first lines.
         columns: column names of input that has a header.
@@ -84,13 +88,22 @@ def prepare(
         name: name of the data set; that of the folder unless given.
         texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
         id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
+        rewrite: copy histories also where Parquet that is grouped by user could be read as it is.
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
-    source, out = Path(input_path), Path(out_dir).resolve()
+    source, out = local_path(input_path), local_path(out_dir).resolve()
     _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_id_kinds(id_kinds)
-    check_input(source)
+    if is_address(out_dir):
+        raise DataError(
+            "prepare writes to this machine",
+            got=out_dir,
+            next_step="prepare into a folder here, and copy it there: data.path may be that address",
+        )
+    away = is_address(input_path)
+    if not away:
+        check_input(source)
     known = None if texts is None else read_raw_texts(Path(texts))
     _check_target(source, out, overwrite=overwrite)
     report = progress or (lambda fraction, message: None)
@@ -98,26 +111,41 @@ def prepare(
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
     writer: DatasetWriter | None = None
     try:
-        kind, decided = find_format(source, separator) if format == AUTO else (format, "as asked for")
         work.mkdir(parents=True)
-        reading = Reading(columns=columns, separator=separator, memory=memory)
-        found = read_sorted(
+        if away:
+            source = copy_all(str(input_path), work / "raw")
+            check_input(source)
+        kind, decided = find_format(source, separator) if format == AUTO else (format, "as asked for")
+        index = index_input(
             source,
-            kind,
-            reading,
-            asked=id_kinds,
-            spill=work / "spill",
-            report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+            work,
+            root=str(input_path) if away else None,
+            columns=columns,
+            min_events=min_events,
+            name=name or out.name,
+            wanted=kind == "parquet" and not rewrite and "text" not in id_kinds.values(),
         )
-        writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
-        for events, fraction in found.events.blocks():
-            writer.add(events)
-            report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-        manifest = writer.finish(name or out.name, kind, words=found.words)
-        num_texts = (
-            None if known is None else write_texts(work, known, name=str(texts), kind=found.id_kinds["item"])
-        )
-        for spilled in ("spill", "spilled-words"):
+        remarks = [decided, *index.remarks]
+        manifest = index.manifest
+        item_kind: IdKind = "int64"
+        if manifest is None:
+            reading = Reading(columns=columns, separator=separator, memory=memory)
+            found = read_sorted(
+                source,
+                kind,
+                reading,
+                asked=id_kinds,
+                spill=work / "spill",
+                report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+            )
+            writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
+            for events, fraction in found.events.blocks():
+                writer.add(events)
+                report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
+            manifest = writer.finish(name or out.name, kind, words=found.words)
+            remarks, item_kind = [*remarks, *found.remarks], found.id_kinds["item"]
+        num_texts = None if known is None else write_texts(work, known, name=str(texts), kind=item_kind)
+        for spilled in ("spill", "spilled-words", "raw"):
             shutil.rmtree(work / spilled, ignore_errors=True)
         _publish(work, out)
     except OSError as error:
@@ -126,7 +154,7 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    return _summary(out, manifest, "; ".join([decided, *found.remarks]), num_texts)
+    return _summary(out, manifest, "; ".join(remarks), num_texts)
 
 
 def _summary(out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None) -> DatasetSummary:
