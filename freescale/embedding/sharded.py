@@ -92,7 +92,7 @@ class ShardedEmbedding:
         replicate_below_mb: tables smaller than this (state included) are held by every rank.
         transport: how rows travel; chosen by device and machine unless given.
 
-    Example:
+    Examples:
         >>> embedding = ShardedEmbedding([TableSpec(name="item", num_rows=1000, dim=64, optimizer=SGD())])
         >>> vectors = embedding({"item": rows})["item"]     # differentiable
         >>> loss(vectors).backward()

@@ -57,7 +57,7 @@ class ZeroCollisionMap:
         device: where the map lives.
         held: (first, number) of the buckets held here; all unless given.
 
-    Example:
+    Examples:
         >>> ids = ZeroCollisionMap(1_000_000, eviction=LRU())
         >>> rows = ids.insert(torch.tensor([7, -3, 2**62]))
         >>> ids.lookup(torch.tensor([7, 8]))       # the row of 7, and -1

@@ -70,7 +70,7 @@ class MoE(nn.Module):
         dispatch: where experts live; all of them here unless given.
         router: options of `Router`.
 
-    Example:
+    Examples:
         >>> moe = MoE(dim=64, hidden=128, num_experts=8, top_k=2)
         >>> y = moe(torch.randn(1000, 64))          # a plain tensor, [1000, 64]
         >>> moe.router.rebalance(moe.router.take_tally())   # once an optimizer step

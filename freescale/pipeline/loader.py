@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import mmap
 import os
 import signal
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from freescale.errors import TrainingError
 _PREFETCH = 2
 _MOST_UNTAKEN = 2 * _PREFETCH + 4
 _LOST = "DataLoader worker"
+_PR_SET_PDEATHSIG = 1
 _given: deque[int] = deque()
 """Of a loader process: descriptors of its latest batches."""
 
@@ -127,9 +130,17 @@ def _unchanged(planned: PlannedBatch) -> PlannedBatch:
     return planned
 
 
-def _outlast_a_request_to_stop(worker: int) -> None:
-    """A scheduler sends SIGTERM to every process of a run; this one is needed until the last step, and ends with it."""
+def _live_as_long_as_the_rank(worker: int) -> None:
+    """In a loader process: no shorter than the rank that needs it, and no longer.
+
+    A scheduler sends SIGTERM to every process of a run; this one is needed until the last step. When the rank ends,
+    however it ends, the kernel ends this one; torch would look every five seconds whether it is still there.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)  # it has ended meanwhile
 
 
 class LoadedBatches:
@@ -182,7 +193,7 @@ def load_batches(
         pin_memory=pin,
         prefetch_factor=_PREFETCH if workers else None,
         collate_fn=collate,
-        worker_init_fn=_outlast_a_request_to_stop,
+        worker_init_fn=_live_as_long_as_the_rank,
     )
     return LoadedBatches(loader)
 

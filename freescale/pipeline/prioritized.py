@@ -71,7 +71,7 @@ class PrioritizedPipeline(Generic[B]):
         gate: shut by whoever has urgent traffic of another kind under way.
         channels: connections, where not those of the embedding's group.
 
-    Example:
+    Examples:
         >>> pipeline = PrioritizedPipeline(batches, embedding=tables, rows_of=lambda b: {"item": b.items})
         >>> for ready in pipeline:
         ...     loss_of(model(ready.vectors["item"]), ready.batch).backward()

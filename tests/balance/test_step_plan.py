@@ -110,7 +110,9 @@ def test_balanced_means_the_two_balancers_it_always_meant():
 
 
 def test_names_that_are_none_and_objects_that_are_none():
-    with pytest.raises(ConfigError, match=r"(?s)no balancer 'ltp'.*karmarkar_karp, lpt, round_robin.*'lpt'"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)no balancer 'ltp'.*karmarkar_karp, lpt, padded, round_robin.*'lpt'"
+    ):
         BalancedSampler(LENGTHS, global_batch=64, num_ranks=2, rank=0, balancer="ltp")
     with pytest.raises(PlanError, match="needs a method `assign`"):
         BalancedSampler(LENGTHS, global_batch=64, num_ranks=2, rank=0, balancer=object())

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -88,3 +89,27 @@ def test_batches_need_no_temporary_files_and_no_shared_memory(monkeypatch):
             assert all(torch.equal(there[name], here[name]) for name in there)
             assert all(there[name].dtype == here[name].dtype for name in there)
             assert not any(values.is_shared() for values in here.values())
+
+
+ORPHAN = """
+import os, time
+from freescale.pipeline.loader import load_batches
+
+class Busy:
+    def plan(self, step):
+        time.sleep(60)
+
+batches = load_batches(Busy(), None, first_step=0, num_steps=3, workers=1)
+print(batches._batches._workers[0].pid, flush=True)
+time.sleep(1)  # it has begun
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of others does not end children")
+def test_loader_processes_end_with_the_rank_however_it_ends():
+    ended = subprocess.run([sys.executable, "-c", ORPHAN], timeout=60, check=True, stdout=subprocess.PIPE)
+    loader, deadline = int(ended.stdout), time.monotonic() + 3
+    while os.path.exists(f"/proc/{loader}"):
+        assert time.monotonic() < deadline, "it lives on without its rank"
+        time.sleep(0.05)

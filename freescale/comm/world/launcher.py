@@ -193,8 +193,11 @@ def _wait(
         time.sleep(0.05)
     failed = {rank: code for rank, process in processes.items() if (code := process.poll())}
     ranks.listen()
-    if failed and set(failed.values()) <= {EXIT_PREEMPTED, *_BY_SIGTERM}:
-        return _as_told(failed, requests)
+    told = {rank: code for rank, code in failed.items() if code in (EXIT_PREEMPTED, *_BY_SIGTERM)}
+    # Where one has ended as told, another may have met its broken connection before it heard the same.
+    broken = {rank for rank, note in ranks.notes.items() if note.kind == "connection"}
+    if told and {*failed, *ranks.notes} <= {*told, *broken}:
+        return _as_told(told, requests)
     failed = {rank: code for rank, code in failed.items() if code != EXIT_PREEMPTED}
     return _failure(failed, ranks.notes) if failed or ranks.notes else None
 

@@ -123,7 +123,7 @@ def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemN
 class ExportedModel:
     """A trained model that recommends; needs nothing but the exported folder.
 
-    Example:
+    Examples:
         >>> model = load_export("export/")
         >>> model.recommend([31, 7, 12], k=5)
         [(88, 0.71), (3, 0.66), ...]

@@ -253,6 +253,23 @@ def test_a_rank_that_fails_while_it_is_told_to_stop_has_failed(run):
         run("codes = [75, 3]" + STOP, 2)
 
 
+def test_a_connection_broken_by_a_rank_that_stopped_as_told_is_no_failure(run):
+    stop = (
+        FAIL
+        + """
+if rank == 0:
+    os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(75)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has not heard yet
+time.sleep(0.3)
+fail(RuntimeError("Connection reset by peer"))
+"""
+    )
+    with pytest.raises(SystemExit) as end:
+        run(stop, 2)
+    assert end.value.code == 75
+
+
 def test_a_note_tells_stage_step_and_message(monkeypatch, capsys):
     line, of_rank = socket.socketpair(type=socket.SOCK_DGRAM)
     monkeypatch.setenv("FREESCALE_LAUNCHER_LINE", str(of_rank.fileno()))
