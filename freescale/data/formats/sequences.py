@@ -72,7 +72,9 @@ def _tokens(one_a_line: bytes, id_kinds: IdKinds) -> Any:
     kinds: dict[str, IdKind] = {"item": "text" if as_text else "int64"}
     try:
         tokens = _ONE_ID.parse(one_a_line, as_text=False, id_kinds=kinds)["item"]
-        tokens.validate(full=True)  # bytes that are no UTF-8 are marked below, and then refused with their line
+        tokens.validate(
+            full=True
+        )  # bytes that are no UTF-8 are marked below, and then refused with their line
         return tokens
     except ValueError:
         return pa.array([token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token])
