@@ -153,7 +153,7 @@ def ranks_of(
         batch = examples.batch(rows)
         lookup, indexed = vectors.look_up(batch)
         states = head.queries(last_states(F.embedding(indexed.tokens["item_index"], lookup), indexed))
-        asked = Asked.of(examples, rows, batch, catalog, states, run.ranks.device)
+        asked = Asked.of(examples, rows, batch, states, run.ranks.device, evaluator.rule)
         found.append(rank_of_targets(asked, blocks).cpu().numpy())
     return np.concatenate(found)
 

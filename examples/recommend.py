@@ -42,6 +42,9 @@ def main(folder: Path) -> None:
     history, times = [31, 7, 12], [1_600_000_000, 1_600_000_900, 1_600_003_600]
     best = model.recommend(history, times=times, request_time=1_600_007_200, k=5)
     print(f"after {history}:", ", ".join(f"item {item} ({score:.2f})" for item, score in best))
+    # In these data people repeat items, so the model recommends them again unless it is told not to.
+    new = model.recommend(history, times=times, request_time=1_600_007_200, k=5, filter_seen=True)
+    print(f"new after {history}:", ", ".join(f"item {item} ({score:.2f})" for item, score in new))
 
 
 if __name__ == "__main__":

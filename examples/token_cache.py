@@ -90,9 +90,9 @@ def main(folder: Path) -> None:
             asked = min(seen, len(events)) - kept
             items = ", ".join(f"{item} ({score:.2f})" for item, score in best)
             print(f"user {user}: {kept} events in the cache, {asked} asked with: items {items}")
-    whole = model.recommend(users[3][:100], k=1, include_seen=True)
+    whole = model.recommend(users[3][:100], k=1, filter_seen=False)
     kept = model.compress(users[3][:90])
-    same = model.recommend(users[3][90:100], cache=kept, k=1, include_seen=True)
+    same = model.recommend(users[3][90:100], cache=kept, k=1, filter_seen=False)
     print(f"whole history {whole[0][0]} ({whole[0][1]:.4f}), from the cache {same[0][0]} ({same[0][1]:.4f})")
     for user, size in store.sizes().items():
         cache = store.get(user)

@@ -159,3 +159,16 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(
         np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
     for name, value in alone["tensors"].items():
         np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+
+
+TEMPORAL = ("data.split=temporal", "data.valid_from=0.6", "data.test_from=0.8")
+
+
+def test_a_temporal_split_keeps_its_own_curve_on_ranks_and_resumed(
+    tmp_path: Path, short: tuple[str, ...]
+) -> None:
+    recipe = (*short, *TEMPORAL, "run.keep=10", "run.eval_every=8")
+    reference = on_ranks(1, recipe)
+    assert_same_curve(on_ranks(2, recipe, str(tmp_path)), reference)
+    resumed = on_ranks(3, recipe, str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
+    assert_same_curve(resumed, reference, first_step=8)

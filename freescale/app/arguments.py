@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +28,20 @@ def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
     if arguments and "=" not in arguments[0]:
         return arguments[0], arguments[1:]
     return None, arguments
+
+
+COMMAND = "FREESCALE_COMMAND"
+"""The variable by which ranks know what was typed: they themselves are started with another command."""
+
+
+def typed_command() -> str:
+    """What a person typed to start this process or the one that launched it, to type again."""
+    if COMMAND in os.environ:
+        return os.environ[COMMAND]
+    program, *words = sys.argv
+    name = os.path.basename(program)
+    is_command = name == "freescale" or os.path.basename(os.path.dirname(program)) == "freescale"
+    return shlex.join(["freescale", *words] if is_command else ["python", name, *words])
 
 
 def number(value: Any) -> str:

@@ -29,7 +29,7 @@ for _command in (
     cli_time.doctor,
     cli_data.keys,
 ):
-    app.command()(_command)
+    app.command(cls=cli_time.ReportCommand if _command is cli_time.report else None)(_command)
 
 plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
 plan_app.command("ids")(cli_data.plan_ids)

@@ -13,25 +13,46 @@ from rich.markup import escape
 from rich.table import Table
 
 from freescale.app.arguments import Plugins, load_plugins, say
+from freescale.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from freescale.data import IdKinds
-from freescale.errors import ConfigError
 
 
 def prepare(
     source: Annotated[
-        str, typer.Argument(metavar="INPUT", help="Raw file, or a folder of CSV/Parquet files; also s3://...")
+        str,
+        typer.Argument(
+            metavar="INPUT", help="Raw file, or a folder of CSV, JSON lines or Parquet files; also s3://..."
+        ),
     ],
     out_dir: Annotated[Path, typer.Argument(help="New folder for the data set.")],
     format: Annotated[
-        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv or parquet.")
+        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv, jsonl or parquet.")
     ] = "auto",
-    user: Annotated[str | None, typer.Option(help="Name of the user column (csv, parquet).")] = None,
+    user: Annotated[str | None, typer.Option(help="Name of the user column (csv, jsonl, parquet).")] = None,
     item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
-    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
-    action: Annotated[str | None, typer.Option(help="Name of the action or rating column.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Name of the time column; '' for none: file order.")
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Name of the action or rating column; '' for none.")
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Fields of text without a header, in order: user,item,time,action; _ ignores one."),
+    ] = None,
     separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
+    time_unit: Annotated[
+        str, typer.Option(help="Unit of times that are numbers: s, ms, us, ns; auto tells it by their size.")
+    ] = "auto",
+    actions: Annotated[
+        str | None,
+        typer.Option(help="Numbers of actions in words: view=0,buy=1, or words in order; else by frequency."),
+    ] = None,
+    bad_lines: Annotated[
+        str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
+    ] = "stop",
     texts: Annotated[
         Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
     ] = None,
@@ -58,13 +79,13 @@ def prepare(
     names = {role: name for role, name in given.items() if name is not None}
     kinds = {role: kind for role, kind in (("user", user_ids), ("item", item_ids)) if kind is not None}
     console = Console(stderr=True)
-    columns = (
+    bar_columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*bar_columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=1.0)
         summary = prepare_data(
             source,
@@ -72,6 +93,10 @@ def prepare(
             format=format,
             columns=ColumnNames(**names),
             separator=separator,
+            header=None if columns is None else [name.strip() for name in columns.split(",")],
+            time_unit=time_unit,
+            actions=None if actions is None else _numbers_of(actions),
+            bad_lines=bad_lines,
             min_events=min_events,
             memory_mb=memory_mb,
             texts=texts,
@@ -85,8 +110,26 @@ def prepare(
         f"read as {summary.source_format}: {summary.decided}; left out {summary.dropped_users:,} users with fewer "
         f"than {min_events} events"
     )
+    for line in summary.taken:
+        say(f"  {line}")
     if summary.num_texts is not None:
         say(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
+
+
+def _numbers_of(actions: str) -> list[str] | dict[str, float]:
+    """`view=0,buy=1` as numbers of words; `view,buy` as words in order."""
+    words = [word.strip() for word in actions.split(",")]
+    if "=" not in actions:
+        return words
+    pairs = [word.rpartition("=") for word in words]
+    try:
+        return {word.strip(): float(number) for word, _, number in pairs}
+    except ValueError:
+        raise DataError(
+            "The numbers of the actions cannot be read",
+            got=actions,
+            allowed="view=0,buy=1 (a number for every word), or view,buy (numbers from 0)",
+        ) from None
 
 
 def plan_ids(

@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from freescale.app.arguments import Plugins, RunDir, load_plugins, number, say, split_arguments
+from freescale.app.arguments import (
+    COMMAND,
+    Plugins,
+    RunDir,
+    load_plugins,
+    number,
+    say,
+    split_arguments,
+    typed_command,
+)
 
 
 def train(
@@ -85,7 +94,7 @@ def _launched(
     if nodes is not None:
         errors = Console(stderr=True)
         check_start(nodes, say=lambda line: errors.print(escape(line), highlight=False, soft_wrap=True))
-    launch(command, num_ranks=nproc, nodes=nodes)
+    launch(command, num_ranks=nproc, nodes=nodes, environment={COMMAND: typed_command()})
     return True
 
 
@@ -97,7 +106,8 @@ def _train_on_virtual_gpus(
     check_request(num_ranks, nproc=nproc, nnodes=nnodes or 1, device=device)
     with virtual_gpus(num_ranks) as shared:
         Console(stderr=True).print(escape(shared.message), highlight=False, soft_wrap=True)
-        launch(command, num_ranks=num_ranks, environment=shared.environment)
+        environment = {**shared.environment, COMMAND: typed_command()}
+        launch(command, num_ranks=num_ranks, environment=environment)
 
 
 def evaluate(
@@ -118,12 +128,11 @@ def evaluate(
     if json_output:
         say(json.dumps(result))
         return
-    table = Table(
-        "metric", "model", "popularity", title=escape(f"{result['checkpoint']}: {result['protocol']}")
-    )
+    baselines = {"popularity": result["popularity"], "repeat last": result["repeat_last"]}
+    known = {name: values for name, values in baselines.items() if values}
+    table = Table("metric", "model", *known, title=escape(f"{result['checkpoint']}: {result['protocol']}"))
     for name, value in result["metrics"].items():
-        baseline = result["popularity"].get(name)
-        table.add_row(name, number(value), number(baseline))
+        table.add_row(name, number(value), *(number(values.get(name)) for values in known.values()))
     Console().print(table)
 
 

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from typer.core import TyperCommand
 
-from freescale.app.arguments import Plugins, load_plugins, say, split_arguments
+from freescale.app.arguments import Plugins, load_plugins, say, split_arguments, typed_command
 from freescale.errors import FreeScaleError
+
+
+class ReportCommand(TyperCommand):
+    """`--compare A B C` takes every folder up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give each of the folders a --compare of its own, which is how options that repeat are parsed."""
+        return super().parse_args(ctx, _each_with_its_option(args, "--compare"))
 
 
 def report(
     paths: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="RUN_DIR | FILES", help="Folder of a run; with --trace, torch profiler files, one a rank."
         ),
-    ],
+    ] = None,
     compare: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="An earlier run: write RUN_DIR/compare.html, too.")
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN_DIR ...",
+            help="Hold the run against others, the baseline first: write RUN_DIR/compare.html, too.",
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the page of a run that is going on, on this machine alone.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(help="With --live: where to listen; a free port by itself.", min=1, max=65535),
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Account for torch profiler traces of any program.")
@@ -32,37 +52,103 @@ def report(
         Path | None, typer.Option(help="With --trace: the page to write; trace-report.html by itself.")
     ] = None,
 ) -> None:
-    """Show where the time went: RUN_DIR/report.html and trace.json from a run's log, or a page from profiler traces."""
+    """Show where the time went: RUN_DIR/report.html and trace.json from a run's log, or a page from profiler traces.
+
+    `freescale report RUN_DIR --compare BASELINE_DIR [OTHER_DIR ...]` holds runs against each other and says how sure
+    their differences are. `--live` follows a run that is going on.
+    """
+    _refuse_mixed(compare=compare, live=live, port=port, trace=trace, out=out)
     if trace:
-        if compare is not None:
-            raise FreeScaleError(
-                "--compare takes two runs, --trace takes profiler traces",
-                got="both",
-                next_step="leave one of them out",
-            )
-        _report_traces(paths, out or Path("trace-report.html"))
+        _report_traces(paths or [], out or Path("trace-report.html"))
         return
-    if out is not None:
+    run = _one_run(paths or [], compare or [])
+    if live:
+        _serve_live(run, port or 0)
+        return
+    from freescale.pages import write_report
+
+    say(str(write_report(run)))
+    if compare:
+        from freescale.pages import comparison_lines, write_comparison
+
+        say(str(write_comparison(run, compare)))
+        for line in comparison_lines(run, compare):
+            say(line)
+
+
+def _refuse_mixed(
+    *, compare: list[Path] | None, live: bool, port: int | None, trace: bool, out: Path | None
+) -> None:
+    """An option that would do nothing is refused."""
+    for first, second, is_mixed in (
+        ("--compare", "--trace", compare and trace),
+        ("--compare", "--live", compare and live),
+        ("--live", "--trace", live and trace),
+    ):
+        if is_mixed:
+            raise FreeScaleError(
+                f"{first} and {second} make different pages", got="both", next_step="leave one of them out"
+            )
+    if out is not None and not trace:
         raise FreeScaleError(
             "--out goes with --trace: the page of a run lies in its folder",
             got=f"--out {out}",
-            next_step=f"freescale report {paths[0]}, and copy {paths[0] / 'report.html'}",
+            next_step="leave --out out, and copy report.html from the folder of the run",
         )
-    from freescale.pages import write_report
+    if port is not None and not live:
+        raise FreeScaleError(
+            "--port goes with --live", got=f"--port {port}", next_step="add --live, or leave it out"
+        )
 
-    if len(paths) > 1:
+
+def _one_run(paths: list[Path], compare: list[Path]) -> Path:
+    """The run whose folder gets the pages."""
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
         raise FreeScaleError(
             "report takes one run folder",
             got=" ".join(map(str, paths)),
-            next_step="--compare OTHER_DIR for two runs, --trace FILES for profiler traces",
+            next_step=f"freescale report {paths[-1]} --compare {' '.join(map(str, paths[:-1]))}, "
+            "or --trace FILES for profiler traces",
         )
-    say(str(write_report(paths[0])))
-    if compare is not None:
-        from freescale.pages import comparison_lines, write_comparison
+    others = " ".join(map(str, compare[:-1]))
+    raise FreeScaleError(
+        "report needs the folder of the run that is reported",
+        got=f"--compare {' '.join(map(str, compare))}" if compare else "none",
+        next_step=f"freescale report {compare[-1]} --compare {others or 'BASELINE_DIR'}"
+        if compare
+        else "freescale report RUN_DIR",
+    )
 
-        say(str(write_comparison(paths[0], compare)))
-        for line in comparison_lines(paths[0], compare):
-            say(line)
+
+def _serve_live(run: Path, port: int) -> None:
+    from freescale.pages import LivePage
+
+    with LivePage(run, port=port) as page:
+        say(f"{page.address}")
+        say(
+            "The page follows the run. Only this machine can open it, with this address; from another one: "
+            f"ssh -L {page.port}:127.0.0.1:{page.port} HOST. Ctrl-C ends it."
+        )
+        try:
+            page.serve()
+        except KeyboardInterrupt:
+            say("The live page has ended. The run goes on.")
+
+
+def _each_with_its_option(args: list[str], option: str) -> list[str]:
+    """`--compare A B C` as `--compare A --compare B --compare C`."""
+    spread: list[str] = []
+    inside = first = False
+    for word in args:
+        if word.startswith("-"):
+            inside = first = word == option
+            spread.append(word)
+            continue
+        spread += [word] if first or not inside else [option, word]
+        first = False
+    return spread
 
 
 def _report_traces(files: list[Path], out: Path) -> None:
@@ -200,6 +286,7 @@ def simulate(
         page=page,
         timeline=timeline,
         quick=quick,
+        command=typed_command(),
     )
     if json_output:
         import json

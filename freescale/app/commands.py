@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from freescale import trace
-from freescale.app.run_summary import describe
+from freescale.app.arguments import say
+from freescale.app.run_summary import describe, origin
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
-from freescale.data import IntArray, is_dataset, names_of_items
+from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
 from freescale.model import compresses, retrieves
@@ -82,9 +83,11 @@ def train_run(
             if ranks.is_first:
                 _open_sinks(run, config, resumed.step, open_terminal(run.timetable.total_steps))
             if resumed.story is not None:
-                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts())
-            progress.start(describe(run, config, source), total_steps=run.timetable.total_steps)
-            for text in resumed.notices:
+                progress.resume(resumed.step, str(resumed.story), **resumed.story.facts(), origin=origin())
+            progress.start(
+                describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
+            )
+            for text in [*resumed.notices, *run.evaluation.notices]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
@@ -125,9 +128,11 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
     metrics = dataclasses.replace(run.evaluation.evaluator, cached=cached).run(run.evaluation.test)
     return {
         "checkpoint": str(path),
-        "protocol": run.evaluation.protocol + (", from token caches" if cached else ""),
+        "protocol": run.evaluation.protocol.words("test") + (", from token caches" if cached else ""),
+        **run.evaluation.protocol.seen_facts(),
         "metrics": metrics,
         "popularity": dict(run.evaluation.popularity.get("test", {})),
+        "repeat_last": dict(run.evaluation.repeat.get("test", {})),
         "metric": run.evaluation.metric,
     }
 
@@ -152,6 +157,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
             "best": meta["best"],
             "data": source.name,
             "items": config.items.kind,
+            "evaluation": run.evaluation.protocol.facts(),
         },
     )
 
@@ -207,11 +213,21 @@ def _source_as_it_was(config: Config) -> Any:
     return build_source(config, cache=cache if is_dataset(cache) else None)
 
 
+def _say_taken(config: Config, cache: Path) -> None:
+    """A raw file that is prepared on the way tells what it was taken for, as `freescale prepare` does."""
+    say(f"prepared {config.data.path} into {cache}")
+    for line in load_manifest(cache).get("taken", []):
+        say(f"  {line}")
+
+
 def build_source_together(config: Config, ranks: Ranks) -> Any:
     """The data set; rank 0 goes first, because it may have to prepare a raw file."""
     cache = Path(config.run.out) / "data"
     if ranks.is_first:
+        was_there = is_dataset(cache)
         source = build_source(config, cache=cache)
+        if not was_there and is_dataset(cache):
+            _say_taken(config, cache)
     ranks.barrier()
     return source if ranks.is_first else build_source(config, cache=cache)
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+import platform
+import socket
 
+import numpy as np
+import torch
+
+from freescale import __version__
+from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
 from freescale.data import SequenceSource
@@ -43,6 +49,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "folder": config.run.out,
         },
     }
+    facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
         held = f", {count} on this rank from {first} on" if layer.dispatch.is_split else ""
@@ -61,6 +68,24 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
     return facts
+
+
+def origin() -> dict[str, str]:
+    """Where a run comes from: machine, command, versions; for the top of its page."""
+    return {
+        "host": socket.gethostname(),
+        "command": typed_command(),
+        "freescale": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def evaluation_in_words(run: Run, config: Config) -> dict[str, object]:
+    """How the run is judged, for people."""
+    protocol = run.evaluation.protocol
+    seen = protocol.seen_words(config.eval.filter_seen)
+    return {"test": protocol.words("test"), **({"seen items": seen} if seen else {})}
 
 
 def items_in_words(config: Config, run: Run) -> str:

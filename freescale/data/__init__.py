@@ -7,20 +7,23 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.data.columns.ids import IdKinds
     from freescale.data.digest import DataDigest, differences, digest_data
-    from freescale.data.examples import Examples, Split
+    from freescale.data.examples import Examples
     from freescale.data.item_content import CONTENT_FILE, ContentFile
     from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
     from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
+    from freescale.data.negatives import draw_negatives
     from freescale.data.preparation import ColumnNames, prepare
     from freescale.data.raw_format import RawFormat, RawSample, Reading
     from freescale.data.raw_input import format_names
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch
-    from freescale.data.source import IntArray, SequenceSource, check_source
+    from freescale.data.source import IntArray, SequenceSource, Split, SplitSource, check_source
     from freescale.data.source_kinds import open_source, source_kind
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
+    from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
+    from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.vocabulary import NumberedTexts, Vocabulary
     from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
 else:

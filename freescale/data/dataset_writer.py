@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,8 +82,22 @@ class DatasetWriter:
         self._rest_lengths = np.concatenate([self._rest_lengths, lengths])
         self._write_groups(final=False)
 
-    def finish(self, name: str, source_format: str, *, words: IdWords | None = None) -> dict[str, Any]:
-        """Write the rest, the indexes, the words of ids and, last, the manifest, whose fields are returned."""
+    def finish(
+        self,
+        name: str,
+        source_format: str,
+        *,
+        words: IdWords | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Write the rest, the indexes, the words of ids and, last, the manifest, whose fields are returned.
+
+        Args:
+            name: of the data set.
+            source_format: what it was read from.
+            words: of ids that are text.
+            about: more fields of the manifest.
+        """
         if not self._lengths:
             raise DataError(
                 f"No user has {self._min_events} events or more",
@@ -110,6 +125,7 @@ class DatasetWriter:
             "ids": self._id_kinds,
             "dropped_users": self._dropped_users,
             "catalogue": digest_arrays(ids, counts, train_counts),
+            **about,
             "shards": self._shards,
         }
         save_manifest(self._folder, manifest)

@@ -96,8 +96,13 @@ def digest_data(source: SequenceSource, *, content: str = "") -> DataDigest:
         groups=digest_arrays(source.groups),
         catalogue=digest_arrays(items.ids, items.counts, items.train_counts),
         content=content,
-        parts=dict(source.digests()) if isinstance(source, DigestedSource) else _digest_histories(source),
+        parts=digest_parts(source),
     )
+
+
+def digest_parts(source: SequenceSource) -> dict[str, str]:
+    """What stands for the histories of a source, by the part they lie in."""
+    return dict(source.digests()) if isinstance(source, DigestedSource) else _digest_histories(source)
 
 
 def differences(one: DataDigest, other: DataDigest, *, where: tuple[str, str]) -> list[str]:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from freescale.data.manifest import FEATURE_DTYPES
 from freescale.data.source import IntArray
 
-# One flat array a column: "user", "item", and where the data has them "time", "action". "fraction" is what
-# rounding took from fractional times; it only breaks ties of "time" and is not stored.
+# One flat array a column: "user", "item", and where the data has them "time" (whole seconds), "action". "fraction"
+# is what is left of a second; it only breaks ties of "time" and is not stored.
 Events = dict[str, npt.NDArray[Any]]
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1

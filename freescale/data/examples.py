@@ -1,20 +1,21 @@
-"""From histories to training and evaluation batches: the leave-one-out split, the cut, targets and negatives.
+"""From histories to training and evaluation batches: the split, the cut, targets and negatives.
 
-A history of n events is split by its end: the last event is the test target, the one before it the validation
-target, and the rest is for training. An example with k known events holds k inputs and, at every position, the next
-event as target:
+A history of n events is split by its end (leave-one-out): the last event is the test target, the one before it the
+validation target, and the rest is for training. An example with k known events holds k inputs and, at every position,
+the next event as target:
 
     split    inputs          target of the last position
     train    0 .. n-4        n-3
     valid    0 .. n-3        n-2
     test     0 .. n-2        n-1
+
+A `SplitSource` says itself where targets stand: see `temporal`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,8 @@ import torch
 
 from freescale.data.negatives import draw_negatives
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.source import Histories, IntArray, SequenceSource
+from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
 
-Split = Literal["train", "valid", "test"]
 _HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
 
 
@@ -55,15 +55,23 @@ class Examples:
 
     def lengths(self) -> IntArray:
         """Inputs of every example of this split, by row, without reading a history."""
+        if isinstance(self.source, SplitSource):
+            return np.clip(self.source.ends(self.split) - 1, 0, self.max_length)
         return input_lengths(self.source.lengths, split=self.split, max_length=self.max_length)
+
+    def missed(self) -> npt.NDArray[np.bool_]:
+        """Rows whose target is an item that nothing was learnt of: it cannot be recommended, and there is no batch."""
+        if isinstance(self.source, SplitSource):
+            return self.source.missed(self.split)
+        return np.zeros(len(self.source.lengths), dtype=bool)
 
     def batch(self, rows: Sequence[int] | IntArray, *, step: int = 0) -> SequenceBatch:
         """The examples of these rows as one jagged batch."""
         rows = np.asarray(rows, dtype=np.int64)
         histories = self.source.read(rows)
-        inputs = input_lengths(histories.lengths, split=self.split, max_length=self.max_length)
-        ends = histories.offsets[1:] - _HELD_BACK[self.split] - 1
-        index, offsets = _spans(np.maximum(ends - inputs, histories.offsets[:-1]), inputs)
+        known = self._known(histories, rows)
+        inputs = np.minimum(known, self.max_length)
+        index, offsets = _spans(histories.offsets[:-1] + known - inputs, inputs)
         tokens = self._token_features(histories, index)
         samples = {"row": torch.from_numpy(rows)}
         if self.num_negatives:
@@ -72,10 +80,25 @@ class Examples:
 
     def seen(self, rows: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """(offsets, items) of everything these users did before the target of this split, uncut."""
-        histories = self.source.read(np.asarray(rows, dtype=np.int64))
-        known = np.maximum(histories.lengths - _HELD_BACK[self.split] - 1, 0)
-        index, offsets = _spans(histories.offsets[:-1], known)
+        rows = np.asarray(rows, dtype=np.int64)
+        histories = self.source.read(rows)
+        index, offsets = _spans(histories.offsets[:-1], self._known(histories, rows))
         return offsets, histories.columns["item"][index].astype(np.int64)
+
+    def part(self, rows: Sequence[int] | IntArray) -> Histories:
+        """What these users did up to the target of this split, the target included, uncut; nothing without one."""
+        rows = np.asarray(rows, dtype=np.int64)
+        histories = self.source.read(rows)
+        known = self._known(histories, rows)
+        index, offsets = _spans(histories.offsets[:-1], np.where(known > 0, known + 1, 0))
+        columns = {name: values[index] for name, values in histories.columns.items()}
+        return Histories(users=histories.users, offsets=offsets, columns=columns)
+
+    def _known(self, histories: Histories, rows: IntArray) -> IntArray:
+        """How many events of each history stand before its target."""
+        if isinstance(self.source, SplitSource):
+            return np.maximum(self.source.ends(self.split)[rows] - 1, 0)
+        return np.maximum(histories.lengths - _HELD_BACK[self.split] - 1, 0)
 
     def _token_features(self, histories: Histories, index: IntArray) -> dict[str, torch.Tensor]:
         columns = histories.columns

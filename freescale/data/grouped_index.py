@@ -19,14 +19,16 @@ import pyarrow.parquet as pq
 from freescale.data.columns.roles import ColumnNames, choose_columns
 from freescale.data.dataset_writer import ItemCounts, write_catalogue
 from freescale.data.digest import add_arrays, digest_arrays, digest_footer
-from freescale.data.manifest import FEATURE_DTYPES, LENGTHS_FILE, save_manifest
+from freescale.data.manifest import FEATURE_DTYPES, LENGTHS_FILE, TIME_UNIT, save_manifest
 from freescale.data.source import IntArray
 from freescale.data.storage import parent_address
+from freescale.errors import DataError
 
 # Half of what a reader keeps by default: larger row groups would be decoded again for every batch.
 _MOST_GROUP_BYTES = 128 << 20
 # Seconds up to the year 5138; larger numbers count milliseconds or less.
 _MOST_SECONDS = 10**11
+_SAMPLE_ROWS = 20
 
 
 class _UnfitError(Exception):
@@ -78,7 +80,7 @@ def index_input(
     """
     files = _parquet_files(source) if wanted else []
     if not files or not _has_lists(files[0], columns):
-        return Index(None)
+        return Index(None)  # what else is wrong with it is told by whoever reads it event by event
     base = source if source.is_dir() else source.parent
     if root is None:
         root = str(base.resolve())
@@ -88,9 +90,7 @@ def index_input(
         manifest = _index(files, out, root, base, columns, min_events, name)
     except _UnfitError as why:
         return Index(None, (f"histories are written anew: {why}",))
-    return Index(
-        manifest, (f"histories stay in {root}: one user a row and in order, so they are only indexed",)
-    )
+    return Index(manifest)
 
 
 def _parquet_files(source: Path) -> list[Path]:
@@ -106,10 +106,9 @@ def _parquet_files(source: Path) -> list[Path]:
 def _has_lists(file: Path, columns: ColumnNames) -> bool:
     """Whether the items of a Parquet file stand in lists; what cannot be read is for others to tell of."""
     try:
-        schema = pq.read_schema(file)
-    except (OSError, pa.ArrowException):
+        item = pq.read_schema(file).field(_choose(file, columns)["item"]).type
+    except (OSError, pa.ArrowException, DataError):
         return False
-    item = schema.field(choose_columns(file, schema.names, columns)["item"]).type
     return pa.types.is_list(item) or pa.types.is_large_list(item) or pa.types.is_fixed_size_list(item)
 
 
@@ -162,28 +161,51 @@ def _index(
         "dropped_users": int((counts == 0).sum()),
         "min_events": min_events,
         "catalogue": digest_arrays(ids, total, train),
+        "taken": _taken(chosen, files[0], root),
         "root": root,
         "columns": chosen,
         "shards": shards,
     }
     if "time" in features:
-        manifest["time_unit"] = "s"
+        manifest["time_unit"] = TIME_UNIT
     save_manifest(out, manifest)
     return manifest
+
+
+def _taken(chosen: dict[str, str], file: Path, root: str) -> list[str]:
+    """What was taken for what, what was ignored, and where the histories are: a line each."""
+    said = [f"{role}: {column}" + (" (seconds)" if role == "time" else "") for role, column in chosen.items()]
+    if "time" not in chosen:
+        said.append("time: none, events keep the order of the input")
+    ignored = [name for name in pq.read_schema(file).names if name not in chosen.values()]
+    if ignored:
+        said.append("ignored: " + ", ".join(ignored))
+    return [*said, f"histories stay in {root}: one user a row and in order, so they are only indexed"]
 
 
 def _columns_of(files: list[Path], columns: ColumnNames) -> dict[str, str]:
     """Role -> name of its column, the same in all files, of types that fit."""
     chosen: dict[str, str] = {}
     for file in files:
-        schema = pq.read_schema(file)
-        here = {role: schema.names[at] for role, at in choose_columns(file, schema.names, columns).items()}
+        schema, here = pq.read_schema(file), _choose(file, columns)
         if chosen and here != chosen:
             raise _UnfitError(f"{file.name} has other columns than {files[0].name}")
         chosen = here
         for role, column in here.items():
             _check_type(file, role, schema.field(column).type)
     return chosen
+
+
+def _choose(file: Path, columns: ColumnNames) -> dict[str, str]:
+    """Role -> name of its column; the first values of others may show that they are times."""
+    with pq.ParquetFile(file, pre_buffer=False) as parquet:
+        names = parquet.schema_arrow.names
+
+        def sample(column: int) -> list[Any]:
+            batches = parquet.iter_batches(_SAMPLE_ROWS, columns=[names[column]], use_threads=False)
+            return next((batch.column(0).to_pylist() for batch in batches), [])
+
+        return {role: names[at] for role, at in choose_columns(file, names, columns, sample).items()}
 
 
 def _check_type(file: Path, role: str, kind: Any) -> None:

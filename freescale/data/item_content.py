@@ -28,10 +28,12 @@ class ContentFile:
         path: a .npy file, float16, float32 or float64, [items, width]; row n belongs to the n-th item of
             items.parquet (ascending ids).
         num_items: items of the data set.
+        rows: where the items of the catalogue stand in the file, if they are not all items of the data set.
     """
 
-    def __init__(self, path: str | Path, *, num_items: int) -> None:
+    def __init__(self, path: str | Path, *, num_items: int, rows: IntArray | None = None) -> None:
         self.path = Path(path)
+        self._chosen = rows
         self._mapped: npt.NDArray[Any] | None = None
         self._stamp: FileStamp | None = None
         self._digest: str | None = None
@@ -52,10 +54,11 @@ class ContentFile:
 
     def read(self, numbers: IntArray) -> npt.NDArray[np.float32]:
         """[n, width] vectors of the items with these numbers in the catalogue."""
-        rows: npt.NDArray[np.float32] = self._rows[numbers].astype(np.float32)
+        where = numbers if self._chosen is None else self._chosen[numbers]
+        rows: npt.NDArray[np.float32] = self._rows[where].astype(np.float32)
         self._check_unchanged()
         if not np.isfinite(rows).all():
-            bad = int(numbers[~np.isfinite(rows).all(1)][0])
+            bad = int(where[~np.isfinite(rows).all(1)][0])
             raise DataError("a content vector is not finite", got=f"{self.path}: row {bad}")
         return rows
 

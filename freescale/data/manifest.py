@@ -17,6 +17,8 @@ WORD_FILES = {"user": "words-user.parquet", "item": "words-item.parquet"}
 """Words of ids that are text: id (ascending), word."""
 DATASET_FORMAT = "freescale-dataset"
 DATASET_VERSION = 1
+TIME_UNIT = "s"
+"""Times are whole seconds since 1970 in UTC; the manifest of a data set that has times says so."""
 SHARD_DIGEST = "freescale.digest"
 """Where a shard says what it holds; dataset.json says the same."""
 FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
@@ -76,7 +78,19 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     known = all(name in list(FEATURE_DTYPES) for name in manifest["features"])
     if not known or "item" not in manifest["features"]:
         raise damaged(file, f"'features' is {manifest['features']!r}")
+    if "time" in manifest["features"] and manifest.get("time_unit") != TIME_UNIT:
+        raise _other_times(folder, manifest.get("time_unit"))
     return manifest
+
+
+def _other_times(folder: Path, unit: object) -> DataError:
+    """Earlier versions kept the unit of the input: microseconds from Parquet beside seconds from text."""
+    return DataError(
+        f"The data set {folder} does not say that its times are seconds",
+        got=f"'time_unit' is {unit!r}",
+        allowed=f"{TIME_UNIT!r}: whole seconds since 1970 in UTC",
+        next_step="run `freescale prepare` again: earlier versions kept whatever unit the input had",
+    )
 
 
 def id_kinds_of(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -11,20 +11,24 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from freescale.data.columns.bad_lines import STOP
 from freescale.data.columns.ids import IdKind, IdKinds
-from freescale.data.columns.roles import ColumnNames
+from freescale.data.columns.roles import IGNORED, ColumnNames
+from freescale.data.columns.times import TIME_UNITS
+from freescale.data.columns.values import ValueReader
 from freescale.data.dataset_writer import DatasetWriter
+from freescale.data.event_columns import Events
 from freescale.data.grouped_index import index_input
 from freescale.data.item_texts import read_raw_texts, write_texts
-from freescale.data.manifest import is_dataset
-from freescale.data.raw_format import Reading
-from freescale.data.raw_input import AUTO, check_format, check_input, find_format
+from freescale.data.manifest import TIME_UNIT, is_dataset
+from freescale.data.raw_format import RawSample, Reading
+from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format
 from freescale.data.sorted_input import check_id_kinds, read_sorted
 from freescale.data.storage import copy_all, is_address, local_path
 from freescale.errors import DataError
@@ -39,7 +43,25 @@ _USUAL_NAMES = ColumnNames()
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What `prepare` wrote; `decided` says how the format was found, `num_texts` how many items have texts."""
+    """What `prepare` wrote, and what it took its input for.
+
+    Args:
+        path: the folder.
+        name: of the data set.
+        source_format: what the input was read as.
+        decided: how that was found.
+        num_users: histories.
+        num_events: events of all histories.
+        num_items: different items.
+        max_item: the largest id of one.
+        features: columns that every event has.
+        dropped_users: users with too few events.
+        num_shards: files of histories.
+        num_texts: items that have texts; None without texts.
+        taken: a line each on which column was taken for what, what was ignored, and what was skipped.
+        num_skipped: lines that could not be used.
+        actions: number of each action that is a word; None where actions are numbers.
+    """
 
     path: Path
     name: str
@@ -53,6 +75,9 @@ class DatasetSummary:
     dropped_users: int
     num_shards: int
     num_texts: int | None = None
+    taken: tuple[str, ...] = ()
+    num_skipped: int = 0
+    actions: Mapping[str, float] | None = None
 
 
 def prepare(
@@ -62,6 +87,10 @@ def prepare(
     format: str = AUTO,
     columns: ColumnNames = _USUAL_NAMES,
     separator: str | None = None,
+    header: Sequence[str] | None = None,
+    time_unit: str = AUTO,
+    actions: Sequence[str] | Mapping[str, float] | None = None,
+    bad_lines: str = STOP,
     min_events: int = 3,
     memory_mb: float = 512,
     name: str | None = None,
@@ -74,15 +103,20 @@ def prepare(
     """Write the data set of these interactions into a new folder, or nothing at all.
 
     Events of a user are ordered by time; equal times, and data without times, keep the order of the input.
-    Fractional times are ordered exactly and stored rounded to whole numbers.
+    Times are stored as whole seconds since 1970 in UTC; fractions of a second only order events.
 
     Args:
-        input_path: a file, or for csv and parquet a folder of files that are read in name order; may be an
+        input_path: a file, or for csv, jsonl and parquet a folder of files that are read in name order; may be an
             address (s3://...).
         out_dir: folder to create; an existing data set there is replaced only with `overwrite`.
         format: one of `format_names()`; "auto" looks at the name and the first lines.
         columns: column names of input that has a header.
         separator: what stands between fields of csv, pairs or sequences, where it is not found by itself.
+        header: names of the fields of csv without a header line, in their order; "_" for one nobody needs.
+        time_unit: of times that are plain numbers: "s", "ms", "us", "ns"; "auto" tells it from their size.
+        actions: numbers of actions that are words, or the words in the order of their numbers from 0; None
+            numbers them by frequency, the most frequent 0.
+        bad_lines: "stop" at the first line that cannot be used, or "skip" such lines and count them.
         min_events: users with fewer events are dropped; three are needed for train, validation and test.
         memory_mb: memory for sorting events, in MiB; reading and writing take some 100 MiB by themselves.
         name: name of the data set; that of the folder unless given.
@@ -95,6 +129,10 @@ def prepare(
     source, out = local_path(input_path), local_path(out_dir).resolve()
     _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_id_kinds(id_kinds)
+    _check_header(source, format, header)
+    if time_unit not in TIME_UNITS:
+        raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
+    values = ValueReader(time_unit=time_unit, actions=_numbered(actions), bad_lines=bad_lines)
     if is_address(out_dir):
         raise DataError(
             "prepare writes to this machine",
@@ -115,7 +153,9 @@ def prepare(
         if away:
             source = copy_all(str(input_path), work / "raw")
             check_input(source)
-        kind, decided = find_format(source, separator) if format == AUTO else (format, "as asked for")
+        fields = None if header is None else tuple(header)
+        kind, decided = find_format(source, separator, fields) if format == AUTO else (format, "as asked for")
+        as_is = not rewrite and actions is None and time_unit in (AUTO, TIME_UNIT)
         index = index_input(
             source,
             work,
@@ -123,13 +163,14 @@ def prepare(
             columns=columns,
             min_events=min_events,
             name=name or out.name,
-            wanted=kind == "parquet" and not rewrite and "text" not in id_kinds.values(),
+            wanted=kind == "parquet" and as_is and "text" not in id_kinds.values(),
         )
-        remarks = [decided, *index.remarks]
-        manifest = index.manifest
+        manifest, num_skipped = index.manifest, 0
         item_kind: IdKind = "int64"
         if manifest is None:
-            reading = Reading(columns=columns, separator=separator, memory=memory)
+            reading = Reading(
+                columns=columns, separator=separator, header=fields, memory=memory, values=values
+            )
             found = read_sorted(
                 source,
                 kind,
@@ -138,12 +179,15 @@ def prepare(
                 spill=work / "spill",
                 report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
             )
+            values = found.values
             writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
             for events, fraction in found.events.blocks():
-                writer.add(events)
+                writer.add(_with_numbers(events, values))
                 report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-            manifest = writer.finish(name or out.name, kind, words=found.words)
-            remarks, item_kind = [*remarks, *found.remarks], found.id_kinds["item"]
+            said = [*index.remarks, *found.remarks, *_said_of_others(source, kind)]
+            about = {**_about(found.events.features, values), "taken": [*values.describe(), *said]}
+            manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
+            item_kind, num_skipped = found.id_kinds["item"], values.bad_lines.num_skipped
         num_texts = None if known is None else write_texts(work, known, name=str(texts), kind=item_kind)
         for spilled in ("spill", "spilled-words", "raw"):
             shutil.rmtree(work / spilled, ignore_errors=True)
@@ -154,10 +198,34 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    return _summary(out, manifest, "; ".join(remarks), num_texts)
+    return _summary(out, manifest, decided, num_texts, num_skipped=num_skipped)
 
 
-def _summary(out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None) -> DatasetSummary:
+def _with_numbers(events: Events, values: ValueReader) -> Events:
+    """The same events, words of actions as their numbers, which are known once all events are read."""
+    if "action" not in events:
+        return events
+    return {**events, "action": values.actions.numbered(events["action"])}
+
+
+def _about(features: Sequence[str], values: ValueReader) -> dict[str, Any]:
+    """What the manifest says of the values."""
+    about: dict[str, Any] = {"time_unit": TIME_UNIT} if "time" in features else {}
+    vocabulary = values.actions.vocabulary() if "action" in features else None
+    return about if vocabulary is None else {**about, "actions": vocabulary}
+
+
+def _said_of_others(source: Path, kind: str) -> list[str]:
+    others = files_not_read(source, kind)
+    if not others:
+        return []
+    more = f" and {len(others) - 5:,} more" if len(others) > 5 else ""
+    return [f"files not read: {', '.join(others[:5])}{more}"]
+
+
+def _summary(
+    out: Path, manifest: dict[str, Any], decided: str, num_texts: int | None, *, num_skipped: int
+) -> DatasetSummary:
     counts = {
         key: manifest[key] for key in ("num_users", "num_events", "num_items", "max_item", "dropped_users")
     }
@@ -169,20 +237,68 @@ def _summary(out: Path, manifest: dict[str, Any], decided: str, num_texts: int |
         features=tuple(manifest["features"]),
         num_shards=len(manifest["shards"]),
         num_texts=num_texts,
+        actions=manifest.get("actions"),
+        taken=tuple(manifest["taken"]),
+        num_skipped=num_skipped,
         **counts,
     )
 
 
 def _check_options(format: str, *, separator: str | None, min_events: int, memory_mb: float) -> None:
     check_format(format)
-    if separator is not None and (len(separator) != 1 or not separator.isascii()):
+    if separator is not None and not (separator.isascii() and 1 <= len(separator) <= 4):
         raise DataError(
-            "A separator is one ASCII character", got=repr(separator), allowed="such as ',' or ';'"
+            "A separator is one to four ASCII characters", got=repr(separator), allowed="such as ',' or '::'"
         )
     if min_events < 1:
         raise DataError("min_events is too small", got=min_events, allowed="1 or more")
     if memory_mb <= 0:
         raise DataError("memory_mb is too small", got=memory_mb, allowed="more than 0; 512 is a good start")
+
+
+def _check_header(source: Path, format: str, header: Sequence[str] | None) -> None:
+    if header is None:
+        return
+    named = [name for name in header if name != IGNORED]
+    if len(set(named)) < len(named) or not all(name.strip() for name in header):
+        raise DataError(
+            "Every field needs a name of its own",
+            got=",".join(header),
+            allowed="names such as user,item,time,action, and `_` for fields that nobody needs",
+        )
+    own_names = {
+        ".parquet": "parquet",
+        ".pq": "parquet",
+        ".jsonl": "jsonl",
+        ".ndjson": "jsonl",
+        ".inter": "inter",
+    }
+    found = own_names.get(RawSample(source).suffix, "csv") if format == AUTO else format
+    if found != "csv":
+        raise DataError(
+            f"Columns are named in their order only for csv; {found} has its own",
+            got=source,
+            next_step="name single columns with `--user`, `--item`, `--time`, `--action`",
+        )
+
+
+def _numbered(actions: Sequence[str] | Mapping[str, float] | None) -> dict[str, float] | None:
+    """Word -> number, checked."""
+    if actions is None:
+        return None
+    pairs = (
+        list(actions.items())
+        if isinstance(actions, Mapping)
+        else [(w, float(n)) for n, w in enumerate(actions)]
+    )
+    words = [word for word, _ in pairs]
+    if not words or len(set(words)) < len(words) or not all(words):
+        raise DataError(
+            "Every action needs a word of its own",
+            got=", ".join(words),
+            allowed="such as click,cart,purchase",
+        )
+    return {word: float(number) for word, number in pairs}
 
 
 def _check_target(source: Path, out: Path, *, overwrite: bool) -> None:

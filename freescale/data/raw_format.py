@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from freescale.data.columns.ids import IdKinds
-from freescale.data.columns.roles import ColumnNames
-from freescale.data.columns.values import checked_events
+from freescale.data.columns.roles import ColumnNames, Sample, choose_columns
+from freescale.data.columns.values import ValueReader
 from freescale.data.event_columns import Events
 from freescale.data.formats._text_chunks import suffix_of, text_chunks
 from freescale.errors import DataError
@@ -79,6 +78,19 @@ class RawSample:
         return line.split(self.separator.encode() if self.separator else None)
 
 
+class Chosen(NamedTuple):
+    """Which part is played by which column of a file, and which by a folder such as `dt=2024-01-31`."""
+
+    places: dict[str, int]
+    constants: dict[str, str | None]
+
+    def with_constants(self, raw: dict[str, Any], num_events: int) -> dict[str, Any]:
+        """The columns of the file and those of its folders."""
+        for role, value in self.constants.items():
+            raw[role] = pa.repeat(pa.scalar(value, pa.string()), num_events)
+        return raw
+
+
 @dataclass(frozen=True)
 class Reading:
     """What the user asked for, and how much memory a reader may take.
@@ -86,14 +98,36 @@ class Reading:
     Args:
         columns: column names of input that has a header.
         separator: what stands between fields, where the user said so.
+        header: names of the fields of text without a header line; `_` for one that nobody needs.
         memory: bytes for all of `prepare`; a chunk takes a small part of it.
-        id_kinds: how users and items are read; see `columns/ids.py`.
+        partition: what the folders of this file say: name -> value, None for nothing.
+        values: turns raw columns into events; one for all files of an input.
     """
 
     columns: ColumnNames = field(default_factory=ColumnNames)
     separator: str | None = None
+    header: tuple[str, ...] | None = None
     memory: int = 512 << 20
-    id_kinds: IdKinds = field(default_factory=dict)
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    values: ValueReader = field(default_factory=ValueReader)
+
+    def choose(self, path: Path, names: list[str], sample: Sample | None = None) -> Chosen:
+        """Which part each column of this file plays; the folders it lies in count as columns, too."""
+        # A column of the file wins: some writers keep it in both.
+        folders = [name for name in self.partition if name not in names]
+        every = [*names, *folders]
+
+        def any_sample(column: int) -> Any:
+            if column >= len(names):
+                return [self.partition[every[column]]]
+            return sample(column) if sample else []
+
+        chosen = choose_columns(path, every, self.columns, any_sample)
+        self.values.take({role: every[place] for role, place in chosen.items()}, every)
+        return Chosen(
+            {role: place for role, place in chosen.items() if place < len(names)},
+            {role: self.partition[every[place]] for role, place in chosen.items() if place >= len(names)},
+        )
 
     @property
     def chunk_bytes(self) -> int:
@@ -135,9 +169,10 @@ def checked_chunks(
         return f"{path}, event {before + event}", f"what format {name!r} read"
 
     for columns, consumed in raw_format.chunks(path, reading):
-        events = checked_events(_arrow_columns(name, path, columns), locate, reading.id_kinds)
-        yield events, consumed
-        before += len(events["user"])
+        raw = _arrow_columns(name, path, columns)
+        reading.values.take({role: role for role in raw}, [])
+        yield reading.values.events(raw, locate), consumed
+        before += len(raw["user"])
 
 
 def _arrow_columns(name: str, path: Path, columns: Any) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from freescale.data.event_columns import Events, features_of
 from freescale.data.excerpt import excerpt
+from freescale.data.input_files import files_of, other_files, partition_of
 from freescale.data.manifest import DATASET_FILE, is_dataset, was_dataset
 from freescale.data.raw_format import RawFormat, RawSample, Reading, checked_chunks
 from freescale.errors import DataError, nearest
@@ -15,7 +17,7 @@ from freescale.registry import OUTSIDE, find, names
 AUTO = "auto"
 # Who is asked first what a file is, among the formats that ship: a guess from the shape of lines comes after what
 # cannot be mistaken. Whoever is not in this list is asked last.
-_ASKED = ("parquet", "movielens", "inter", "pairs", "sequences", "csv")
+_ASKED = ("parquet", "jsonl", "movielens", "inter", "pairs", "sequences", "csv")
 
 
 def format_names() -> list[str]:
@@ -50,12 +52,16 @@ def check_input(source: Path) -> None:
         )
 
 
-def find_format(source: Path, separator: str | None) -> tuple[str, str]:
+def find_format(
+    source: Path, separator: str | None = None, header: tuple[str, ...] | None = None
+) -> tuple[str, str]:
     """The format and the reason.
 
     Formats from outside are asked first, in the order of their names: they are there because the user asked for
     them. Then those that ship. Of both, all may claim the file by the end of its name before any looks into it.
     """
+    if header is not None:
+        return "csv", "the names of its columns were given"
     shipped, outside = _formats()
     sample = RawSample(source, separator)
     for asked in (outside, shipped):
@@ -64,7 +70,7 @@ def find_format(source: Path, separator: str | None) -> tuple[str, str]:
         if found is not None:
             return found
     if source.is_dir():
-        raise _undecided(source, "a folder without csv or parquet files")
+        raise _undecided(source, "a folder without csv, jsonl or parquet files")
     lines = sample.read_lines()
     if not lines:
         raise _nothing(f"{source} is empty")
@@ -74,25 +80,52 @@ def find_format(source: Path, separator: str | None) -> tuple[str, str]:
 def read_events(source: Path, name: str, reading: Reading) -> Iterator[tuple[Events, float]]:
     """All events in input order, with the fraction of the input that has been read."""
     raw_format = _format(name)
-    files = _files_of(source, raw_format)
+    files = files_of(source, raw_format)
     if not files:
-        raise DataError(f"{source} holds no {name} files", allowed="for a folder: csv or parquet files")
+        raise DataError(
+            f"{source} holds no {name} files",
+            allowed="for a folder: csv, jsonl or parquet files",
+            next_step="name the folder of the files, or the format (`--format`)",
+        )
     size = sum(path.stat().st_size for path in files)
     if not size:
         raise _nothing(f"{source} is empty")
-    done = num_events = 0
+    done = 0
     features: list[str] | None = None
     for path in files:
-        for events, consumed in _chunks(name, raw_format, path, reading):
+        own = replace(reading, partition=partition_of(source, path))
+        for events, consumed in _chunks(name, raw_format, path, own):
             found = list(features_of(events))
             features = features or found
             if found != features:
-                raise DataError(f"{path} has other columns than {files[0]}", got=found, allowed=features)
-            num_events += len(events["user"])
+                raise DataError(
+                    f"{path} has other columns than {files[0]}",
+                    got=", ".join(found),
+                    allowed=", ".join(features),
+                    next_step="give all files the same columns, or leave one out (`--time ''`, `--action ''`)",
+                )
             yield events, min(1.0, (done + consumed) / size)
         done += path.stat().st_size
-    if not num_events:
-        raise _nothing(f"{source} has no events, at most a header")
+    if not reading.values.num_events:
+        raise _no_events(source, reading)
+
+
+def files_not_read(source: Path, name: str) -> list[str]:
+    """Names of files of a folder that are of another format than the one that is read."""
+    return [str(path.relative_to(source)) for path in other_files(source, _format(name))]
+
+
+def _no_events(source: Path, reading: Reading) -> DataError:
+    bad = reading.values.bad_lines
+    if not bad.num_skipped:
+        return _nothing(f"{source} has no events, at most a header")
+    first = bad.examples[0]
+    return DataError(
+        f"{source} has no events: all {bad.num_skipped:,} lines cannot be used",
+        got=f"{first.what} ({first.got})",
+        allowed=first.allowed,
+        next_step=first.next_step,
+    )
 
 
 def _formats() -> tuple[list[str], list[str]]:
@@ -119,10 +152,14 @@ def _format(name: str) -> RawFormat:
 
 
 def _claimed(folder: Path, formats: dict[str, RawFormat]) -> tuple[str, str] | None:
-    for name, raw_format in formats.items():
-        if _files_of(folder, raw_format):
-            return name, f"the folder holds {name} files"
-    return None
+    held = {name: found for name, raw_format in formats.items() if (found := files_of(folder, raw_format))}
+    if len(held) > 1:
+        raise DataError(
+            f"{folder} holds files of several formats",
+            got=", ".join(f"{len(found)} {name} such as {found[0].name}" for name, found in held.items()),
+            next_step=f"say which to read, such as `--format {next(iter(held))}`",
+        )
+    return next(((name, f"the folder holds {name} files") for name in held), None)
 
 
 def _recognised(sample: RawSample, formats: dict[str, RawFormat]) -> tuple[str, str] | None:
@@ -142,14 +179,6 @@ def _chunks(name: str, raw_format: RawFormat, path: Path, reading: Reading) -> I
     return checked_chunks(name, raw_format, path, reading)
 
 
-def _files_of(source: Path, raw_format: RawFormat) -> list[Path]:
-    if not source.is_dir():
-        return [source]
-    suffixes = raw_format.suffixes if raw_format.in_folders else ()
-    files = (path for path in source.iterdir() if path.is_file() and path.name[0] not in "._")
-    return sorted(path for path in files if RawSample(path).suffix in suffixes)
-
-
 def _nothing(what: str) -> DataError:
     return DataError(what, next_step="check the path of the raw interactions")
 
@@ -159,5 +188,6 @@ def _undecided(source: Path, got: str) -> DataError:
         f"Cannot tell the format of {source}",
         got=got,
         allowed=", ".join(format_names()[1:]),
-        next_step="name the format (`--format`); csv needs a first line that names the columns",
+        next_step="name the format (`--format`); without a first line that names the columns, "
+        "name them in their order, such as `--columns user,item,time,action`",
     )

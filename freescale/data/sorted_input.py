@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freescale.data.columns.ids import ID_KINDS, ID_ROLES, IdKind, IdKinds, OtherIdsError
+from freescale.data.columns.values import ValueReader
 from freescale.data.event_sorter import EventSorter
 from freescale.data.raw_format import Reading
 from freescale.data.raw_input import read_events
@@ -24,12 +25,14 @@ class SortedInput:
         words: of ids that are text.
         id_kinds: of users and items.
         remarks: why ids are not read as int64, a sentence a column.
+        values: what read them, and knows what it took them for.
     """
 
     events: EventSorter
     words: IdWords
     id_kinds: IdKinds
     remarks: tuple[str, ...]
+    values: ValueReader
 
 
 def read_sorted(
@@ -58,11 +61,13 @@ def read_sorted(
         share = reading.memory // (2 + num_words)
         events = EventSorter(spill, reading.memory - num_words * share)
         words = IdWords(spill.with_name("spilled-words"), share, kinds)
+        # From the beginning: what was counted and learnt so far is void.
+        values = reading.values.again(id_kinds=kinds, asked=asked)
         try:
-            for chunk, fraction in read_events(source, kind, replace(reading, id_kinds=kinds)):
+            for chunk, fraction in read_events(source, kind, replace(reading, values=values)):
                 events.add(words.take(chunk))
                 report(fraction)
-            return SortedInput(events, words, kinds, tuple(remarks.values()))
+            return SortedInput(events, words, kinds, tuple(remarks.values()), values)
         except OtherIdsError as found:
             if found.role in asked:
                 raise _not_as_asked(found, asked[found.role]) from None

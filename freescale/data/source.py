@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from freescale.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
+Split = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class ItemCatalog:
     Args:
         ids: [m] raw item ids, ascending.
         counts: [m] events of each item.
-        train_counts: [m] events of each item without the last two events of every user, which are kept for
-            validation and test; this is what the popularity baseline may look at.
+        train_counts: [m] events of each item in the training part: without the last two events of every user, or
+            those before the moment of a temporal split. This is what the popularity baseline may look at.
     """
 
     ids: IntArray
@@ -74,6 +75,20 @@ class SequenceSource(Protocol):
 
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
+
+
+@runtime_checkable
+class SplitSource(Protocol):
+    """A source that says itself where the targets of a split stand; any other is split by leave-one-out."""
+
+    def ends(self, split: Split) -> IntArray:
+        """[rows] events of each history up to the target of a split, the target included; 0: it has none."""
+
+    def missed(self, split: Split) -> npt.NDArray[np.bool_]:
+        """[rows] whether the target of a split is an item that nothing was learnt of; then `ends` is 0."""
+
+    def split_facts(self) -> dict[str, object]:
+        """The name of the split ("split") and what else makes two such splits of the same data the same."""
 
 
 def check_source(source: SequenceSource) -> None:

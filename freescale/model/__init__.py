@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     )
     from freescale.model.heads import RankingHead, RetrievalHead
     from freescale.model.item_encoders import ContentProjection, TextEncoder
-    from freescale.model.metrics import FULL_RANKING, BinaryQuality, RankingQuality
+    from freescale.model.metrics import (
+        CUTOFFS,
+        FULL_RANKING,
+        NEVER,
+        BinaryQuality,
+        RankingQuality,
+        full_ranking,
+    )
     from freescale.model.moe import moe_layers
     from freescale.model.recommender import Recommender, make_encoder
     from freescale.model.router import EXTRAS, nan_error

@@ -47,7 +47,8 @@ class LastEvents:
         items: [B, D] vectors of the targets.
         tokens: the batch's token columns there, "target_action" among them where there are actions.
         samples: the batch's sample columns.
-        target_rank: [B] how many items of the catalogue stand before the target, where it is ranked; else None.
+        target_rank: [B] how many items of the catalogue stand before the target, `NEVER` where it is not recommended
+            at all (seen, and seen items are filtered); None where nothing is ranked.
     """
 
     states: Tensor

@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 CUTOFFS = (10, 50, 200)
-FULL_RANKING = (*(f"{name}@{k}" for name in ("ndcg", "hr") for k in CUTOFFS), "mrr")
-"""What full ranking gives; the first decides unless another is named."""
+"""Where lists are cut unless a recipe says otherwise."""
+
+NEVER = torch.iinfo(torch.int64).max
+"""The rank of a target that is not recommended at all: it was seen and seen items are filtered, or it is new."""
+
 _NUM_BINS = 1 << 17
 
 
-class RankingQuality:
-    """HR@k, NDCG@k and MRR from the rank of each user's target (0 = first)."""
+def full_ranking(cutoffs: Sequence[int] = CUTOFFS) -> tuple[str, ...]:
+    """Names of what full ranking gives; the first decides unless another is named."""
+    return (*(f"{name}@{k}" for name in ("ndcg", "hr") for k in cutoffs), "mrr")
 
-    def __init__(self) -> None:
-        self.sums = torch.zeros(2 * len(CUTOFFS) + 2, dtype=torch.float64)
+
+FULL_RANKING = full_ranking()
+"""What a head that ranks names among its metrics; a recipe with other cutoffs gives those instead."""
+
+
+class RankingQuality:
+    """HR@k, NDCG@k and MRR from the rank of each user's target (0 = first, `NEVER`: not recommended).
+
+    Args:
+        cutoffs: every k.
+    """
+
+    def __init__(self, cutoffs: Sequence[int] = CUTOFFS) -> None:
+        self.cutoffs = tuple(cutoffs)
+        self.sums = torch.zeros(2 * len(self.cutoffs) + 2, dtype=torch.float64)
 
     def update(self, ranks: Tensor) -> None:
         """Add users by the rank of their target among all candidates."""
-        place = ranks.detach().cpu().double()
+        ranks = ranks.detach().cpu()
+        place = ranks.double()
         gain = 1 / torch.log2(place + 2)
-        hits = [(place < k).double() for k in CUTOFFS]
-        parts = [*hits, *(hit * gain for hit in hits), 1 / (place + 1), torch.ones_like(place)]
+        hits = [(ranks < k).double() for k in self.cutoffs]
+        reciprocal = torch.where(ranks == NEVER, 0.0, 1 / (place + 1))
+        parts = [*hits, *(hit * gain for hit in hits), reciprocal, torch.ones_like(place)]
         self.sums += torch.stack([part.sum() for part in parts])
 
     def values(self) -> dict[str, float]:
         """Means over all users added so far."""
         total = max(self.sums[-1].item(), 1.0)
-        names = [f"hr@{k}" for k in CUTOFFS] + [f"ndcg@{k}" for k in CUTOFFS] + ["mrr"]
+        names = [f"{name}@{k}" for name in ("hr", "ndcg") for k in self.cutoffs] + ["mrr"]
         return {name: value / total for name, value in zip(names, self.sums.tolist())}
 
 

@@ -15,6 +15,7 @@ from html import escape
 
 from freescale import units
 from freescale.pages.smoothing import Values
+from freescale.pages.ticks import enclosing_ticks, plain_labels, spread_ticks, step_ticks
 
 MAX_POINTS = 400
 """A chart is at most some 500 pixels wide twice over; more points than this only make the file larger."""
@@ -35,19 +36,48 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Band:
+    """A stretch of steps in which something was otherwise, shaded behind the curves; the note says what."""
+
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
 class Chart:
-    """Several curves over the same steps, or over what `axis` names."""
+    """Several curves over the same steps, or over what `axis` names.
+
+    Args:
+        title: what the chart shows.
+        steps: where the values lie from left to right.
+        series: the curves.
+        note: a sentence or two below it.
+        write: a value in words, for legend and pointer.
+        tick: labels of the vertical axis, all of them together.
+        from_zero: whether the vertical axis begins at zero.
+        stacked: whether the curves lie one on top of the other.
+        wide: whether it takes the whole row.
+        axis: name of the horizontal axis.
+        measure: name of the vertical axis; the title without one.
+        at_least: a range that is always shown, so that a flat curve looks flat.
+        log: whether the horizontal axis is logarithmic, with the values themselves as ticks.
+        bands: stretches to shade.
+    """
 
     title: str
     steps: Sequence[float]
     series: Sequence[Series]
     note: str = ""
     write: Callable[[float], str] = units.count
-    tick: Callable[[float], str] = units.compact
+    tick: Callable[[Sequence[float]], list[str]] = plain_labels
     from_zero: bool = False
     stacked: bool = False
     wide: bool = False
     axis: str = "step"
+    measure: str = ""
+    at_least: tuple[float, float] | None = None
+    log: bool = False
+    bands: Sequence[Band] = ()
 
 
 @dataclass(frozen=True)
@@ -59,9 +89,15 @@ class _Frame:
     bottom: float
     top: float
     ticks: list[float] = field(default_factory=list)
+    log: bool = False
 
     def x(self, step: float) -> float:
-        return (step - self.left) / (self.right - self.left) if self.right > self.left else 0.5
+        """Way from the left edge, 0 to 1."""
+        if not self.right > self.left:
+            return 0.5
+        if self.log:
+            return math.log(step / self.left) / math.log(self.right / self.left)
+        return (step - self.left) / (self.right - self.left)
 
     def y(self, value: float) -> float:
         """Height above the bottom, 0 to 1; values off the scale stop at its edge."""
@@ -75,7 +111,7 @@ def draw(chart: Chart) -> str:
     chart = _thinned(chart)
     heights = _stacked(chart.series) if chart.stacked else [series.values for series in chart.series]
     frame = _frame(chart, heights)
-    shapes = _grid(frame) + "".join(_shapes(chart, heights, frame))
+    shapes = _bands(chart, frame) + _grid(frame) + "".join(_shapes(chart, heights, frame))
     hover = escape(json.dumps(_hover(chart, heights, frame), separators=(",", ":"), allow_nan=False))
     return (
         f'<figure class="chart{" wide" if chart.wide else ""}" data-chart="{hover}">'
@@ -86,19 +122,6 @@ def draw(chart: Chart) -> str:
         f'<div class="cursor" hidden></div><div class="tip" hidden></div></div>{_x_axis(chart, frame)}</div>'
         f"{_note(chart, heights, frame)}</figure>"
     )
-
-
-def nice_ticks(low: float, high: float, *, at_most: int = 5) -> list[float]:
-    """Round numbers (1, 2, 2.5, 5 times a power of ten) spread over low..high."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / at_most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    # Rounding to the step's own digits keeps 0.30000000000000004 off the axis.
-    digits = max(0, 2 - math.floor(math.log10(step)))
-    return [round(index * step, digits) for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def _thinned(chart: Chart) -> Chart:
@@ -134,14 +157,28 @@ def _frame(chart: Chart, heights: Sequence[Values]) -> _Frame:
     usual = values[int(0.95 * (len(values) - 1))]
     if chart.from_zero and len(values) >= 10 and high > 3 * usual > 0:
         high = 1.3 * usual
-    if high == low:
-        low, high = (0.0, 2 * high) if high > 0 else (low - 1, high + 1)
-    margin = 0.06 * (high - low)
-    bottom, top = (low if low == 0 else low - margin), high + margin
+    if chart.at_least is not None:
+        low, high = min(low, chart.at_least[0]), max(high, chart.at_least[1])
+    if high - low <= 1e-9 * max(abs(high), abs(low)):
+        low, high = (0.0, 2 * high) if high > 0 else (low - max(1.0, abs(low)), high + max(1.0, abs(high)))
+    ticks = enclosing_ticks(low, high)
     first, last = min(chart.steps), max(chart.steps)
+    if chart.log and first > 0:
+        return _Frame(first, last, ticks[0], ticks[-1], ticks, log=True)
     # Curves that begin early begin at zero: the axis then ends on round numbers.
     left = 0 if first <= 0.25 * last else first
-    return _Frame(left, last, bottom, top, nice_ticks(bottom, top))
+    return _Frame(left, last, ticks[0], ticks[-1], ticks)
+
+
+def _bands(chart: Chart, frame: _Frame) -> str:
+    """Shaded stretches, half a step wider than their steps, so that one step is seen, too."""
+    areas = []
+    for band in chart.bands:
+        left, right = (
+            1000 * min(1.0, max(0.0, frame.x(step))) for step in (band.first - 0.5, band.last + 0.5)
+        )
+        areas.append(f"M{left:.1f} 0H{right:.1f}V1000H{left:.1f}Z")
+    return f'<path class="band" d="{"".join(areas)}"/>' if areas else ""
 
 
 def _grid(frame: _Frame) -> str:
@@ -235,21 +272,28 @@ def _legend(chart: Chart) -> str:
 
 def _y_axis(chart: Chart, frame: _Frame) -> str:
     labels = (
-        f'<span style="bottom:{100 * frame.y(tick):.2f}%">{escape(chart.tick(tick))}</span>'
-        for tick in frame.ticks
+        f'<span style="bottom:{100 * frame.y(tick):.2f}%">{escape(label)}</span>'
+        for tick, label in zip(frame.ticks, chart.tick(frame.ticks))
     )
-    return f'<div class="y-axis" aria-hidden="true">{"".join(labels)}</div>'
+    name = escape(chart.measure or chart.title)
+    return f'<div class="y-axis" aria-hidden="true"><b>{name}</b>{"".join(labels)}</div>'
 
 
 def _x_axis(chart: Chart, frame: _Frame) -> str:
-    ticks = nice_ticks(frame.left, frame.right)
-    if chart.axis == "step":
-        ticks = [tick for tick in ticks if float(tick).is_integer()]
+    if frame.log or chart.axis != "step":
+        ticks = spread_ticks(chart.steps, [frame.x(step) for step in chart.steps])
+    else:
+        ticks = step_ticks(frame.left, frame.right)
     labels = (
-        f'<span style="left:{100 * frame.x(tick):.2f}%">{escape(units.compact(tick))}</span>'
-        for tick in ticks
+        f'<span style="left:{100 * frame.x(tick):.2f}%">{escape(_short(tick))}</span>' for tick in ticks
     )
-    return f'<div class="x-axis" aria-hidden="true">{"".join(labels)}</div>'
+    scale = ", logarithmic" if frame.log else ""
+    return f'<div class="x-axis" aria-hidden="true">{"".join(labels)}<b>{escape(chart.axis)}{scale}</b></div>'
+
+
+def _short(value: float) -> str:
+    """`1,024`, `98.3k`: four digits are as short without a suffix."""
+    return units.count(value) if abs(value) < 1e4 else units.compact(value)
 
 
 def _note(chart: Chart, heights: Sequence[Values], frame: _Frame) -> str:
@@ -271,4 +315,5 @@ def _spoken(chart: Chart) -> str:
         known = [value for value in series.values if value is not None]
         if known:
             curves.append(f"{series.name} from {chart.write(known[0])} to {chart.write(known[-1])}")
-    return f"{chart.title}, {chart.axis}s {min(chart.steps):,} to {max(chart.steps):,}: {'; '.join(curves)}"
+    over = f"{chart.axis.removesuffix('s')}s {min(chart.steps):,} to {max(chart.steps):,}"
+    return f"{chart.title}, {over}: {'; '.join(curves)}"

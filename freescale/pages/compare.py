@@ -1,269 +1,240 @@
-"""Two runs side by side: what changed between their recipes, and what that did to bubbles, speed and loss."""
+"""Runs side by side, on a page and in a terminal: each by its name, with what differs and how sure that is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-
-import yaml
 
 from freescale import units
 from freescale.pages import page
 from freescale.pages.charts import Chart, Series, draw
-from freescale.pages.report import replace_file, require_run
+from freescale.pages.compared_runs import ComparedRun, doubts, read_runs
+from freescale.pages.differences import Difference, differences, how_sure, machine_doubts, share
+from freescale.pages.protocols import quality_cards, quality_lines
+from freescale.pages.report import replace_file
+from freescale.pages.run_header import made_here, origin_text, written
 from freescale.pages.smoothing import moving_average
-from freescale.pages.time_panels import bar
-from freescale.trace import (
-    CAUSES,
-    PARTS,
-    WORDS,
-    Account,
-    Event,
-    MetricsLog,
-    account_of,
-    column,
-    read_metrics,
-    step_of,
-)
+from freescale.pages.ticks import percent_labels, plain_labels
+from freescale.pages.time_panels import named_bars
+from freescale.trace import CAUSES, WORDS, column, step_of
+
+TONES = (4, 0, 1, 2, 3, 5, 6, 7)
+"""Colours of the runs; the baseline is grey."""
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """One of the two runs."""
-
-    name: str
-    log: MetricsLog
-    recipe: Mapping[str, object]
-    account: Account | None
-
-
-def write_comparison(run_dir: str | os.PathLike[str], before_dir: str | os.PathLike[str]) -> Path:
-    """Write RUN_DIR/compare.html: the run beside an earlier one that it is held against.
+def write_comparison(run_dir: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]]) -> Path:
+    """Write RUN_DIR/compare.html: the run beside others, of which the first is the baseline.
 
     Args:
-        run_dir: the run, "after".
-        before_dir: what it is held against, "before".
+        run_dir: the run whose folder gets the page.
+        others: what it is held against; the baseline first.
 
     Raises:
-        FreeScaleError: one of the folders holds no run.
+        FreeScaleError: one of the folders holds no run, or there are too many.
     """
-    after, before = read_run(Path(run_dir)), read_run(Path(before_dir))
-    return replace_file(Path(run_dir) / "compare.html", render_comparison(before, after))
+    return replace_file(Path(run_dir) / "compare.html", render_comparison(read_runs([*others, run_dir])))
 
 
-def comparison_lines(run_dir: str | os.PathLike[str], before_dir: str | os.PathLike[str]) -> list[str]:
-    """The outcome in a few lines for a terminal: what to doubt, the bubble, the time of a step."""
-    before, after = _on_common_steps(read_run(Path(before_dir)), read_run(Path(run_dir)))
-    lines = [f"warning: {doubt}" for doubt in doubts(before, after)]
-    was, now = before.account, after.account
-    if was is None or now is None:
-        return lines
-    cut = reduction(was.bubble, now.bubble)
-    change = "" if cut is None else f", {units.percent(abs(cut))} {'less' if cut >= 0 else 'more'}"
-    lines.append(f"bubble {units.percent(was.bubble)} -> {units.percent(now.bubble)}{change}")
-    lines.append(f"step {units.milliseconds(was.step_ms)} -> {units.milliseconds(now.step_ms)}")
-    return lines
-
-
-def read_run(folder: Path) -> ComparedRun:
-    """What a comparison needs of a run."""
-    require_run(folder)
-    log = read_metrics(folder / "metrics.jsonl")
-    return ComparedRun(folder.resolve().name, log, _recipe(folder), account_of(log.steps))
-
-
-def reduction(before: float, after: float) -> float | None:
-    """1 - after / before; None where there was nothing to reduce."""
-    return 1 - after / before if before > 0 else None
-
-
-def render_comparison(before: ComparedRun, after: ComparedRun) -> str:
-    """The page as text."""
-    if before.name == after.name:
-        before, after = (
-            replace(before, name=f"{before.name} (before)"),
-            replace(after, name=f"{after.name} (after)"),
+def comparison_lines(run_dir: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The outcome in a few lines for a terminal: what to doubt, then bubble and step of each run, and how sure."""
+    runs = read_runs([*others, run_dir])
+    lines = [f"warning: {doubt}" for doubt in doubts(runs) + machine_doubts(runs)]
+    told = False
+    for place in range(1, len(runs)):
+        found, quality = differences(runs, place), quality_lines(runs[0].log, runs[place].log)
+        if len(runs) > 2 and (found or quality):
+            lines.append(f"{runs[place].name} against {runs[0].name}:")
+        lines += quality
+        if not found:
+            continue
+        told = True
+        bubble, step = found["bubble"], found["step"]
+        lines.append(
+            f"bubble {units.percent(bubble.before)} -> {units.percent(bubble.after)}: {_outcome(bubble)}"
         )
-    before, after = _on_common_steps(before, after)
-    notes = doubts(before, after)
+        times = f"step {units.milliseconds(step.before)} -> {units.milliseconds(step.after)}"
+        lines.append(f"{times}: {_outcome(step, less='shorter', more='longer')}")
+    return [*lines, how_sure(runs)] if told else lines
+
+
+def render_comparison(runs: Sequence[ComparedRun]) -> str:
+    """The page as text; the first run is the baseline."""
+    base, last = runs[0], runs[-1]
+    notes = doubts(runs) + machine_doubts(runs)
+    title = f"{last.name if len(runs) == 2 else f'{len(runs) - 1} runs'} against {base.name}"
     body = [
-        page.missing(notes),
-        page.cards(_cards(before, after)),
-        page.section("Where the time went", _bars(before, after), kind="panel"),
-        page.section("By cause", _cause_table(before, after), kind="panel"),
-        page.section("Over the run", "".join(map(draw, _charts(before, after))), kind="charts"),
-        page.section("What differs in the recipes", _recipe_table(before, after), kind="panel"),
+        page.cards(_cards(runs)) if len(runs) == 2 else "",
+        page.section(f"Against {base.name}", _verdict_table(runs), kind="panel"),
+        page.missing(notes, title="What to doubt"),
+        page.section("Where the time went", _bars(runs), kind="panel"),
+        page.section("By cause", _cause_table(runs), kind="panel"),
+        page.section("Over the run", "".join(map(draw, _charts(runs))), kind="charts"),
+        page.section("What differs in the recipes", _recipe_table(runs), kind="panel"),
+        page.section("The runs", _origins(runs), kind="panel"),
     ]
     header = page.heading(
         brand="FreeScale comparison",
-        title=f"{after.name} against {before.name}",
+        title=title,
         state="same samples" if not notes else "read the notes",
         finished=not notes,
-        lines=["Reduction is 1 - bubble after / bubble before, over the steps both runs have."],
+        lines=[f"Over the steps that all runs have. {how_sure(runs)}", made_here()],
     )
     return page.document(
-        title=f"{after.name} against {before.name} - FreeScale",
+        title=f"{title} - FreeScale",
         header=header,
         body=body,
         footer="Written by freescale report --compare.",
     )
 
 
-def doubts(before: ComparedRun, after: ComparedRun) -> list[str]:
-    """What keeps two runs from being comparable, in plain words."""
-    said = [
-        f"{run.name} has no breakdown of its time in metrics.jsonl."
-        for run in (before, after)
-        if run.account is None
-    ]
-    tokens = [_tokens(run.log) for run in (before, after)]
-    common = sorted(set(tokens[0]) & set(tokens[1]))
-    if not common:
-        return [*said, "The runs have no step in common."]
-    other = [step for step in common if tokens[0][step] != tokens[1][step]]
-    if other:
-        said.append(
-            f"The runs did not compute the same samples: {len(other):,} of {len(common):,} common steps have another "
-            f"number of tokens, first step {other[0]:,}."
-        )
-    ranks = [_num_ranks(run) for run in (before, after)]
-    if ranks[0] != ranks[1]:
-        said.append(f"The runs have different numbers of ranks: {ranks[0]} before, {ranks[1]} after.")
-    return said
+def _outcome(found: Difference, *, less: str = "less", more: str = "more") -> str:
+    interval = found.interval(less=less, more=more)
+    verdict = found.verdict(less=less, more=more)
+    return f"{verdict} ({interval})" if interval else verdict
 
 
-def _cards(before: ComparedRun, after: ComparedRun) -> list[page.Card]:
+def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
+    base, run = runs
+    found = differences(runs, 1)
     cards = []
-    was, now = before.account, after.account
-    if was is not None and now is not None:
-        cut = reduction(was.bubble, now.bubble)
-        context = f"{units.percent(was.bubble)} before, {units.percent(now.bubble)} after"
-        cards.append(page.Card("Bubble reduction", "-" if cut is None else units.percent(cut), context))
-        times = units.factor(was.step_ms, now.step_ms)
-        both = f"{units.milliseconds(was.step_ms)} before, {units.milliseconds(now.step_ms)} after"
-        cards.append(page.Card("Steps are faster by", times or "-", both))
-    losses = [_last(run.log, "loss") for run in (before, after)]
+    if found:
+        bubble, step = found["bubble"], found["step"]
+        both = f"{base.name} {units.percent(bubble.before)}, {run.name} {units.percent(bubble.after)}"
+        cards.append(_verdict_card("Bubble", bubble, both))
+        both = f"{base.name} {units.milliseconds(step.before)}, {run.name} {units.milliseconds(step.after)}"
+        cards.append(_verdict_card("Step time", step, both, less="shorter", more="longer"))
+    losses = [_last(one, "loss") for one in runs]
     if losses[0] is not None and losses[1] is not None:
-        gap = f"{units.loss(losses[0])} before"
-        cards.append(page.Card("Final loss", units.loss(losses[1]), gap))
-    return cards
+        apart = _farthest_loss(base, run)
+        said = "" if apart is None else f"; at most {units.loss(apart)} apart at any step"
+        cards.append(
+            page.Card("Final loss", units.loss(losses[1]), f"{base.name} {units.loss(losses[0])}{said}")
+        )
+    return cards + quality_cards(base.log, run.log, baseline=base.name)
 
 
-def _bars(before: ComparedRun, after: ComparedRun) -> str:
-    rows = "".join(
-        f'<div class="rank"><span>{label}</span>{bar(run.account.shares)}'
-        f"<b>{units.percent(run.account.bubble)}</b></div>"
-        for label, run in (("before", before), ("after", after))
+def _verdict_card(
+    name: str, found: Difference, both: str, *, less: str = "less", more: str = "more"
+) -> page.Card:
+    interval = found.interval(less=less, more=more)
+    context = f"{both}; interval {interval}" if interval else both
+    return page.Card(name, found.verdict(less=less, more=more), context)
+
+
+def _verdict_table(runs: Sequence[ComparedRun]) -> str:
+    rows = []
+    for place, run in enumerate(runs):
+        if run.account is None:
+            continue
+        found = differences(runs, place) if place else {}
+        changes = ["baseline" if not place else "", ""]
+        if found:
+            changes = [_outcome(found["bubble"]), _outcome(found["step"], less="shorter", more="longer")]
+        better = bool(found) and found["bubble"].is_sure and found["bubble"].after < found["bubble"].before
+        loss = _last(run, "loss")
+        cells = [
+            run.name,
+            units.percent(run.account.bubble),
+            changes[0],
+            units.milliseconds(run.account.step_ms),
+            changes[1],
+            "-" if loss is None else units.loss(loss),
+        ]
+        rows.append(page.Row(cells, "best" if better else "" if place else "baseline"))
+    names = ["run", "bubble", "change of the bubble", "a step", "change of the step", "final loss"]
+    return page.table(names, rows, wraps=True) if len(rows) > 1 else ""
+
+
+def _bars(runs: Sequence[ComparedRun]) -> str:
+    rows = [
+        (run.name, run.account.shares, units.percent(run.account.bubble))
+        for run in runs
         if run.account is not None
-    )
-    keys = "".join(f'<li><i class="swatch {part}"></i>{WORDS[part]}</li>' for part in PARTS)
-    head = '<div class="rank head"><span></span><span></span><b>bubble</b></div>'
-    return f'<div class="bars"><ul class="legend">{keys}</ul>{head}{rows}</div>' if rows else ""
+    ]
+    return named_bars(rows, legend=True)
 
 
-def _cause_table(before: ComparedRun, after: ComparedRun) -> str:
-    was, now = before.account, after.account
-    if was is None or now is None:
+def _cause_table(runs: Sequence[ComparedRun]) -> str:
+    accounts = [run.account for run in runs if run.account is not None]
+    if len(accounts) < len(runs):
         return ""
+    found = differences(runs, 1) if len(runs) == 2 else {}
     rows = []
     for part in (*CAUSES, "bubble"):
-        low, high = (_share(account, part) for account in (now, was))
-        cut = reduction(high, low)
-        rows.append(
-            page.Row(
-                [
-                    WORDS.get(part, "the whole bubble"),
-                    units.percent(high),
-                    units.percent(low),
-                    units.milliseconds(high * was.step_ms),
-                    units.milliseconds(low * now.step_ms),
-                    "-" if cut is None else units.percent(cut),
-                ],
-                "best" if part == "bubble" else "",
-            )
-        )
-    names = ["", "before", "after", "a step before", "a step after", "reduction of the share"]
-    return page.table(names, rows)
+        cells = [
+            f"{units.percent(share(one, part))}, {units.milliseconds(share(one, part) * one.step_ms)}"
+            for one in accounts
+        ]
+        change = [_outcome(found[part])] if found else []
+        words = WORDS.get(part, "the whole bubble")
+        rows.append(page.Row([words, *cells, *change], "total" if part == "bubble" else ""))
+    changes = ["change of the share"] if found else []
+    return page.table(["share of a step", *(run.name for run in runs), *changes], rows, wraps=True)
 
 
-def _charts(before: ComparedRun, after: ComparedRun) -> list[Chart]:
-    charts = [
-        ("Bubble", "bubble", units.percent, True),
-        ("Step time", "step_ms", units.milliseconds, True),
-        ("Loss", "loss", units.loss, False),
-    ]
-    steps = sorted({step_of(event) or 0 for run in (before, after) for event in run.log.steps})
-    drawn = []
-    for title, name, write, from_zero in charts:
+def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
+    steps = sorted({step_of(event) or 0 for run in runs for event in run.log.steps})
+    many = len(steps) >= 30
+    charts = []
+    for title, name, write, measure in (
+        ("Bubble", "bubble", units.percent, "share of the step"),
+        ("Step time", "step_ms", units.milliseconds, "milliseconds"),
+        ("Loss", "loss", units.loss, "loss"),
+    ):
         series = []
-        for tone, (label, run) in enumerate((("before", before), ("after", after))):
+        for tone, run in zip(TONES, runs):
             known = dict(zip((step_of(event) or 0 for event in run.log.steps), column(run.log.steps, name)))
             values = [known.get(step) for step in steps]
-            span = 5 if len(steps) >= 30 and name != "loss" else 1
-            series.append(Series(label, moving_average(values, span=span), (4, 0)[tone]))
-        note = "Averages of 5 steps." if len(steps) >= 30 and name != "loss" else ""
-        wide = name == "loss"
-        tick = units.percent if name == "bubble" else units.compact
-        drawn.append(Chart(title, steps, series, note, write, tick, from_zero=from_zero, wide=wide))
-    return drawn
+            series.append(
+                Series(run.name, moving_average(values, span=5 if many and name != "loss" else 1), tone)
+            )
+        charts.append(
+            Chart(
+                title,
+                steps,
+                series,
+                "Averages of 5 steps." if many and name != "loss" else "",
+                write=write,
+                tick=percent_labels if name == "bubble" else plain_labels,
+                from_zero=name != "loss",
+                wide=name == "loss",
+                measure=measure,
+            )
+        )
+    return charts
 
 
-def _recipe_table(before: ComparedRun, after: ComparedRun) -> str:
-    keys = sorted({*before.recipe, *after.recipe} - {"run.out"})
-    rows = [
-        page.Row([key, units.fact(before.recipe.get(key)), units.fact(after.recipe.get(key))])
-        for key in keys
-        if before.recipe.get(key) != after.recipe.get(key)
-    ]
-    return page.table(["key", "before", "after"], rows) if rows else ""
+def _recipe_table(runs: Sequence[ComparedRun]) -> str:
+    keys = sorted({key for run in runs for key in run.recipe} - {"run.out"})
+    rows = []
+    for key in keys:
+        cells = [units.fact(run.recipe.get(key)) for run in runs]
+        if len(set(cells)) > 1:
+            rows.append(page.Row([key, *cells]))
+    return page.table(["key", *(run.name for run in runs)], rows) if rows else ""
 
 
-def _recipe(folder: Path) -> dict[str, object]:
-    try:
-        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    sections = values.items() if isinstance(values, dict) else ()
-    return {
-        f"{section}.{key}": value
-        for section, keys in sections
-        if isinstance(keys, dict)
-        for key, value in keys.items()
-    }
-
-
-def _tokens(log: MetricsLog) -> dict[int, int]:
-    """Tokens of every step, from what the log says of speed and time."""
-    rows = zip(log.steps, column(log.steps, "tokens_per_s"), column(log.steps, "step_ms"))
-    return {
-        step_of(event) or 0: round(rate * ms / 1000)
-        for event, rate, ms in rows
-        if rate is not None and ms is not None
-    }
-
-
-def _num_ranks(run: ComparedRun) -> int | None:
-    totals: Event = run.log.ranks or {}
-    values = totals.get("total")
-    return len(values) if isinstance(values, list) else None
-
-
-def _share(account: Account, part: str) -> float:
-    return account.bubble if part == "bubble" else account.shares[part]
-
-
-def _last(log: MetricsLog, name: str) -> float | None:
-    return next((value for value in reversed(column(log.steps, name)) if value is not None), None)
-
-
-def _on_common_steps(before: ComparedRun, after: ComparedRun) -> tuple[ComparedRun, ComparedRun]:
-    """A longer run must not be judged by steps the other one never took."""
-    steps = [{step_of(event) for event in run.log.steps} for run in (before, after)]
-    common = steps[0] & steps[1]
-    first, second = (
-        replace(run, account=account_of([event for event in run.log.steps if step_of(event) in common]))
-        for run in (before, after)
+def _origins(runs: Sequence[ComparedRun]) -> str:
+    """When and where each run was started, as far as it says."""
+    rows = [page.Row([run.name, written(run.log.start), origin_text(run.log.start)]) for run in runs]
+    return (
+        page.table(["run", "started", "on"], rows, ends_in_words=True)
+        if any(r.cells[1] for r in rows)
+        else ""
     )
-    return first, second
+
+
+def _last(run: ComparedRun, name: str) -> float | None:
+    return next((value for value in reversed(column(run.log.steps, name)) if value is not None), None)
+
+
+def _farthest_loss(base: ComparedRun, run: ComparedRun) -> float | None:
+    """The largest difference of the loss at a step: the promise is that there is none but rounding."""
+    losses = [dict(zip(map(step_of, one.log.steps), column(one.log.steps, "loss"))) for one in (base, run)]
+    gaps = [
+        abs(a - b)
+        for step in set(losses[0]) & set(losses[1])
+        if (a := losses[0][step]) is not None and (b := losses[1][step]) is not None
+    ]
+    return max(gaps, default=None)

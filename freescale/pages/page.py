@@ -7,6 +7,7 @@ beside this file and are copied into the pages that need them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +16,8 @@ from importlib import resources
 from freescale import units
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+LIVE_POLICY = f"{POLICY}; connect-src 'self'"
+"""A live page may ask whoever served it for more, and nobody else."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +38,57 @@ class Row:
 
 
 def document(
-    *, title: str, header: str, body: Iterable[str], footer: str, scripts: Sequence[str] = ("report.js",)
+    *,
+    title: str,
+    header: str,
+    body: Iterable[str],
+    footer: str,
+    scripts: Sequence[str] = ("report.js",),
+    policy: str = POLICY,
+    version: str = "",
 ) -> str:
-    """The whole file around fragments that are HTML already; only the title is escaped here."""
+    """The whole file around fragments that are HTML already; only the title is escaped here.
+
+    Args:
+        title: of the window.
+        header: top of the page.
+        body: its sections.
+        footer: last line.
+        scripts: files beside this one, in order.
+        policy: what the browser lets the page do.
+        version: of a live page, the state of the run it shows.
+    """
+    shown = f' data-version="{escape(version)}"' if version else ""
     code = "".join(f"<script>{_asset(name)}</script>\n" for name in scripts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{_asset('report.css')}</style>\n</head>\n<body>\n<main{shown}>\n"
         f"{header}\n{chr(10).join(filter(None, body))}\n<footer>{escape(footer)}</footer>\n</main>\n"
         f"{code}</body>\n</html>\n"
     )
 
 
-def heading(*, brand: str, title: str, state: str, finished: bool, lines: Iterable[str]) -> str:
-    """The top of the page: whose report, which run, how it ended, and a line or two about it."""
+def heading(
+    *, brand: str, title: str, state: str, finished: bool, lines: Iterable[str], command: str = ""
+) -> str:
+    """The top of the page: whose report, which run, how it ended, a line or two about it, and what was typed."""
     mark = f'<span class="state{"" if finished else " open"}">{escape(state)}</span>'
     texts = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
-    return f'<header><p class="brand">{escape(brand)}</p><h1>{escape(title)}{mark}</h1>{texts}</header>'
+    typed = f'<p class="command"><code>{escape(command)}</code></p>' if command else ""
+    name = f"<h1>{escape(title)} {mark}</h1>"
+    return f'<header><p class="brand">{escape(brand)}</p>{name}{texts}{typed}</header>'
 
 
-def missing(problems: Sequence[str]) -> str:
-    """What the report could not show, said before anything that it does show."""
+def missing(problems: Sequence[str], *, title: str = "What is missing") -> str:
+    """What the page could not show, or shows with doubt."""
     items = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
-    return f'<section class="missing"><b>What is missing</b><ul>{items}</ul></section>' if items else ""
+    return (
+        f'<section class="missing" id="{_anchor(title)}"><b>{escape(title)}</b><ul>{items}</ul></section>'
+        if items
+        else ""
+    )
 
 
 def cards(items: Iterable[Card]) -> str:
@@ -69,32 +98,51 @@ def cards(items: Iterable[Card]) -> str:
         f"<small>{escape(card.context)}</small></div>"
         for card in items
     )
-    return f'<section class="cards">{"".join(boxes)}</section>'
+    return f'<section class="cards" id="cards">{"".join(boxes)}</section>'
 
 
 def section(title: str, content: str, *, kind: str = "") -> str:
     """A titled part of the page, or nothing if it is empty."""
     if not content:
         return ""
-    return f'<section><h2>{escape(title)}</h2><div class="{escape(kind)}">{content}</div></section>'
+    return (
+        f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>'
+        f'<div class="{escape(kind)}">{content}</div></section>'
+    )
 
 
-def table(names: Sequence[str], rows: Iterable[Row], *, ends_in_words: bool = False) -> str:
+def folded(title: str, content: str) -> str:
+    """A titled part of the page that opens on a click, or nothing if it is empty."""
+    if not content:
+        return ""
+    return (
+        f'<section id="{_anchor(title)}"><details><summary><h2>{escape(title)}</h2></summary>'
+        f'<div class="panel">{content}</div></details></section>'
+    )
+
+
+def table(
+    names: Sequence[str], rows: Iterable[Row], *, ends_in_words: bool = False, wraps: bool = False
+) -> str:
     """A table that scrolls inside its own box where the screen is narrow.
 
     Args:
         names: of the columns.
         rows: their cells.
         ends_in_words: whether the last column holds sentences, which may take several lines, and no numbers.
+        wraps: whether any cell may take several lines.
     """
-    kind = ' class="words"' if ends_in_words else ""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    kind = ' class="words"' if ends_in_words else ' class="wraps"' if wraps else ""
+    # A corner without a name is no header: readers that speak the page would announce an empty one.
+    head = "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in names)
     body = "".join(
         f'<tr class="{escape(row.role)}">{"".join(f"<td>{escape(cell)}</td>" for cell in row.cells)}</tr>'
         for row in rows
     )
     return (
-        f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        '<div class="scroll" tabindex="0" role="group" aria-label="Table, scrolls sideways">'
+        f"<table{kind}><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -107,6 +155,11 @@ def facts(sections: Mapping[str, Mapping[str, object]]) -> str:
         )
         panels.append(f'<div class="panel"><h3>{escape(name)}</h3><dl>{rows}</dl></div>')
     return "".join(panels)
+
+
+def _anchor(title: str) -> str:
+    """A name for a part of the page that survives an update of its content."""
+    return "-".join(re.findall(r"[a-z0-9]+", title.lower())) or "part"
 
 
 def _asset(name: str) -> str:

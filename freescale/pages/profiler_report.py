@@ -15,6 +15,7 @@ from freescale import units
 from freescale.errors import DataError
 from freescale.pages import page
 from freescale.pages.report import replace_file
+from freescale.pages.run_header import made_here
 from freescale.pages.time_panels import headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
 from freescale.trace import (
@@ -139,7 +140,10 @@ def render_trace_report(account: TraceAccount, *, names: Sequence[str]) -> str:
         title=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
         state=f"{len(parts)} ranks" if len(parts) > 1 else "1 rank",
         finished=True,
-        lines=["From traces of the torch profiler. Waiting inside a collective counts as bubble."],
+        lines=[
+            "From traces of the torch profiler. Waiting inside a collective counts as bubble.",
+            made_here(),
+        ],
     )
     return page.document(
         title=f"{names[0]} - FreeScale",
@@ -164,7 +168,7 @@ def _busy_table(parts: Mapping[int, Parts], busy: Mapping[int, Busy]) -> str:
         for rank in parts
         if busy[rank].window > 0
     ]
-    return page.table(["", "any kernel", "no kernel", "compute", "bubble"], rows)
+    return page.table(["rank", "any kernel", "no kernel", "compute", "bubble"], rows)
 
 
 def _latest_starts(

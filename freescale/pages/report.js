@@ -1,5 +1,7 @@
 "use strict";
-for (const chart of document.querySelectorAll(".chart")) {
+// What brings a part of the page to life; a live page does it again for parts that are new.
+window.starters = [];
+window.starters.push((root) => root.querySelectorAll("[data-chart]:not([data-ready])").forEach((chart) => {
   const data = JSON.parse(chart.dataset.chart);
   const [plot, cursor, tip] = [".plot", ".cursor", ".tip"].map((name) => chart.querySelector(name));
   const put = (parent, tag, text, tone) => {
@@ -46,4 +48,5 @@ for (const chart of document.querySelectorAll(".chart")) {
     if (move) { show(at + move); event.preventDefault(); } else if (event.key === "Escape") hide();
   });
   chart.dataset.ready = "yes";
-}
+}));
+window.starters.at(-1)(document);

@@ -20,7 +20,6 @@ from freescale.pages.id_facts import id_facts
 from freescale.pages.run_charts import (
     EXPERTS,
     IDS,
-    TRAFFIC,
     bubble_charts,
     eval_charts,
     field_charts,
@@ -29,9 +28,12 @@ from freescale.pages.run_charts import (
     other_charts,
     speed_charts,
 )
+from freescale.pages.run_header import run_header
 from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
+from freescale.pages.traffic import traffic_section
 from freescale.trace import (
+    BASELINES,
     CAUSES,
     POPULARITY,
     WORDS,
@@ -68,7 +70,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     require_run(folder)
     log = read_metrics(folder / "metrics.jsonl")
     spans = read_spans(folder)
-    html = render_report(folder.resolve().name, log, spans=spans, config=_config_text(folder))
+    html = render_report(folder.resolve().name, log, spans=spans, config=config_text(folder))
     if spans.ranks:
         write_trace(folder / "trace.json", spans)
     return replace_file(folder / "report.html", html)
@@ -82,11 +84,23 @@ def replace_file(target: Path, text: str) -> Path:
     return target
 
 
-def render_report(name: str, log: MetricsLog, *, config: str | None, spans: RunSpans | None = None) -> str:
-    """The page of one run as text; every word of it that comes from the run is escaped."""
+def render_report(
+    name: str, log: MetricsLog, *, config: str | None, spans: RunSpans | None = None, live: str | None = None
+) -> str:
+    """The page of one run as text; every word of it that comes from the run is escaped.
+
+    Args:
+        name: of the run.
+        log: its events.
+        config: its recipe as text.
+        spans: its timelines.
+        live: of a page that follows the run, the version of what it shows.
+    """
     no_config = ["config.yaml is missing: the configuration cannot be shown."] if config is None else []
     spans = spans or RunSpans()
     timeline = draw_timeline(spans.ranks)
+    # A live page may get its first timeline later.
+    scripts = ("report.js", "timeline.js") if timeline or live is not None else ("report.js",)
     body = [
         page.missing(log.problems + no_config + spans.problems),
         page.cards(headline(log)),
@@ -99,26 +113,23 @@ def render_report(name: str, log: MetricsLog, *, config: str | None, spans: RunS
         page.section("Every evaluation", eval_table(log), kind="panel"),
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
         page.section("Balance", balance_histogram(log), kind="panel"),
-        page.section("Embedding traffic", _drawn(field_charts(log, TRAFFIC)), kind="charts"),
+        page.section("Embedding traffic", traffic_section(log), kind="charts"),
         page.section("Zero-collision ids", page.facts(id_facts(log)), kind="facts"),
         page.section("Ids, step by step", _drawn(field_charts(log, IDS)), kind="charts"),
         page.section("Experts", page.facts(expert_facts(log)), kind="facts"),
         page.section("Experts, step by step", _drawn(field_charts(log, EXPERTS)), kind="charts"),
         page.section("More curves", _drawn(other_charts(log)), kind="charts"),
         page.section("The run at its start", page.facts(log.facts()), kind="facts"),
-        page.section("Configuration", f"<pre>{escape(config)}</pre>" if config else "", kind="panel"),
+        page.folded("Configuration", f'<pre tabindex="0">{escape(config)}</pre>' if config else ""),
     ]
-    finished = log.end is not None
-    state = str((log.end or {}).get("status", "finished")) if finished else "not finished"
-    header = page.heading(
-        brand="FreeScale run", title=name, state=state, finished=finished, lines=[_protocol(log)]
-    )
     return page.document(
         title=f"{name} - FreeScale",
-        header=header,
+        header=run_header(name, log, live=live is not None),
         body=body,
-        footer="Written by freescale report.",
-        scripts=("report.js", "timeline.js") if timeline else ("report.js",),
+        footer="Written by freescale report." if live is None else "Shown by freescale report --live.",
+        scripts=scripts if live is None else (*scripts, "live.js"),
+        policy=page.POLICY if live is None else page.LIVE_POLICY,
+        version=live or "",
     )
 
 
@@ -146,10 +157,11 @@ def eval_table(log: MetricsLog) -> str:
         rows.append(page.Row([f"{step_of(event):,}", *_cells(event, metrics)], "best" if is_best else ""))
     if log.test is not None:
         rows.append(page.Row(["test", *_cells(log.test, metrics)], "best"))
-    baseline = [log.popularity(metric) for metric in metrics]
-    if any(value is not None for value in baseline):
-        cells = ["-" if value is None else units.metric(value) for value in baseline]
-        rows.append(page.Row(["popularity", *cells], "baseline"))
+    for prefix, words in BASELINES.items():
+        baseline = [log.baseline(metric, prefix) for metric in metrics]
+        if any(value is not None for value in baseline):
+            cells = ["-" if value is None else units.metric(value) for value in baseline]
+            rows.append(page.Row([words, *cells], "baseline"))
     return page.table(["step", *map(metric_label, metrics)], rows)
 
 
@@ -245,12 +257,8 @@ def _drawn(charts: Iterable[Chart]) -> str:
     return "".join(draw(chart) for chart in charts)
 
 
-def _protocol(log: MetricsLog) -> str:
-    protocol = log.evals[-1].get("protocol") if log.evals else None
-    return f"Evaluation: {protocol}" if protocol else ""
-
-
-def _config_text(folder: Path) -> str | None:
+def config_text(folder: Path) -> str | None:
+    """The recipe of a run as it stands in its folder; None without one."""
     try:
         return (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from freescale import units
 from freescale.pages.charts import Chart, Series
 from freescale.pages.smoothing import is_noisy, moving_average, moving_median
-from freescale.trace import CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
+from freescale.pages.ticks import percent_labels
+from freescale.trace import BASELINES, CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
 TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")
@@ -24,12 +25,32 @@ TITLES = {
     "grad_norm": "Gradient norm",
     "samples_per_s": "Samples per second",
     "memory_mb": "Memory (MB)",
+    "bound": "What no plan can beat",
+    "epoch": "Epoch",
     "expert_max": "Fullest expert over the mean",
     "expert_entropy": "Entropy of the load, 1 is even",
     "expert_dead": "Experts without a token in the step",
     "expert_aux": "Balance loss, 1 is even",
     "expert_z": "Mean squared logsumexp of the router",
 }
+MEASURES = {
+    "lr": "learning rate",
+    "grad_norm": "norm",
+    "samples_per_s": "samples per second",
+    "memory_mb": "MB",
+    "bound": "busiest rank / mean",
+    "expert_max": "fullest / mean",
+    "expert_entropy": "entropy",
+    "expert_dead": "experts",
+    "expert_aux": "loss",
+    "expert_z": "logsumexp²",
+}
+"""What stands beside the vertical axis, where it is not the name of the field."""
+
+CAPTIONS = {
+    "bound": "Work of the busiest rank over the mean, if only the longest sample counted; 1: it is in nobody's way.",
+}
+AT_LEAST = {"bound": (1.0, 1.01)}
 SHOWN_ELSEWHERE = frozenset(
     {"loss", "step_ms", "tokens_per_s", "imbalance", "imbalance_in_turn", "slowest", "bubble", *BUBBLE_PARTS}
 )
@@ -37,13 +58,12 @@ SHOWN_ELSEWHERE = frozenset(
 
 def loss_chart(log: MetricsLog) -> Chart:
     """The loss of every logged step and, once there are enough of them, its moving average."""
-    return Chart(
-        "Loss", steps_of(log.steps), _curves(log, "loss", averaged=True), write=units.loss, wide=True
-    )
+    curves = curves_of(log, "loss", averaged=True)
+    return Chart("Loss", steps_of(log.steps), curves, write=units.loss, wide=True, measure="loss")
 
 
 def eval_charts(log: MetricsLog) -> list[Chart]:
-    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its popularity baseline dashed."""
+    """One chart per family of metrics (hr, ndcg, mrr, ...), each with its baselines dashed."""
     families: dict[str, list[str]] = {}
     for metric in log.eval_metrics():
         families.setdefault(metric.partition("@")[0], []).append(metric)
@@ -54,14 +74,26 @@ def eval_charts(log: MetricsLog) -> list[Chart]:
             for tone, metric in enumerate(metrics)
         ]
         for tone, metric in enumerate(metrics):
-            baseline = log.popularity(metric)
-            if baseline is not None:
-                flat = [baseline] * len(log.evals)
-                curves.append(Series(f"{metric_label(metric)} popularity", flat, tone % 4, dashed=True))
-        note = "Dashed: always recommending the most popular items." if len(curves) > len(metrics) else ""
+            for prefix, words in BASELINES.items():
+                baseline = log.baseline(metric, prefix)
+                if baseline is not None:
+                    flat = [baseline] * len(log.evals)
+                    curves.append(Series(f"{metric_label(metric)} {words}", flat, tone % 4, dashed=True))
+        note = _baseline_note(curves)
         title = TITLES.get(family, metric_label(family))
-        charts.append(Chart(title, steps_of(log.evals), curves, note, units.metric, from_zero=True))
-    return _last_odd_one_wide(charts)
+        steps, name = steps_of(log.evals), metric_label(family)
+        charts.append(Chart(title, steps, curves, note, units.metric, from_zero=True, measure=name))
+    return last_odd_one_wide(charts)
+
+
+def _baseline_note(curves: Sequence[Series]) -> str:
+    """What the dashed curves are."""
+    words = {
+        "popularity": "always recommending the most popular items",
+        "repeat last": "recommending a user's own items again, the last one first",
+    }
+    drawn = [text for name, text in words.items() if any(curve.name.endswith(name) for curve in curves)]
+    return f"Dashed: {'; '.join(drawn)}." if drawn else ""
 
 
 def speed_charts(log: MetricsLog) -> list[Chart]:
@@ -69,18 +101,32 @@ def speed_charts(log: MetricsLog) -> list[Chart]:
     steps = steps_of(log.steps)
     note = "Work of the busiest rank over the mean of all ranks; 1 is perfect."
     charts = [
-        Chart("Tokens per second", steps, _curves(log, "tokens_per_s"), from_zero=True),
-        Chart("Step time (ms)", steps, _curves(log, "step_ms", 2), write=units.milliseconds, from_zero=True),
+        Chart(
+            "Tokens per second",
+            steps,
+            curves_of(log, "tokens_per_s"),
+            from_zero=True,
+            measure="tokens per second",
+        ),
+        Chart(
+            "Step time",
+            steps,
+            curves_of(log, "step_ms", 2),
+            write=units.milliseconds,
+            from_zero=True,
+            measure="milliseconds",
+        ),
         Chart(
             "Balance",
             steps,
-            _curves(log, "imbalance", 3),
+            curves_of(log, "imbalance", 3),
             note,
-            write=lambda value: f"{value:.3f}",
-            tick=lambda value: f"{value:.5g}",
+            write=_factor,
+            measure="busiest rank / mean",
+            at_least=(1.0, 1.01),
         ),
     ]
-    return _last_odd_one_wide([chart for chart in charts if _has_values(chart)])
+    return last_odd_one_wide([chart for chart in charts if _has_values(chart)])
 
 
 def bubble_charts(log: MetricsLog) -> list[Chart]:
@@ -92,11 +138,23 @@ def bubble_charts(log: MetricsLog) -> list[Chart]:
         for tone, (name, values) in enumerate(shares.items(), 1)
     ]
     measured = [part for part in parts if any(value is not None for value in part.values)]
-    title, percent = "Share of the step in which nothing was computed", units.percent
+    title = "Share of the step in which nothing was computed"
     note = f"Averages of {span} logged steps, one part on top of the other." if measured and span > 1 else ""
-    curves = measured or _curves(log, "bubble", 1, averaged=True)
-    stacked = bool(measured)
-    return [Chart(title, steps_of(log.steps), curves, note, percent, percent, True, stacked, wide=True)]
+    curves = measured or curves_of(log, "bubble", 1, averaged=True)
+    return [
+        Chart(
+            title,
+            steps_of(log.steps),
+            curves,
+            note,
+            write=units.percent,
+            tick=percent_labels,
+            from_zero=True,
+            stacked=bool(measured),
+            wide=True,
+            measure="share of the step",
+        )
+    ]
 
 
 def other_charts(log: MetricsLog) -> list[Chart]:
@@ -106,17 +164,27 @@ def other_charts(log: MetricsLog) -> list[Chart]:
 
 
 def field_charts(log: MetricsLog, prefixes: tuple[str, ...]) -> list[Chart]:
-    """The fields of step events whose names begin so: overlap shares, exposed bytes, id map statistics."""
+    """The fields of step events whose names begin so: id map statistics, experts."""
     return _field_charts(log, [name for name in numeric_fields(log.steps) if name.startswith(prefixes)])
 
 
 def _field_charts(log: MetricsLog, names: Sequence[str]) -> list[Chart]:
-    titles = {name: TITLES.get(name, name.replace("_", " ").capitalize()) for name in names}
-    charts = [Chart(titles[name], steps_of(log.steps), _curves(log, name), from_zero=True) for name in names]
-    return _last_odd_one_wide(charts)
+    charts = [
+        Chart(
+            TITLES.get(name, name.replace("_", " ").capitalize()),
+            steps_of(log.steps),
+            curves_of(log, name),
+            CAPTIONS.get(name, ""),
+            from_zero=name not in AT_LEAST,
+            measure=MEASURES.get(name, name.replace("_", " ")),
+            at_least=AT_LEAST.get(name),
+        )
+        for name in names
+    ]
+    return last_odd_one_wide(charts)
 
 
-def _curves(log: MetricsLog, key: str, tone: int = 0, *, averaged: bool = False) -> list[Series]:
+def curves_of(log: MetricsLog, key: str, tone: int = 0, *, averaged: bool = False) -> list[Series]:
     """A field of every logged step; if it is noisy it is drawn faint, with its usual course over it."""
     values = column(log.steps, key)
     if not is_noisy(values):
@@ -136,7 +204,7 @@ def _has_values(chart: Chart) -> bool:
     return any(value is not None for series in chart.series for value in series.values)
 
 
-def _last_odd_one_wide(charts: list[Chart]) -> list[Chart]:
+def last_odd_one_wide(charts: list[Chart]) -> list[Chart]:
     """Charts stand two abreast; one left over takes the whole row rather than leave a hole."""
     if len(charts) % 2:
         charts[-1] = replace(charts[-1], wide=True)

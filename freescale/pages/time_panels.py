@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from freescale import units
+from freescale.pages.ticks import enclosing_ticks, plain_labels
 from freescale.trace import PARTS, WORDS, Account, Parts, histogram
 
 MAX_BARS = 64
@@ -53,14 +54,34 @@ def rank_bars(ranks: Mapping[int, Parts], *, clock_error: object = None) -> str:
     apart = units.number(clock_error)
     if apart is not None:
         note += f" Clocks of the machines were compared to within {units.milliseconds(1000 * apart)}."
-    rows = "".join(
-        f'<div class="rank"><span>rank {rank}</span>'
-        f"{bar({part: max(0.0, ranks[rank].share(part)) for part in PARTS})}"
-        f"<b>{units.percent(ranks[rank].bubble)}</b></div>"
+    rows = [
+        (
+            f"rank {rank}",
+            {part: max(0.0, ranks[rank].share(part)) for part in PARTS},
+            units.percent(ranks[rank].bubble),
+        )
         for rank in order
+    ]
+    return named_bars(rows, note=note.strip())
+
+
+def named_bars(
+    rows: Sequence[tuple[str, Mapping[str, float], str]], *, note: str = "", legend: bool = False
+) -> str:
+    """Bars below each other, each with a name before it and its bubble behind it, over an axis in percent."""
+    if not rows:
+        return ""
+    lines = "".join(
+        f'<div class="rank"><span>{escape(name)}</span>{bar(shares)}<b>{escape(bubble)}</b></div>'
+        for name, shares, bubble in rows
     )
-    foot = f'<p class="note">{escape(note.strip())}</p>' if note else ""
-    return f'<div class="bars"><div class="rank head"><span></span><span></span><b>bubble</b></div>{rows}{foot}</div>'
+    keys = "".join(f'<li><i class="swatch {part}"></i>{escape(WORDS[part])}</li>' for part in PARTS)
+    top = f'<ul class="legend">{keys}</ul>' if legend else ""
+    scale = '<span class="scale"><i>0%</i><i>share of the step</i><i>100%</i></span>'
+    head = f'<div class="rank head"><span></span>{scale}<b>bubble</b></div>'
+    foot = f'<p class="note">{escape(note)}</p>' if note else ""
+    longest = max(len(name) for name, _, _ in rows)
+    return f'<div class="bars" style="--label:{longest}ch">{top}{head}{lines}{foot}</div>'
 
 
 def balance_panel(before: Sequence[float], after: Sequence[float]) -> str:
@@ -71,21 +92,33 @@ def balance_panel(before: Sequence[float], after: Sequence[float]) -> str:
     idle = [[1 - 1 / max(1.0, value) for value in values] for values in (before, after)]
     edges = _edges(max(max(values) for values in idle))
     counts = [histogram(values, edges) for values in idle]
-    tallest = max(max(one) for one in counts)
+    ticks = [tick for tick in enclosing_ticks(0, max(max(one) for one in counts)) if float(tick).is_integer()]
+    tallest = ticks[-1]
+    labels = plain_labels([100 * edge for edge in edges])
     columns = "".join(
         f'<div class="bin" title="{escape(_bin_text(low, high, was, now))}">'
         f'<i class="before" style="height:{100 * was / tallest:.2f}%"></i>'
         f'<i class="after" style="height:{100 * now / tallest:.2f}%"></i>'
-        f"<span>{units.compact(100 * low)}</span></div>"
-        for low, high, was, now in zip(edges, edges[1:], *counts)
+        f"<span>{label}</span></div>"
+        for low, high, was, now, label in zip(edges, edges[1:], *counts, labels)
+    )
+    axis = "".join(
+        f'<span style="bottom:{100 * tick / tallest:.2f}%">{label}</span>'
+        for tick, label in zip(ticks, plain_labels(ticks))
     )
     means = [sum(values) / len(values) for values in idle]
+    spoken = (
+        f"Planned idle share of {len(before):,} steps: {units.percent(means[0])} with samples dealt out in turn, "
+        f"{units.percent(means[1])} as planned"
+    )
     return (
-        '<figure class="histogram"><figcaption><h3>Planned idle share of a step, in percent</h3>'
+        '<figure class="histogram"><figcaption><h3>Planned idle share of the steps</h3>'
         '<ul class="legend">'
         f'<li><i class="swatch before"></i>samples dealt out in turn <b>{units.percent(means[0])}</b></li>'
         f'<li><i class="swatch after"></i>as planned <b>{units.percent(means[1])}</b></li></ul></figcaption>'
-        f'<div class="bins">{columns}</div>'
+        f'<div class="frame"><div class="y-axis" aria-hidden="true"><b>steps</b>{axis}</div>'
+        f'<div class="bins" role="img" aria-label="{escape(spoken)}">{columns}</div>'
+        '<div class="x-axis" aria-hidden="true"><b>planned idle share of a step, percent</b></div></div>'
         f'<p class="note">Steps by the share of time ranks would idle because another has more work, by predicted '
         f"cost; {len(before):,} steps, means in the legend. A bar begins at the number below it.</p></figure>"
     )

@@ -1,5 +1,5 @@
 "use strict";
-for (const figure of document.querySelectorAll(".timeline")) {
+window.starters.push((root) => root.querySelectorAll(".timeline:not([data-ready])").forEach((figure) => {
   const data = JSON.parse(figure.querySelector("script").textContent);
   const [view, canvas, tip, labels, choice] =
     [".view", "canvas", ".tip", ".labels", "select"].map((name) => figure.querySelector(name));
@@ -7,7 +7,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
   const words = ["compute", "waiting for the last rank", "exposed communication", "host and the rest", "other thread"];
   let shown, from, to, tops, height;
 
-  const time = (us) => Math.abs(us) >= 1e6 ? (us / 1e6).toPrecision(4) + " s"
+  const time = (us) => us === 0 ? "0" : Math.abs(us) >= 1e6 ? (us / 1e6).toPrecision(4) + " s"
     : Math.abs(us) >= 1000 ? (us / 1000).toPrecision(4) + " ms" : Math.round(us) + " us";
   const colour = (name) => getComputedStyle(figure).getPropertyValue(name).trim();
 
@@ -17,6 +17,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
     tops = [];
     height = AXIS;
     labels.replaceChildren();
+    labels.style.width = "0";
     for (const [text, thin] of shown.lanes) {
       tops.push(height);
       const label = labels.appendChild(document.createElement("div"));
@@ -28,6 +29,9 @@ for (const figure of document.querySelectorAll(".timeline")) {
       height += (thin ? THIN : ROW) + GAP;
     }
     height += FOOT;
+    // As wide as the longest name: "rank 151" must not read "rank 15".
+    const widths = [...labels.children].map((label) => label.scrollWidth + 1);
+    labels.style.width = Math.min(Math.max(40, ...widths), 0.34 * figure.clientWidth) + "px";
     view.style.height = labels.style.height = height + "px";
     draw();
   };
@@ -43,7 +47,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
     pen.font = "11.5px system-ui, sans-serif";
     pen.textBaseline = "middle";
     // Round times along the top.
-    const rough = (to - from) * 90 / width;
+    const rough = (to - from) * 80 / width;
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough);
     pen.fillStyle = soft;
@@ -55,7 +59,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
       const text = time(Math.round(tick * 10) / 10).replace(/\.0+ /, " ").replace(/(\.\d*?)0+ /, "$1 ");
       const half = pen.measureText(text).width / 2;
       pen.textAlign = "center";
-      if (x - half >= 0 && x + half <= width) pen.fillText(text, x, 8);
+      pen.fillText(text, Math.min(Math.max(x, half), width - half), 8);
     }
     for (const [lane, kind, , , start, length] of shown.pieces) {
       if (start + length < from || start > to) continue;
@@ -178,6 +182,9 @@ for (const figure of document.querySelectorAll(".timeline")) {
   });
   choice.addEventListener("change", () => open(Number(choice.value)));
   new ResizeObserver(draw).observe(view);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const redraw = () => { if (figure.isConnected) draw(); else dark.removeEventListener("change", redraw); };
+  dark.addEventListener("change", redraw);
   open(0);
-}
+}));
+window.starters.at(-1)(document);

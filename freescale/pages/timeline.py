@@ -80,7 +80,7 @@ def draw_timeline(ranks: Sequence[RankSpans]) -> str:
             ("out", "&minus;", "Zoom out"),
             ("left", "&larr;", "Earlier"),
             ("right", "&rarr;", "Later"),
-            ("fit", "Fit", "Show everything"),
+            ("fit", "Fit", "Fit: show everything"),
         )
     )
     keys = "".join(
@@ -100,7 +100,8 @@ def draw_timeline(ranks: Sequence[RankSpans]) -> str:
         '<div class="lanes"><div class="labels"></div>'
         '<div class="view" tabindex="0" role="img" aria-label="Timeline of steps over ranks; arrow keys move, '
         'plus and minus zoom"><canvas></canvas><div class="tip" hidden></div></div></div>'
-        '<p class="note">Drag to move; pinch, or scroll with Ctrl held, to zoom; point at a piece to read it. '
+        '<p class="note">Time from left to right, from the start of the first step shown; a row a rank. '
+        "Drag to move; pinch, or scroll with Ctrl held, to zoom; point at a piece to read it. "
         f"Thin rows are other threads.{escape(left_out)}</p>"
         f'<script type="application/json">{packed}</script></figure>'
     )

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import yaml
+
 from freescale import registry
 from freescale.errors import nearest
 from freescale.recipe.keys import allowed_names
@@ -64,11 +66,20 @@ def _convert(value: Any, hint: Any) -> Any:
         (inner,) = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return _convert(value, inner)
     if origin is Literal:
-        return _one_of(value, typing.get_args(hint))
+        # YAML reads true and false as truth values; beside other words they are words.
+        word = str(value).lower() if isinstance(value, bool) else value
+        return _one_of(word, typing.get_args(hint))
     if origin is tuple:
-        items = value if isinstance(value, (list, tuple)) else [value]
+        items = _listed(value)
         return tuple(_convert(item, typing.get_args(hint)[0]) for item in items)
     return _convert_scalar(value, hint)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list as it is; one from a command line, 10,50,200, is text to YAML."""
+    if isinstance(value, str) and "," in value:
+        return [yaml.safe_load(part) for part in value.split(",")]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _one_of(value: Any, allowed: typing.Sequence[str], *, family: str | None = None) -> str:
@@ -92,6 +103,8 @@ def _convert_scalar(value: Any, hint: type) -> Any:
             number = math.nan
         if math.isfinite(number):
             return number
+    if hint is str and isinstance(value, datetime.date):
+        return value.isoformat()
     if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}

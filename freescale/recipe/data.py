@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import extra_keys, filled_options, key
+from freescale.recipe.keys import changed, extra_keys, filled_options, key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,13 @@ class DataSection:
     )
     workers: int = key(0, "loader processes a rank; 0 loads in the training process", at_least=0, free=True)
     use_time: bool = key(True, "use time stamps where the data has them")
+    split: Literal["leave_one_out", "temporal"] = key(
+        "leave_one_out", "the last two events of every user held back, or all events from a moment on"
+    )
+    valid_from: str = key(
+        "0.8", "temporal: when training ends: a share of the events, seconds since 1970, or an ISO date"
+    )
+    test_from: str = key("0.9", "temporal: when validation ends and the test begins; the same")
     extra: Mapping[str, Any] = extra_keys()
 
 
@@ -63,25 +70,40 @@ class SyntheticSection:
 
 
 def problems(config: Config) -> list[str]:
-    """Every mistake in these keys shows in one key alone."""
-    return []
+    """Moments that are none, or that do nothing."""
+    from freescale.data import read_moment
+
+    found = []
+    for name in ("valid_from", "test_from"):
+        text = getattr(config.data, name)
+        if config.data.split != "temporal" and changed(config.data, name):
+            found.append(f"data.{name}: only for data.split=temporal")
+        try:
+            read_moment(text)
+        except ValueError:
+            allowed = "a share of the events between 0 and 1, whole seconds since 1970, an ISO date such as 2024-05-06"
+            found.append(f"data.{name}: allowed: {allowed}; got {text!r}")
+    return found
 
 
 def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource:
     """The data set of a recipe; a raw file is prepared into `cache` first."""
     import dataclasses
 
-    from freescale.data import open_source, source_kind
+    from freescale.data import TemporalSource, open_source, source_kind
 
     kind = source_kind(config.data.path, config.data.source)
     synthetic = dataclasses.asdict(config.synthetic) if kind.ships else {}
-    return open_source(
+    source = open_source(
         config.data.path,
         kind=kind.name,
         options=filled_options(kind, config.data, **synthetic),
         seed=config.run.seed,
         cache=cache,
     )
+    if config.data.split == "leave_one_out":
+        return source
+    return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 
 
 def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:

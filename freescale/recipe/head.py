@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from freescale.errors import ConfigError
 from freescale.recipe.keys import extra_keys, key, section_options
 
 if TYPE_CHECKING:
-    from freescale.data import SequenceSource
+    import numpy as np
+    import numpy.typing as npt
+
+    from freescale.data import Examples, SequenceSource
     from freescale.model import Head
     from freescale.recipe.config import Config
 
@@ -43,3 +47,41 @@ def build_head(config: Config, source: SequenceSource) -> Head:
     head = make_head(kind, dim=config.model.dim, options=section_options(config.head, "head"))
     check_columns(head, source.features, kind=kind, data=source.name)
     return head
+
+
+def labels_in_words(head: Head, train: Examples) -> str:
+    """What a head with thresholds predicts, and how many training targets are positive.
+
+    Raises:
+        ConfigError: a threshold gives every training target the same label, so that there is nothing to learn.
+    """
+    from freescale import units
+    from freescale.data import label_shares
+
+    thresholds: tuple[float, ...] = getattr(head, "thresholds", ())
+    if not thresholds or "action" not in train.source.features:
+        return "next event's label"
+    shares, values = label_shares(train, thresholds)
+    for threshold, share in zip(thresholds, shares):
+        if share in (0.0, 1.0):
+            raise _one_label(threshold, share, values)
+    tasks = (
+        f"action > {x:g} ({units.percent(share)} of the training targets)"
+        for x, share in zip(thresholds, shares)
+    )
+    return f"next event's label: {', '.join(tasks)}"
+
+
+def _one_label(threshold: float, share: float, values: npt.NDArray[np.generic]) -> ConfigError:
+    """Every training target has the same label."""
+    shown = ", ".join(f"{value:g}" for value in values.tolist()[:10]) + (", ..." if len(values) > 10 else "")
+    middle = len(values) // 2
+    better = "head.kind=retrieval: with one action there is nothing to rank"
+    if len(values) > 1:
+        better = f"head.label_thresholds={(float(values[middle - 1]) + float(values[middle])) / 2:g}"
+    return ConfigError(
+        f"head.label_thresholds: {threshold:g} gives every training target the same label, {share:.0f}",
+        got=f"actions that occur: {shown}",
+        allowed="thresholds that some actions exceed and others do not",
+        next_step=better,
+    )

@@ -69,12 +69,15 @@ def item_content(config: Config, source: SequenceSource) -> ContentInput | TextI
     """What is known of items, besides their ids."""
     from pathlib import Path
 
+    import numpy as np
+
     from freescale.data import (
         CONTENT_FILE,
         TEXTS_FILE,
         ContentFile,
         NumberedTexts,
         ParquetSource,
+        TemporalSource,
         Vocabulary,
         load_texts,
     )
@@ -84,7 +87,8 @@ def item_content(config: Config, source: SequenceSource) -> ContentInput | TextI
     options, ids = config.items, source.items.ids
     if options.kind == "ids":
         return None
-    folder = source.path if isinstance(source, ParquetSource) else None
+    whole = source.inner if isinstance(source, TemporalSource) else source
+    folder = whole.path if isinstance(whole, ParquetSource) else None
     if options.file is None and folder is None:
         raise ConfigError(
             f"items.kind={options.kind} needs to know the items",
@@ -94,7 +98,9 @@ def item_content(config: Config, source: SequenceSource) -> ContentInput | TextI
     usual = CONTENT_FILE if options.kind == "content" else TEXTS_FILE
     path = Path(options.file) if options.file is not None else Path(str(folder)) / usual
     if options.kind == "content":
-        return ContentInput(ContentFile(path, num_items=len(ids)))
+        all_ids = whole.items.ids
+        rows = None if whole is source else np.searchsorted(all_ids, ids)
+        return ContentInput(ContentFile(path, num_items=len(all_ids), rows=rows))
     texts = load_texts(path, ids)
     words = options.vocabulary == "words"
     vocabulary = Vocabulary.of_words(texts, min_count=options.min_count) if words else Vocabulary.of_bytes()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from freescale.errors import ConfigError
-from freescale.pages import replace_file
+from freescale.pages import made_here, replace_file
 from freescale.sim.answers.answer import Answer, profiled_cluster, simulate_answer
 from freescale.sim.answers.keys import as_typed, changed, known_keys, parse_changes, value_of
 from freescale.sim.answers.page import render_page
@@ -35,8 +35,9 @@ def simulate_from_options(
     page: Path | None,
     timeline: Path | None,
     quick: bool,
+    command: str = "",
 ) -> Answer:
-    """Predict, and write the page and the timeline where they are wanted."""
+    """Predict, and write the page and the timeline where they are wanted; `command` is what was typed, for the page."""
     counts = parse_counts(gpus)
     setting = setting_before_changes(profile=profile, cluster=cluster, lengths=lengths)
     features = Features()
@@ -63,7 +64,7 @@ def simulate_from_options(
         spans = simulated_spans(setting, features, num_ranks=counts[-1])
         if page is not None:
             page.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(page, render_page(answer, spans=spans))
+            replace_file(page, render_page(answer, spans=spans, made=made_here(), command=command))
         if timeline is not None:
             timeline.parent.mkdir(parents=True, exist_ok=True)
             write_timeline(timeline, spans)

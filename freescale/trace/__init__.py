@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     )
     from freescale.trace.held import held_before
     from freescale.trace.metrics_log import (
+        BASELINES,
         POPULARITY,
+        REPEAT,
         Event,
         MetricsLog,
         column,

@@ -14,8 +14,15 @@ Event = dict[str, object]
 POPULARITY = "popularity_"
 """Prefix of a baseline's value inside an eval event: `popularity_hr@10` stands beside `hr@10`."""
 
+REPEAT = "repeat_last_"
+"""The same of recommending a user's own items again, the last one first."""
+
+BASELINES = {POPULARITY: "popularity", REPEAT: "repeat last"}
+"""What such a value is of, for people."""
+
 NOT_A_METRIC = frozenset(
-    {"event", "step", "time", "epoch", "seconds", "num_users", "num_items", "num_samples"}
+    {"event", "step", "time", "epoch", "seconds", "num_users", "num_items", "num_samples", "repeat_share"}
+    | {"trained_steps"}
 )
 """Fields that say when or over what something was measured; they are not curves of their own."""
 
@@ -25,7 +32,8 @@ class MetricsLog:
     """One run's events by kind; `problems` says in plain words what could not be read.
 
     `evals` are those along the way, on validation targets; `test` is the last one on test targets. `ranks` is the last
-    summary of where each rank's time went.
+    summary of where each rank's time went. `resumes` are the starts after the first; `pipeline` what was decided about
+    how rows travel.
     """
 
     start: Event = field(default_factory=dict)
@@ -36,6 +44,8 @@ class MetricsLog:
     test: Event | None = None
     end: Event | None = None
     ranks: Event | None = None
+    resumes: list[Event] = field(default_factory=list)
+    pipeline: list[Event] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -46,7 +56,7 @@ class MetricsLog:
     def facts(self) -> dict[str, dict[str, object]]:
         """The start tables: section -> name -> value; loose start fields become a section `run`."""
         sections: dict[str, dict[str, object]] = {}
-        known = ("event", "time", "facts", "total_steps")
+        known = ("event", "time", "facts", "total_steps", "origin")
         loose = {key: value for key, value in self.start.items() if key not in known}
         facts = self.start.get("facts")
         for name, rows in facts.items() if isinstance(facts, Mapping) else ():
@@ -67,22 +77,31 @@ class MetricsLog:
 
     def popularity(self, metric: str) -> float | None:
         """What recommending the most popular items reaches on this metric, if the run measured it."""
-        values = (number(event.get(POPULARITY + metric)) for event in reversed(self.evals))
+        return self.baseline(metric, POPULARITY)
+
+    def baseline(self, metric: str, prefix: str) -> float | None:
+        """What recommending without a model (see `BASELINES`) reaches on this metric, if the run measured it."""
+        values = (number(event.get(prefix + metric)) for event in reversed(self.evals))
         return next((value for value in values if value is not None), None)
 
     def eval_metrics(self) -> list[str]:
         """Names of the evaluated metrics, in the order the run reported them."""
-        return [name for name in numeric_fields(self.evals) if not name.startswith(POPULARITY)]
+        return [name for name in numeric_fields(self.evals) if not name.startswith(tuple(BASELINES))]
 
 
-def read_metrics(path: Path) -> MetricsLog:
-    """Read what is there of a metrics.jsonl; a missing file, cut lines and gaps become `problems`."""
+def read_metrics(path: Path, *, growing: bool = False) -> MetricsLog:
+    """Read what is there of a metrics.jsonl; a missing file, cut lines and gaps become `problems`.
+
+    Args:
+        path: the file.
+        growing: whether a run may be writing it: that it has no end yet, or half a last line, is then no problem.
+    """
     if not path.is_file():
         return MetricsLog(problems=[f"{path.name} is missing: no curves and no headline numbers."])
     problems: list[str] = []
     kinds: dict[str, list[Event]] = {"start": [], "step": [], "eval": [], "ranks": [], "end": []}
     with path.open("rb") as lines:
-        for event in _whole_events(lines, problems):
+        for event in _whole_events(lines, problems, growing=growing):
             kinds.setdefault(str(event.get("event")), []).append(event)
     tests = [event for event in kinds["eval"] if event.get("split") == "test"]
     along = [event for event in kinds["eval"] if event.get("split") != "test"]
@@ -96,9 +115,11 @@ def read_metrics(path: Path) -> MetricsLog:
         test=tests[-1] if tests else None,
         end=kinds["end"][-1] if kinds["end"] else None,
         ranks=kinds["ranks"][-1] if kinds["ranks"] else None,
+        resumes=kinds.get("resume", []),
+        pipeline=_latest_per_step(kinds.get("pipeline", [])),
         problems=problems,
     )
-    problems.extend(_gaps(log))
+    problems.extend(_gaps(log, growing=growing))
     return log
 
 
@@ -131,7 +152,7 @@ def numeric_fields(events: Iterable[Event]) -> list[str]:
     return [name for name in names if name not in NOT_A_METRIC]
 
 
-def _whole_events(lines: Iterable[bytes], problems: list[str]) -> Iterable[Event]:
+def _whole_events(lines: Iterable[bytes], problems: list[str], *, growing: bool) -> Iterable[Event]:
     unreadable: list[int] = []
     cut = False
     for row, line in enumerate(lines, start=1):
@@ -142,9 +163,9 @@ def _whole_events(lines: Iterable[bytes], problems: list[str]) -> Iterable[Event
             unreadable.append(row)
             cut = not line.endswith(b"\n")
     if cut:
-        problems.append(
-            f"Line {unreadable.pop()}, the last one, is cut: the run was stopped while writing it."
-        )
+        last = unreadable.pop()
+        if not growing:
+            problems.append(f"Line {last}, the last one, is cut: the run was stopped while writing it.")
     if unreadable:
         shown = ", ".join(map(str, unreadable[:5])) + (" ..." if len(unreadable) > 5 else "")
         noun = "lines" if len(unreadable) > 1 else "line"
@@ -159,7 +180,7 @@ def _latest_per_step(events: list[Event]) -> list[Event]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _gaps(log: MetricsLog) -> list[str]:
+def _gaps(log: MetricsLog, *, growing: bool) -> list[str]:
     gaps = []
     if not log.start:
         gaps.append("There is no start event: data, model and plan facts are missing.")
@@ -167,7 +188,7 @@ def _gaps(log: MetricsLog) -> list[str]:
         gaps.append("There are no training steps yet.")
     if not log.evals:
         gaps.append("There was no evaluation yet: ranking metrics are missing.")
-    if log.end is None:
+    if log.end is None and not growing:
         gaps.append(
             f"The run has no end event: it is still going or was stopped after step {log.last_step:,}."
         )

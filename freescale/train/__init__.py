@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from freescale.train.log.stalls import Stalls
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
-    from freescale.train.quality.evaluate import Evaluator, popularity_quality
+    from freescale.train.quality.baselines import popularity_quality, repeat_quality
+    from freescale.train.quality.evaluate import Evaluator, asked_users
+    from freescale.train.quality.full_ranking import Rule
+    from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation
     from freescale.train.rebalance import Rebalancer
     from freescale.train.run import Run, RunState, Timetable, due_at

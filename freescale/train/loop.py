@@ -244,12 +244,15 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
 
 def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
     """Evaluate the best state on the test targets and close the books."""
-    best = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint")
+    best, tested = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint"), step
     if best is not None and run.evaluation.best.get("step") not in (None, step):
         load_run(run, best)
+        tested = int(run.evaluation.best["step"])
     with stage("evaluate", step=step):
         try:
-            quality = run.evaluation.final(step, run.progress, give_up=lambda: run.stop.anywhere(run.ranks))
+            quality = run.evaluation.final(
+                step, run.progress, tested=tested, give_up=lambda: run.stop.anywhere(run.ranks)
+            )
         except GivenUpError:
             raise stopped(run, step) from None
     return {"steps": step, **speed, **quality, "checkpoint": None if best is None else str(best)}

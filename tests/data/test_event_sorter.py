@@ -33,7 +33,8 @@ def test_order_is_that_of_a_stable_sort_whatever_the_memory(events: list[Any], w
         rows = "".join(f"{user},{item},{time}\n" for user, item, time in events)
         source = write(root / "x.csv", "user,item,time\n" + rows)
         for name, memory_mb in (("a", 512), ("b", 0.0001)):
-            prepare(source, root / name, columns=columns, min_events=1, memory_mb=memory_mb, name="x")
+            options = {"columns": columns, "min_events": 1, "time_unit": "s", "name": "x"}
+            prepare(source, root / name, memory_mb=memory_mb, **options)
         assert histories(root / "a") == expected
         assert list(histories(root / "b")) == sorted(expected)
         for file in (root / "a").iterdir():

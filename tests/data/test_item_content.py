@@ -68,3 +68,9 @@ def test_a_vector_that_is_not_finite_is_named(tmp_path):
     file.read(np.array([0, 2]))
     with pytest.raises(DataError, match="row 3"):
         file.read(np.array([0, 3]))
+
+
+def test_a_catalogue_of_some_items_finds_their_rows(tmp_path):
+    np.save(tmp_path / "content.npy", np.arange(12, dtype=np.float32).reshape(6, 2))
+    file = ContentFile(tmp_path / "content.npy", num_items=6, rows=np.array([1, 4, 5]))
+    assert file.read(np.array([0, 2, 1])).tolist() == [[2, 3], [10, 11], [8, 9]]

@@ -11,7 +11,7 @@ import pytest
 from freescale.data.manifest import is_dataset, load_manifest, save_manifest
 from freescale.errors import DataError
 
-FIELDS = {"name": "x", "num_users": 2, "features": ["item", "time"], "shards": []}
+FIELDS = {"name": "x", "num_users": 2, "features": ["item", "time"], "time_unit": "s", "shards": []}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_raw_and_grouped_input(tmp_path: Path, bucket: Any) -> None:
     assert prepare(bucket("raw/x.csv", tmp_path / "x.csv"), tmp_path / "csv").num_events == 12
     raw = write_folder(tmp_path / "raw")
     address = bucket("grouped", raw)
-    assert (
-        "histories stay in s3://data/grouped" in prepare(address, tmp_path / "index", columns=NAMES).decided
+    assert "histories stay in s3://data/grouped" in " ".join(
+        prepare(address, tmp_path / "index", columns=NAMES).taken
     )
     prepare(raw, tmp_path / "here", columns=NAMES)
     assert by_user(ParquetSource(tmp_path / "index")) == by_user(ParquetSource(tmp_path / "here"))

@@ -63,9 +63,9 @@ def test_formats_that_ship_are_still_found(tmp_path: Path, form: str) -> None:
 
 
 def test_names_and_the_nearest_one(tmp_path: Path) -> None:
-    shipped = ["parquet", "movielens", "inter", "pairs", "sequences", "csv"]
+    shipped = ["parquet", "jsonl", "movielens", "inter", "pairs", "sequences", "csv"]
     assert format_names() == ["auto", *shipped, "arrows"]
-    with pytest.raises(DataError, match=r"(?s)auto, parquet, .*, arrows.*did you mean 'arrows'"):
+    with pytest.raises(DataError, match=r"(?s)auto, parquet, jsonl, .*, arrows.*did you mean 'arrows'"):
         prepare(write(tmp_path / "x", TEXT), tmp_path / "out", format="arows")
 
 
@@ -98,10 +98,10 @@ def reads(columns: Any) -> type:
         ({"user": [1], "item": [1], "price": [1]}, "other columns.*price"),
         ([1, 2], "other columns.*list"),
         ({"user": [1, 2], "item": [1]}, "different lengths.*2 in user, 1 in item"),
-        ({"user": [1], "item": [[1]]}, "the item is not one of the numbers"),
-        ({"user": [0.5], "item": [1]}, "event 0: the user is not one of the numbers"),
+        ({"user": [1], "item": [[1]]}, "the item cannot be used"),
+        ({"user": [0.5], "item": [1]}, "event 0: the user cannot be used"),
         ({"user": 3, "item": 4}, "no flat columns"),
-        ({"user": [], "item": []}, "the user is not one|no events"),
+        ({"user": [], "item": []}, "the user cannot|no events"),
     ],
 )
 def test_what_a_format_must_not_give(tmp_path: Path, columns: Any, message: str) -> None:

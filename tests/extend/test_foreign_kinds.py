@@ -21,7 +21,7 @@ from freescale.embedding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.head import check_columns, make_head
-from freescale.model.metrics import FULL_RANKING
+from freescale.model.metrics import FULL_RANKING, NEVER
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.train.item_vectors import IdItems
 from freescale.train.quality.evaluate import Evaluator
@@ -125,8 +125,9 @@ def test_full_ranking_and_a_metric_of_its_own_user_by_user():
             batch = examples.batch([row])
             target = int(batch.tokens["target"][-1])
             scores = head.item(table) @ head.user(last_state(evaluator, batch))
-            rivals = {*source.items.ids.tolist()} - {*history[:-1]} - {target}
-            places.append(sum(scores[item] > scores[target] for item in rivals).item())
+            rivals = {*source.items.ids.tolist()} - {*history[:-1]}
+            place = sum(scores[item] > scores[target] for item in rivals)
+            places.append(place.item() if target in rivals else NEVER)
     got = evaluator.run(examples)
     assert set(got) == {*head.metric_names}
     assert got["mrr"] == pytest.approx(np.mean([1 / (1 + place) for place in places]))
@@ -212,7 +213,7 @@ def test_a_foreign_model_is_exported_and_loaded_back_by_its_plugin(tmp_path, mon
     with pytest.raises(ConfigError, match="no such module"):
         load_export(folder, plugins=["tests.extend.nothing"])
     served = load_export(folder, plugins=[PLUGIN])
-    got = dict(served.recommend(history, k=100, include_seen=True))
+    got = dict(served.recommend(history, k=100, filter_seen=False))
     assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import pytest
 
 from freescale import units
 from freescale.errors import FreeScaleError
-from freescale.pages.charts import MAX_POINTS, Chart, Series, draw, nice_ticks
-from freescale.pages.report import write_report
+from freescale.pages.charts import MAX_POINTS, Chart, Series, draw
+from freescale.pages.report import render_report, write_report
 from freescale.pages.smoothing import is_noisy, moving_average, moving_median
 from freescale.trace.metrics_log import read_metrics
+from freescale.trace.span_file import read_spans
 from tests.trace.test_span_file import write_rank
 
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -128,7 +130,7 @@ def test_complete_run_shows_headline_curves_facts_and_configuration(tmp_path: Pa
         "NDCG",
         "Mean reciprocal rank",
         "Tokens per second",
-        "Step time (ms)",
+        "Step time",
         "Balance",
         "Learning rate",
     ]
@@ -327,13 +329,6 @@ def test_nothing_to_draw_draws_nothing() -> None:
     assert draw(Chart("c", [1], [Series("s", [None])])) == ""
 
 
-def test_ticks_are_round_and_inside() -> None:
-    assert nice_ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert nice_ticks(3.9, 8.1) == [4, 5, 6, 7, 8]
-    assert nice_ticks(0, 0.31) == [0, 0.1, 0.2, 0.3]
-    assert nice_ticks(5, 5) == [5]
-
-
 def test_smoothing_follows_the_curve_and_shrugs_off_outliers() -> None:
     line = [float(step) for step in range(50)]
     assert moving_average(line, span=5)[2:-2] == pytest.approx(line[2:-2])
@@ -387,6 +382,62 @@ def test_where_the_time_went_is_told_in_the_numbers_of_the_log(tmp_path: Path) -
     assert "rank 0 20.0% rank 1 10.0%" in page.text
 
 
+def test_the_top_says_when_where_what_and_by_which_version(tmp_path: Path) -> None:
+    events = run_events(5)
+    origin = {"host": "node7", "command": "freescale train run.out=x", "freescale": "0.1.0", "torch": "2.13"}
+    events[0] |= {"time": 1_794_828_166.4, "origin": origin}
+    elsewhere = {"event": "resume", "step": 3, "time": 1_794_831_766.0, "origin": origin | {"host": "node8"}}
+    folder = write_run(tmp_path / "demo", [*events, elsewhere])
+    html = write_report(folder).read_text()
+    top = Page(html).text.partition("Steps 5 of 5")[0]
+    for words in (
+        "Started 2026-11-16 11:22 UTC on node7, freescale 0.1.0, torch 2.13",
+        "Resumed after step 3, 2026-11-16 12:22 UTC on node8",
+        "freescale train run.out=x",
+    ):
+        assert words in top
+    # Not told twice: the facts of the start are data, model and plan.
+    assert Page(html).text.count("node7") == 1
+
+
+def test_a_time_that_is_no_date_is_left_out(tmp_path: Path) -> None:
+    events = run_events(3)
+    events[0] |= {"time": 1e60, "origin": "a machine"}
+    assert "Started" not in report_of(write_run(tmp_path / "demo", events)).text
+
+
+def test_the_configuration_is_folded(tmp_path: Path) -> None:
+    html = write_report(write_run(tmp_path / "demo", run_events(5))).read_text()
+    inside = html.partition("<details>")[2].partition("</details>")[0]
+    assert "kind: hstu" in inside
+    assert "<h2>Configuration</h2></summary>" in inside
+
+
+def test_every_chart_names_both_axes_and_ends_at_a_tick(tmp_path: Path) -> None:
+    html = write_report(write_run(tmp_path / "demo", run_events())).read_text()
+    charts = re.findall(r'<figure class="chart.*?</figure>', html, flags=re.DOTALL)
+    assert len(charts) == 9
+    for chart in charts:
+        names = re.findall(r"<b>([^<]+)</b></div>|axis\" aria-hidden=\"true\"><b>([^<]+)</b>", chart)
+        assert len(names) == 2, chart[:300]
+        assert names[1][0] == "step"
+    (loss,) = [chart for chart in charts if "<h3>Loss</h3>" in chart]
+    heights = [float(each) for each in re.findall(r"bottom:([\d.]+)%", loss)]
+    assert (min(heights), max(heights)) == (0, 100), "the first and the last tick enclose the curve"
+    assert ">120</span>" in loss, "the last step is on the axis"
+
+
+def test_an_even_balance_looks_even(tmp_path: Path) -> None:
+    events = run_events()
+    for event in events:
+        if event["event"] == "step":
+            event["imbalance"] = 1.00002 + 0.0001 * (int(event["step"]) == 7)
+    html = write_report(write_run(tmp_path / "demo", events)).read_text()
+    (chart,) = re.findall(r"<h3>Balance</h3>.*?</figure>", html, flags=re.DOTALL)
+    labels = re.findall(r'bottom:[\d.]+%">([^<]+)<', chart)
+    assert labels == ["1.000", "1.002", "1.004", "1.006", "1.008", "1.010"]
+
+
 def ranks_event() -> dict[str, object]:
     parts = {"compute": [8.0, 9.0], "straggler": [1.2, 0.2], "comm": [0.5, 0.5], "host": [0.3, 0.3]}
     return {"event": "ranks", "step": 120, "total": [10.0, 10.0], **parts}
@@ -400,7 +451,7 @@ def test_fields_of_features_have_sections_of_their_own(tmp_path: Path) -> None:
             event |= {"exposed_ms": 2.5, "split_ms": 0.4, "id_evictions": 3, "imbalance_in_turn": 1.3}
     page = report_of(write_run(tmp_path / "demo", events))
     traffic = page.text.partition("Embedding traffic")[2].partition("Ids, step by step")[0]
-    for words in ("Overlap", "Exposed bytes", "Hidden bytes", "Parked rows", "Exposed ms", "Split ms"):
+    for words in ("Overlap", "Exposed bytes", "Hidden bytes", "Parked rows", "Exposed time", "Split time"):
         assert words in traffic
         assert words not in page.text.replace(traffic, ""), "one place for each"
     assert "Id evictions" in page.text.partition("Ids, step by step")[2]
@@ -463,3 +514,26 @@ def test_browser_draws_the_report_without_complaint(tmp_path: Path) -> None:
     assert dom.count('data-ready="yes"') == dom.count('class="plot"') == 9
     assert 'data-overflow="false"' in dom
     assert re.search(r'class="tip" style="[^"]*"><div>step 120</div><div>.*?HR@10<b>0\.1200</b>', dom)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on PATH")
+def test_browser_cuts_no_rank_name_on_a_phone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "demo", run_events())
+    for rank in range(2):
+        write_rank(folder, rank)
+    spans = read_spans(folder)
+    many = replace(spans, ranks=[replace(one, rank=1151 + one.rank) for one in spans.ranks])
+    log = read_metrics(folder / "metrics.jsonl")
+    (folder / "report.html").write_text(render_report("demo", log, config=CONFIG, spans=many))
+    script = """
+        // Headless windows are never narrower than 500 pixels: the page is.
+        document.body.style.width = "390px";
+        document.querySelector("select").dispatchEvent(new Event("change"));
+        const labels = [...document.querySelectorAll(".labels div")];
+        const cut = labels.filter((each) => each.scrollWidth > each.clientWidth + 1);
+        document.body.dataset.cut = cut.map((each) => each.textContent).join();
+        document.body.dataset.labels = labels.length;"""
+    dom = in_browser(folder / "report.html", tmp_path / "profile", script, width=500)
+    assert ">rank 1151</div>" in dom
+    assert 'data-cut=""' in dom
+    assert 'data-labels="4"' in dom

@@ -165,6 +165,10 @@ def test_values_of_a_wrong_type_or_range_are_refused(override, said):
         ("run.tensorboard=yes", True),
         ("optim.clip_norm=null", None),
         ("head.label_thresholds=4", (4.0,)),
+        ("head.label_thresholds=3.5,4", (3.5, 4.0)),
+        ("eval.cutoffs=10,50", (10, 50)),
+        ("eval.filter_seen=true", "true"),
+        ("eval.filter_seen=auto", "auto"),
     ],
 )
 def test_values_are_read_as_people_write_them(override, value):
@@ -202,6 +206,19 @@ def test_the_last_override_of_a_key_wins():
         ),
         (["run.out="], "run.out: must name a folder, got nothing"),
         (["eval.metric=auc"], "eval.metric: auc belongs to head.kind=ranking"),
+        (["eval.metric=ndcg@20"], "got 'ndcg@20'; eval.cutoffs=10,20,50,200 gives it"),
+        (["eval.cutoffs=5,20", "eval.metric=hr@10"], "eval.cutoffs=5,10,20 gives it"),
+        (["eval.cutoffs=50,10"], "eval.cutoffs: ascending whole numbers from 1 on"),
+        (["eval.cutoffs=0,10"], "eval.cutoffs: ascending whole numbers from 1 on"),
+        (["eval.cutoffs=10,x"], "eval.cutoffs: must be a whole number, got 'x'"),
+        (["eval.filter_seen=perhaps"], "eval.filter_seen: allowed: auto, true, false"),
+        (["eval.sampled=50"], "eval.sampled: only for eval.protocol=sampled"),
+        (["data.valid_from=0.5"], "data.valid_from: only for data.split=temporal"),
+        (
+            ["data.split=temporal", "data.test_from=1.5"],
+            "data.test_from: allowed: a share of the events between 0",
+        ),
+        (["data.split=temporal", "data.test_from=soon"], "an ISO date such as 2024-05-06; got 'soon'"),
         (["head.kind=ranking"], "eval.metric: head.kind=ranking is judged by auc, got ndcg@10"),
         (["head.kind=ranking", "eval.metric=auc", "head.label_thresholds=[]"], "needs at least one"),
     ],
@@ -446,3 +463,14 @@ def test_keys_of_item_encoders_must_fit(overrides: list[str], message: str) -> N
     with pytest.raises(ConfigError) as caught:
         load_config(None, overrides)
     assert message in str(caught.value)
+
+
+def test_truth_values_and_dates_of_a_recipe_are_words_where_words_are_meant(tmp_path):
+    recipe = write(
+        tmp_path,
+        "eval: {filter_seen: false}\ndata: {split: temporal, valid_from: 2001-01-01, test_from: 0.9}",
+    )
+    config = load_config(recipe)
+    assert config.eval.filter_seen == "false"
+    assert (config.data.valid_from, config.data.test_from) == ("2001-01-01", "0.9")
+    assert load_config(write(tmp_path, config.to_yaml())) == config

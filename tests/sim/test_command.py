@@ -97,6 +97,28 @@ def test_page_and_timeline_are_whole(tmp_path: Path) -> None:
     assert len({event["pid"] for event in events}) <= 3
 
 
+def test_the_page_answers_before_it_warns_and_says_who_made_it(tmp_path: Path) -> None:
+    page = tmp_path / "sim.html"
+    run("--gpus", "2,8,64", "--quick", "--page", str(page), *SMALL)
+    text = page.read_text()
+    assert text.index("Scaling efficiency") < text.index("Extrapolated:") < text.index("A step on 64 GPUs")
+    assert re.search(r"Made \d{4}-\d\d-\d\d \d\d:\d\d UTC on .*freescale ", text)
+    assert "GPUs, logarithmic" in text
+    # Eight lies on the way from 2 to 64 where equal factors take equal room.
+    assert 'left:40.00%">8<' in text
+
+
+def test_efficiency_above_one_is_explained_by_what_causes_it() -> None:
+    """One GPU alone hides nothing; without prioritized communication many do not exceed it."""
+    rows = json.loads(run("--gpus", "2", "--steps", "30", "--quick", "--json"))["rows"]
+    above = [row["name"] for row in rows if row["efficiency"] > 1]
+    assert above
+    assert all("prioritized" in name for name in above)
+    assert "Efficiency above 100 %: it is held against one GPU alone" in run(
+        "--gpus", "2", "--steps", "30", "--quick"
+    )
+
+
 def test_a_data_set_gives_its_lengths(tmp_path: Path) -> None:
     (tmp_path / "raw.txt").write_text(
         "".join(f"{user} {item}\n" for user in range(9) for item in range(5 + user))

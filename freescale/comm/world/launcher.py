@@ -203,8 +203,8 @@ def _wait(
 
 
 def _as_told(failed: Mapping[int, int], requests: Sequence[float]) -> FreeScaleError | SystemExit:
-    """Ranks that were told to stop and did have not failed; the first of them has said so if it has saved."""
-    if EXIT_PREEMPTED in failed.values():
+    """Ranks that were told to stop and did have not failed; rank 0, here or elsewhere, has said so if it heard."""
+    if EXIT_PREEMPTED in failed.values() and failed.get(0, EXIT_PREEMPTED) == EXIT_PREEMPTED:
         return SystemExit(EXIT_PREEMPTED)
     if len(requests) == 1:
         return Preempted("stopped on request before the first step; the same command starts again")

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freescale.data.columns.arrow import is_text
+from freescale.data.columns.arrow import NOT_UTF8, NOTHING, is_text
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
 from freescale.data.source import IntArray
@@ -32,7 +32,7 @@ WORDS = " words"
 
 # `007` is no number: written back it would be 7, and `7` may be somebody else.
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0+)?$"
-_MISSING = pa.array(["", "null", "NULL", "NaN", "nan", "None", "\\N", "<NA>", "N/A", "#N/A"])
+_MISSING = pa.array(NOTHING)
 _EXACT_FLOAT = 2**53
 _SCANNED = 1 << 17
 
@@ -92,8 +92,8 @@ def _starts_with_zeros(data: bytes, separator: str) -> bool:
     for start in range(0, len(letters), _SCANNED):
         block = letters[start : start + _SCANNED + 2]
         before, inside, after = block[:-2], block[1:-1], block[2:]
-        found = before == ord(separator)
-        for mark in b'\n"-':
+        found = before == ord("\n")
+        for mark in b'"-' + separator.encode():
             found |= before == mark
         found &= inside == ord("0")
         found &= (after - np.uint8(ord("0"))) < 10
@@ -111,7 +111,7 @@ def _plain(column: Any) -> Any:
     if is_text(kind):
         # Bytes that are no UTF-8 must not become one word: some readers have put this mark in their place.
         column.validate(full=True)
-        if pc.any(pc.is_in(column, _MISSING)).as_py() or pc.any(pc.match_substring(column, "\ufffd")).as_py():
+        if pc.any(pc.is_in(column, _MISSING)).as_py() or pc.any(pc.match_substring(column, NOT_UTF8)).as_py():
             raise ValueError("missing or no text")
         return column
     if pa.types.is_floating(kind):

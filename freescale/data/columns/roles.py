@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from freescale.data.columns.time_like import looks_like_time
 from freescale.data.excerpt import excerpt
 from freescale.errors import DataError, nearest
+
+IGNORED = "_"
+"""A name that says: nobody needs this column."""
+
+# From the number of a column to its first values.
+Sample = Callable[[int], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Which column of csv, inter or parquet input plays which part.
+    """Which column of csv, jsonl, inter or parquet input plays which part.
 
     None looks for usual names such as user_id, itemId, timestamp, rating; "" leaves an optional column out.
     """
@@ -33,66 +42,121 @@ class Role:
     optional: bool
 
 
+_IDS = "a whole number of 64 bits, or text; not empty, and no mark of a missing value"
+_CORRECT = "correct the input, or skip such lines (`--bad-lines skip`)"
+
 ROLES = {
     "user": Role(
         ("user", "userid", "uid"),
-        allowed="a whole number of 64 bits, or text; not empty, and no mark of a missing value",
-        remedy="correct the input",
+        allowed=_IDS,
+        remedy=_CORRECT,
         optional=False,
     ),
     "item": Role(
         ("item", "itemid", "iid", "movieid", "productid", "asin", "parentasin"),
-        allowed="a whole number of 64 bits, or text; not empty, and no mark of a missing value",
-        remedy="correct the input",
+        allowed=_IDS,
+        remedy=_CORRECT,
         optional=False,
     ),
-    "time": Role(
-        ("time", "timestamp", "ts", "unixreviewtime"),
-        allowed="finite numbers, such as seconds since 1970",
-        remedy="correct the input, or set the time column to '' to keep the order of the file",
-        optional=True,
-    ),
-    "action": Role(
-        ("action", "rating"),
-        allowed="finite numbers, such as a rating",
-        remedy="correct the input, or set the action column to '' to leave it out",
-        optional=True,
-    ),
+    # What times and actions are allowed is found in the input: columns/times.py, columns/actions.py.
+    "time": Role(("time", "timestamp", "ts", "unixreviewtime"), allowed="", remedy="", optional=True),
+    "action": Role(("action", "rating"), allowed="", remedy="", optional=True),
 }
 
 
-def choose_columns(path: Path, header: list[str], columns: ColumnNames) -> dict[str, int]:
-    """Where in the header each part is; times and actions are optional unless named."""
+def choose_columns(
+    path: Path, header: list[str], columns: ColumnNames, sample: Sample | None = None
+) -> dict[str, int]:
+    """Where in the header each part is; times and actions are optional unless named.
+
+    Args:
+        path: the file, for messages.
+        header: names of all columns; `_` is one that nobody needs.
+        columns: what the user named.
+        sample: the first values of a column, which may show that it is one of times.
+
+    Raises:
+        DataError: columns are missing (all of them are told), or one that looks like time would go unused.
+    """
     plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in header]
     chosen: dict[str, int] = {}
+    missing: dict[str, str | None] = {}
     for name, role in ROLES.items():
         wanted: str | None = getattr(columns, name)
         usual = [plain.index(guess) for guess in role.usual_names if guess in plain]
-        if wanted:
-            if wanted not in header:
-                raise _no_column(path, name, wanted, header)
+        if wanted and wanted in header:
             chosen[name] = header.index(wanted)
         elif wanted is None and usual:
             chosen[name] = usual[0]
-        elif not role.optional:
-            raise _no_column(path, name, None, header)
+        elif wanted or not role.optional:
+            missing[name] = wanted
+    if missing:
+        raise _no_columns(path, missing, header)
+    _check_unique(path, header, chosen)
+    if "time" not in chosen and columns.time is None:
+        _check_no_time_unused(path, header, set(chosen.values()), sample or (lambda column: []))
+    return chosen
+
+
+def _check_unique(path: Path, header: list[str], chosen: dict[str, int]) -> None:
     if len(set(chosen.values())) < len(chosen):
         raise DataError(
             f"One column of {path} cannot play two parts",
             got=", ".join(f"{name}: {header[place]!r}" for name, place in chosen.items()),
             allowed=_columns_there(header),
+            next_step="name another column for one of them (`--user`, `--item`, `--time`, `--action`)",
         )
-    return chosen
+    for role, place in chosen.items():
+        if header.count(header[place]) > 1:
+            raise DataError(
+                f"{path} has several columns named {header[place]!r}: which is the {role}?",
+                got=excerpt(", ".join(header)),
+                next_step="give each column a name of its own in the first line",
+            )
 
 
-def _no_column(path: Path, name: str, wanted: str | None, header: list[str]) -> DataError:
-    guess = nearest(wanted or name, header)
+def _check_no_time_unused(path: Path, header: list[str], used: set[int], sample: Sample) -> None:
+    unused = [n for n, name in enumerate(header) if n not in used and name != IGNORED]
+    found = [header[n] for n in unused if looks_like_time(header[n], sample(n))]
+    if found:
+        raise DataError(
+            f"{path} has a column that looks like time, and none is used: histories would be in file order",
+            got=", ".join(map(repr, found)),
+            allowed="a time column by name, or none on purpose",
+            next_step=f"`--time {found[0]}` orders events by it, `--time ''` keeps the order of the file",
+        )
+
+
+def _no_columns(path: Path, missing: dict[str, str | None], header: list[str]) -> DataError:
+    got, options = [], []
+    for name, wanted in missing.items():
+        usual = f"none of the usual names ({', '.join(ROLES[name].usual_names)})"
+        got.append(f"{name}: {wanted!r}" if wanted else f"{name}: {usual}")
+        guess = nearest(wanted or name, header)
+        options.append(f"`--{name} NAME`" + (f" (did you mean {guess!r}?)" if guess else ""))
+    next_step = f"name the column: {', '.join(options)}"
+    if _holds_values(header):
+        next_step = (
+            "the first line names no columns; if there is no header, name the fields in their order, "
+            "such as `--columns user,item,time,action` (`_` ignores one)"
+        )
     return DataError(
-        f"{path} has no column for the {name}",
-        got=repr(wanted) if wanted else f"none of the usual names ({', '.join(ROLES[name].usual_names)})",
+        f"{path} has no column for the {' and no column for the '.join(missing)}",
+        got="; ".join(got),
         allowed=_columns_there(header),
-        next_step=f"name the {name} column (`--{name}`)" + (f"; did you mean {guess!r}?" if guess else ""),
+        next_step=next_step,
     )
+
+
+def _holds_values(header: list[str]) -> bool:
+    """Whether a first line looks like an event: it has a number where a name should be."""
+    return any(re.fullmatch(r"[+-]?[\d.:/T-]+Z?", name.strip()) for name in header)
+
+
+def looks_like_header(fields: list[str]) -> bool:
+    """Whether fields of a first line are usual names of columns."""
+    usual = {name for role in ROLES.values() for name in role.usual_names}
+    return any(re.sub(r"[^a-z0-9]", "", field.lower()) in usual for field in fields)
 
 
 def _columns_there(header: list[str]) -> str:

@@ -27,10 +27,9 @@ class InterFormat:
     def chunks(self, path: Path, reading: Reading, /) -> Iterator[tuple[Events, int]]:
         """Events in the order of the lines."""
 
-        def layout_of(header: str) -> Layout:
+        def layout_of(header: str, others: list[str]) -> Layout:
             names = [name.split(":")[0].strip() for name in header.split("\t")]
-            return named_layout(path, names, reading.columns, "\t")
+            rows = [line.split("\t") for line in others]
+            return named_layout(path, names, reading, "\t", rows=rows)
 
-        return read_delimited(
-            path, reading.chunk_bytes, layout_of=layout_of, has_header=True, id_kinds=reading.id_kinds
-        )
+        return read_delimited(path, reading, layout_of=layout_of, has_header=True)

@@ -28,8 +28,8 @@ class MovieLensFormat:
         """Events in the order of the lines."""
         return read_delimited(
             path,
-            reading.chunk_bytes,
-            layout_of=lambda header: named_layout(path, _FIELDS, reading.columns, "\x1f"),
-            id_kinds=reading.id_kinds,
-            plain=lambda data: data.replace(b"::", b"\x1f"),
+            reading,
+            layout_of=lambda first, others: named_layout(
+                path, _FIELDS, reading, "\x1f", plain=lambda data: data.replace(b"::", b"\x1f")
+            ),
         )

@@ -28,8 +28,12 @@ class PairsFormat:
         """Events in the order of the lines."""
         return read_delimited(
             path,
-            reading.chunk_bytes,
-            layout_of=lambda header: named_layout(path, ["user", "item"], reading.columns, " "),
-            id_kinds=reading.id_kinds,
-            plain=lambda data: single_blanks(data, reading.separator),
+            reading,
+            layout_of=lambda first, others: named_layout(
+                path,
+                ["user", "item"],
+                reading,
+                " ",
+                plain=lambda data: single_blanks(data, reading.separator),
+            ),
         )

@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from freescale.data.columns.ids import IdKind, IdKinds
-from freescale.data.columns.values import Locate, checked_events
+from freescale.data.columns.ids import OtherIdsError, csv_id_types
 from freescale.data.event_columns import Events
 from freescale.data.formats._delimited import Layout, single_blanks
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
-from freescale.data.raw_format import RawSample, Reading
+from freescale.data.raw_format import Chosen, RawSample, Reading
 from freescale.data.source import IntArray
 from freescale.registry import register
 
-_ONE_ID = Layout(("item",), ("item",), "\x1f", quoted=False)
+_ONE_TOKEN = Layout(("item",), Chosen({"item": 0}, {}), "\x1f", quoted=False)
 
 
 @register("format", "sequences")
 class SequencesFormat:
-    """Whole numbers between blanks, tabs or the separator the user names."""
+    """Ids between blanks, tabs or the separator the user names."""
 
     suffixes: tuple[str, ...] = ()
     in_folders = False
@@ -35,53 +34,44 @@ class SequencesFormat:
 
     def chunks(self, path: Path, reading: Reading, /) -> Iterator[tuple[Events, int]]:
         """Events of one user after another."""
+        reading.values.take({"user": "the first of a line", "item": "the others"}, [])
         for chunk in text_chunks(path, reading.chunk_bytes, quoted=False):
             data = single_blanks(chunk.data, reading.separator)
-            if not data.strip():
-                continue
-            yield _events(chunk, data, reading.id_kinds), chunk.consumed
+            if data.strip():
+                yield _read_lines(chunk, data, reading), chunk.consumed
 
 
-def _events(chunk: TextChunk, data: bytes, id_kinds: IdKinds) -> Events:
-    """The first id of a line is the user of all that follow."""
-    # One id a line is the fastest thing to parse; the counts put the lines together again.
-    one_a_line = data.replace(b" ", b"\n")
+def _read_lines(chunk: TextChunk, data: bytes, reading: Reading) -> Events:
+    """The events of a chunk, or the error of its first bad token."""
     counts = _tokens_per_line(data)
-    locate = _line_finder(chunk, np.cumsum(counts))
-    counts = counts[counts > 0]
-    first = np.cumsum(counts) - counts
-    is_item = np.ones(int(counts.sum()), dtype=bool)
-    is_item[first] = False
-    of_item = np.flatnonzero(is_item)
-    tokens, kinds = _tokens(one_a_line, id_kinds), dict(id_kinds)
-    # Users without items are ids, too.
-    users = checked_events({"user": tokens.take(pa.array(first))}, lambda n: locate(int(first[n])), kinds)
-    items = checked_events({"item": tokens.take(pa.array(of_item))}, lambda n: locate(int(of_item[n])), kinds)
-    line = np.repeat(np.arange(len(counts)), counts - 1)
-    spread = {
-        name: column.take(pa.array(line)) if isinstance(column, pa.Array) else column[line]
-        for name, column in users.items()
-    }
-    return {**spread, **items}
-
-
-def _tokens(one_a_line: bytes, id_kinds: IdKinds) -> Any:
-    """The ids as an Arrow array of numbers, or of text where they are not all numbers."""
-    # One column holds users and items: if one of them is text, both are read as such.
-    as_text = any(kind != "int64" for kind in id_kinds.values())
-    kinds: dict[str, IdKind] = {"item": "text" if as_text else "int64"}
+    # One token a line is the fastest thing to parse; the counts put the lines together again.
+    one_a_line = data.replace(b" ", b"\n")
     try:
-        tokens = _ONE_ID.parse(one_a_line, as_text=False, id_kinds=kinds)["item"]
-        tokens.validate(
-            full=True
-        )  # bytes that are no UTF-8 are marked below, and then refused with their line
-        return tokens
-    except ValueError:
-        return pa.array([token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token])
+        # Users and items stand in one column: if one of them is text, both are read as such.
+        kinds = csv_id_types(one_a_line, _ONE_TOKEN.separator, reading.values.id_kinds).values()
+        kind = pa.string() if pa.string() in kinds else pa.int64()
+        tokens = _ONE_TOKEN.parse(one_a_line, {"item": kind})["item"]
+        return reading.values.events(_by_role(tokens, counts), None)
+    except (ValueError, OtherIdsError):
+        words = [token.decode("utf-8", "replace") for token in one_a_line.split(b"\n") if token]
+        ends = np.cumsum(np.maximum(counts - 1, 0))
+
+        def locate(event: int) -> tuple[str, str]:
+            return chunk.place(chunk.first_line + int(np.searchsorted(ends, event, side="right")))
+
+        return reading.values.events(_by_role(pa.array(words), counts), locate)
 
 
-def _line_finder(chunk: TextChunk, ends: IntArray) -> Locate:
-    return lambda token: chunk.place(chunk.first_line + int(np.searchsorted(ends, token, side="right")))
+def _by_role(tokens: Any, counts: IntArray) -> dict[str, Any]:
+    """The first token of a line beside each of the others."""
+    counts = counts[counts > 0]
+    starts = np.cumsum(counts) - counts
+    is_item = np.ones(len(tokens), dtype=bool)
+    is_item[starts] = False
+    return {
+        "user": tokens.take(pa.array(np.repeat(starts, counts - 1))),
+        "item": tokens.filter(pa.array(is_item)),
+    }
 
 
 def _tokens_per_line(data: bytes) -> IntArray:

@@ -174,8 +174,11 @@ def _notes(answer: Answer) -> list[str]:
             f"On {answer.setting.ranks_in_words(best.gpus)} the longest samples are longer than a rank's share: no "
             f"assignment of one step gets below {best.bound:.0%} idle. Try features.window=4, or more samples a {word}."
         )
-    if best.efficiency > 1:
-        notes.append(f"Efficiency above 1: one {word} alone updates the whole table, many share it.")
+    if any(one.efficiency > 1 for one in (*answer.ladder, *answer.ablation)):
+        notes.append(
+            f"Efficiency above 100 %: it is held against one {word} alone, which finds, gathers and updates its rows "
+            f"before and after its compute. On several {word}s prioritized communication does most of that beside it."
+        )
     parts = [mark.part for mark in answer.marks if mark.state == EXTRAPOLATED]
     if parts:
         notes.append(

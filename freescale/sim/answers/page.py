@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from freescale import pages, units
-from freescale.pages import Chart, Series, bar, draw, draw_timeline
+from freescale.pages import Chart, Series, draw, draw_timeline, named_bars, percent_labels
 from freescale.sim.answers.answer import PREDICTION, Answer, Sweep
 from freescale.sim.answers.confidence import EXTRAPOLATED
 from freescale.sim.answers.keys import value_of
@@ -30,8 +30,15 @@ COLUMNS = (
 )
 
 
-def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
-    """The page as text."""
+def render_page(answer: Answer, *, spans: RunSpans | None = None, made: str = "", command: str = "") -> str:
+    """The page as text.
+
+    Args:
+        answer: what is shown.
+        spans: a timeline, where one is wanted.
+        made: when, where and by which version it was simulated, in words.
+        command: what was typed.
+    """
     setting, largest = answer.setting, answer.gpus[-1]
     timeline = draw_timeline(spans.ranks) if spans is not None else ""
     reasons: dict[str, list[str]] = {}
@@ -40,9 +47,9 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
             reasons.setdefault(mark.why, []).append(mark.part)
     extrapolated = [f"{', '.join(parts)}: {why}" for why, parts in reasons.items()]
     body = [
-        _warning(extrapolated),
         pages.cards(_cards(answer, largest)),
-        *(f'<p class="note">{escape(note)}</p>' for note in answer.notes),
+        _notes(answer),
+        pages.missing(extrapolated, title=f"{PREDICTION} Extrapolated:"),
         pages.section(f"A step on {setting.ranks_in_words(largest)}", _bars(answer, largest), kind="panel"),
         pages.section(f"By number of {setting.rank_word}s", _scaling_charts(answer), kind="charts"),
         *(
@@ -68,7 +75,13 @@ def render_page(answer: Answer, *, spans: RunSpans | None = None) -> str:
         title=title,
         state="prediction",
         finished=False,
-        lines=[setting.workload.words(rank=setting.rank_word), f"Compute from: {setting.profile.hardware}"],
+        lines=[
+            PREDICTION,
+            setting.workload.words(rank=setting.rank_word),
+            f"Compute from: {setting.profile.hardware}",
+            made,
+        ],
+        command=command,
     )
     return pages.document(
         title=f"{title} - FreeScale simulation",
@@ -92,20 +105,24 @@ def cells(one: Prediction, name: str) -> list[str]:
     ]
 
 
-def _warning(extrapolated: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in extrapolated)
-    return f'<section class="missing"><b>{escape(PREDICTION)} Extrapolated:</b><ul>{items}</ul></section>'
+def _notes(answer: Answer) -> str:
+    """What a reader should not have to find out; what is extrapolated has a box of its own."""
+    notes = [note for note in answer.notes if not note.startswith(EXTRAPOLATED.capitalize())]
+    return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
 
 
 def _cards(answer: Answer, gpus: int) -> list[pages.Card]:
     best, off = answer.best(gpus), answer.baseline(gpus)
     faster = units.factor(best.tokens_per_s, off.tokens_per_s) or "-"
+    above = "; why above 100 %: below" if best.efficiency > 1 else ""
     return [
         pages.Card(
             "Step", units.milliseconds(best.step_ms), f"{units.milliseconds(off.step_ms)} with all off"
         ),
         pages.Card("Tokens per second", units.compact(best.tokens_per_s), f"{faster} all off"),
-        pages.Card("Scaling efficiency", f"{best.efficiency:.0%}", f"{off.efficiency:.0%} with all off"),
+        pages.Card(
+            "Scaling efficiency", f"{best.efficiency:.0%}", f"{off.efficiency:.0%} with all off{above}"
+        ),
         pages.Card("Bubble", units.percent(best.bubble), f"{units.percent(off.bubble)} with all off"),
         pages.Card(
             "Bubble reduction", units.percent(answer.bubble_reduction(gpus)), f"limit now: {best.limit}"
@@ -117,23 +134,16 @@ def _cards(answer: Answer, gpus: int) -> list[pages.Card]:
 
 
 def _bars(answer: Answer, gpus: int) -> str:
-    rows = []
     chosen = [one for one in answer.ladder if one.gpus == gpus]
-    for name, one in zip(short_names([one.features for one in chosen]), chosen):
-        shares = {"compute": 1 - one.bubble, **{cause: getattr(one, cause) for cause in CAUSES}}
-        rows.append(
-            f'<div class="rank named"><span>{escape(name)}</span>{bar(shares)}'
-            f"<b>{units.percent(one.bubble)}</b></div>"
+    rows = [
+        (
+            name,
+            {"compute": 1 - one.bubble, **{cause: getattr(one, cause) for cause in CAUSES}},
+            units.percent(one.bubble),
         )
-    words = {
-        "compute": "compute",
-        "straggler": "waiting for the slowest rank",
-        "comm": "exposed communication",
-    }
-    words["host"] = "host and the rest"
-    legend = "".join(f'<li><i class="swatch {part}"></i>{escape(text)}</li>' for part, text in words.items())
-    head = '<div class="rank named head"><span></span><span></span><b>bubble</b></div>'
-    return f'<div class="bars"><ul class="legend">{legend}</ul>{head}{"".join(rows)}</div>'
+        for name, one in zip(short_names([one.features for one in chosen]), chosen)
+    ]
+    return named_bars(rows, legend=True)
 
 
 def _table(rows: Sequence[Prediction]) -> str:
@@ -154,33 +164,35 @@ def _scaling_charts(answer: Answer) -> str:
     names = [one.features.words() for one in answer.ladder if one.gpus == answer.gpus[0]]
     shown = [names[0], *(name for name in names[1:-1] if name == "balance"), names[-1]]
 
-    def series(value: str) -> list[Series]:
+    def series(value: Callable[[Prediction], float]) -> list[Series]:
         return [
-            Series(
-                name,
-                [getattr(one, value) for one in answer.ladder if one.features.words() == name],
-                tone=tone,
-            )
+            Series(name, [value(one) for one in answer.ladder if one.features.words() == name], tone=tone)
             for tone, name in enumerate(dict.fromkeys(shown))
         ]
 
+    word = answer.setting.rank_word
     charts = (
         Chart(
-            "Tokens per second",
+            f"Tokens per second of a {word}",
             answer.gpus,
-            series("tokens_per_s"),
+            series(lambda one: one.tokens_per_s / one.gpus),
+            f"A level line is perfect scaling: twice the {word}s, twice the tokens.",
             from_zero=True,
             write=units.compact,
-            axis=f"{answer.setting.rank_word}s",
+            axis=f"{word}s",
+            measure=f"tokens per second and {word}",
+            log=True,
         ),
         Chart(
             "Bubble",
             answer.gpus,
-            series("bubble"),
+            series(lambda one: one.bubble),
             from_zero=True,
             write=units.percent,
-            tick=lambda value: f"{100 * value:.4g}%",
-            axis=f"{answer.setting.rank_word}s",
+            tick=percent_labels,
+            axis=f"{word}s",
+            measure="share of the step",
+            log=True,
         ),
     )
     return "".join(map(draw, charts))
@@ -201,11 +213,13 @@ def _sweep(sweep: Sweep | None) -> str:
     where = [places[place] for place in order]
     charts = (
         Chart(
-            "Step time, ms",
+            "Step time",
             where,
             [Series("all features", [one.step_ms for one in rows])],
             from_zero=True,
+            write=units.milliseconds,
             axis=sweep.key,
+            measure="milliseconds",
         ),
         Chart(
             "Bubble",
@@ -213,8 +227,9 @@ def _sweep(sweep: Sweep | None) -> str:
             [Series("all features", [one.bubble for one in rows], tone=1)],
             from_zero=True,
             write=units.percent,
-            tick=lambda value: f"{100 * value:.4g}%",
+            tick=percent_labels,
             axis=sweep.key,
+            measure="share of the step",
         ),
     )
     return "".join(map(draw, charts)) + table
@@ -250,7 +265,7 @@ def _influences(answer: Answer) -> str:
 
 def _marks(answer: Answer) -> str:
     rows = [pages.Row([one.part, one.state, one.why]) for one in answer.marks]
-    return pages.table(["part", "", "how"], rows, ends_in_words=True)
+    return pages.table(["part", "trust", "how"], rows, ends_in_words=True)
 
 
 def _cluster(answer: Answer) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from freescale.errors import FreeScaleError
-from freescale.trace import POPULARITY, Event, Parts, decode, numeric_fields, slowest, step_of, total
+from freescale.trace import POPULARITY, REPEAT, Event, Parts, decode, numeric_fields, slowest, step_of, total
 
 Facts = Mapping[str, Mapping[str, object]]
 """What a run is, as section -> name -> value."""
@@ -109,11 +109,16 @@ class Progress:
         metrics: Mapping[str, float | None],
         *,
         popularity: Mapping[str, float] | None = None,
+        repeat: Mapping[str, float] | None = None,
         protocol: str = "",
         **others: object,
     ) -> None:
-        """Metrics after a step, beside those of recommending what is popular, and how they were measured."""
+        """Metrics after a step, and how they were measured.
+
+        Beside them those of recommending what is popular, and a user's own items again.
+        """
         baseline = {POPULARITY + name: value for name, value in (popularity or {}).items()}
+        baseline |= {REPEAT + name: value for name, value in (repeat or {}).items()}
         self._write({"event": "eval", "step": step, **metrics, **baseline, "protocol": protocol, **others})
 
     def balance(self, step: int, decided: Mapping[str, object]) -> None:
@@ -221,13 +226,14 @@ class JsonlSink:
             return True
         if event["event"] == "end" or resume_step == 0:
             return False
-        step = step_of(event) or 0
+        # A test looks at the best state and comes after the last step.
+        step = step_of({"step": event.get("trained_steps", event.get("step"))}) or 0
         again = self._evaluates_again and event["event"] == "eval"
         return step < resume_step or (step == resume_step and not again)
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, named as in metrics.jsonl: `train/loss`, `eval/hr@10`."""
+    """Scalars for TensorBoard, named as in metrics.jsonl: `train/loss`, `eval/hr@10`, `test/hr@10`."""
 
     def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
         try:
@@ -246,6 +252,8 @@ class TensorBoardSink:
         group = {"step": "train", "eval": "eval"}.get(str(event.get("event")))
         if group is None:
             return
+        if event.get("split") == "test":
+            group = "test"
         for name in numeric_fields([event]):
             self._writer.add_scalar(f"{group}/{name}", event[name], step_of(event))
 

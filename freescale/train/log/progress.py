@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freescale import units
-from freescale.trace import CAUSES, POPULARITY, Event, numeric_fields, step_of
+from freescale.trace import BASELINES, CAUSES, Event, numeric_fields, step_of
 from freescale.train.log.events import Facts, JsonlSink, MetricSink, Progress, TensorBoardSink
 
 __all__ = [
@@ -37,8 +37,8 @@ __all__ = [
 Field = tuple[str, str, str]
 """What stands before a number, the number, what stands after it."""
 
-EVAL_SHOWN = ("hr@10", "hr@50", "ndcg@10", "mrr")
-"""Metrics of an eval line; all others are in metrics.jsonl, one line must stay readable."""
+EVAL_SHOWN = {"hr@": 2, "ndcg@": 1, "mrr": 1}
+"""How many metrics of a kind an eval line shows; all others are in metrics.jsonl, one line must stay readable."""
 
 DROPPED_WHEN_NARROW = ("causes", "experts", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
@@ -198,8 +198,8 @@ def print_summary(console: Console, summary: Mapping[str, object]) -> None:
     Args:
         console: where to print.
         summary: any of status, seconds, steps, loss, samples_per_s, tokens_per_s, bubble, best_metric,
-            best_value, best_step, popularity (the baseline's value of best_metric), checkpoint, report;
-            other names are listed as they are.
+            best_value, best_step, popularity and repeat_last (what baselines reach of best_metric), checkpoint,
+            report; other names are listed as they are.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -242,12 +242,23 @@ def _step_fields(event: Event, step: int, total: int, seconds_left: float | None
 
 def _eval_parts(event: Event) -> list[str]:
     """An eval line in two parts: the metrics, and what to hold them against."""
-    measured = [name for name in numeric_fields([event]) if not name.startswith(POPULARITY)]
-    shown = [name for name in EVAL_SHOWN if name in measured] or measured
+    measured = [name for name in numeric_fields([event]) if not name.startswith(tuple(BASELINES))]
+    shown = [
+        name
+        for kind, most in EVAL_SHOWN.items()
+        for name in [n for n in measured if n.startswith(kind)][:most]
+    ] or measured
     metrics = "".join(f"  {name} {_metric(event[name])}" for name in shown)
-    baseline = ""
-    if shown and units.number(event.get(POPULARITY + shown[0])) is not None:
-        baseline = f"(popularity {shown[0]} {_metric(event[POPULARITY + shown[0]])})  "
+    known = {
+        words: event[prefix + shown[0]]
+        for prefix, words in BASELINES.items()
+        if shown and units.number(event.get(prefix + shown[0])) is not None
+    }
+    baseline = ", ".join(
+        f"{words} {shown[0]} {_metric(value)}" if n == 0 else f"{words} {_metric(value)}"
+        for n, (words, value) in enumerate(known.items())
+    )
+    baseline = f"({baseline})  " if baseline else ""
     label = "test" if event.get("split") == "test" else "eval"
     return [f"{label}  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
 
@@ -305,7 +316,7 @@ def _summary_rows(summary: Mapping[str, object]) -> dict[str, str]:
         rows["loss"] = units.loss(numbers["loss"])
     rows |= _quality_rows(summary, numbers)
     used = {"event", "time", "step", "status", "seconds", "steps", *rates, "bubble", "loss", "best_metric"}
-    used |= {"best_value", "best_step", "popularity"}
+    used |= {"best_value", "best_step", "popularity", "repeat_last"}
     return rows | {
         name: units.fact(value) for name, value in summary.items() if name not in used and value is not None
     }
@@ -318,5 +329,7 @@ def _quality_rows(summary: Mapping[str, object], numbers: Mapping[str, float]) -
     metric = str(summary.get("best_metric") or "metric")
     step = f" at step {numbers['best_step']:,.0f}" if "best_step" in numbers else ""
     best = f"{metric} {units.metric(numbers['best_value'])}{step}"
-    times = units.factor(numbers["best_value"], numbers.get("popularity"))
-    return {"best": f"{best}, {times} popularity ({units.metric(numbers['popularity'])})" if times else best}
+    for name, words in (("popularity", "popularity"), ("repeat_last", "repeat last")):
+        times = units.factor(numbers["best_value"], numbers.get(name))
+        best += f", {times} {words} ({units.metric(numbers[name])})" if times else ""
+    return {"best": best}

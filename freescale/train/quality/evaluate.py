@@ -1,6 +1,7 @@
 """Evaluation: what a head measures itself, and full ranking where it can score a catalogue.
 
-Full ranking holds each user's target against every item of the catalogue, seen items left out.
+Full ranking holds each user's target against every item of the catalogue, by the rule that serving follows: where seen
+items are filtered, a target that was seen is a miss.
 
 The rank of a target is a count (items with a higher score), and counts add up. So items are scored in chunks, on a
 million-item catalogue as well; and with a sharded table each rank scores the items it owns for everybody's users,
@@ -22,6 +23,8 @@ from freescale.data import Examples, IntArray, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model import (
+    CUTOFFS,
+    NEVER,
     Compressor,
     HeadMetrics,
     LastEvents,
@@ -33,7 +36,7 @@ from freescale.model import (
     retrieves,
 )
 from freescale.train.item_vectors import Catalogue, ItemEncoder
-from freescale.train.quality.full_ranking import Asked, ItemBlock, last_tokens, rank_of_targets
+from freescale.train.quality.full_ranking import FULL, Asked, ItemBlock, Rule, last_tokens, rank_of_targets
 
 GiveUp = Callable[[], bool]
 """Whether to leave an evaluation unfinished; asked now and then, by every rank at the same moment."""
@@ -53,6 +56,8 @@ class Evaluator:
         model: the dense part.
         items: where item vectors come from.
         ranks: who shares the work.
+        rule: among what targets are ranked.
+        cutoffs: where lists are cut.
         batch: users a rank handles at once.
         item_chunk: items scored at once.
         cached: answer as serving does, in two steps through token caches; for encoders that compress histories.
@@ -61,6 +66,8 @@ class Evaluator:
     model: Recommender
     items: ItemEncoder
     ranks: Ranks
+    rule: Rule = FULL
+    cutoffs: tuple[int, ...] = CUTOFFS
     batch: int = 256
     item_chunk: int = 65_536
     cached: bool = False
@@ -81,7 +88,9 @@ class Evaluator:
         """Full ranking, where the head can rank a catalogue, and what the head measures itself."""
         head = self.model.head
         vectors = self._catalogue(examples)
-        ranking = _FullRanking(head, vectors, examples, self.ranks) if retrieves(head) else None
+        ranking = None
+        if retrieves(head):
+            ranking = _FullRanking(head, vectors, examples, self)
         own = own_metrics(head)
         if ranking is None and own is None:
             raise ConfigError(
@@ -89,7 +98,10 @@ class Evaluator:
                 got=type(head).__name__,
                 allowed="queries(states) and candidates(rows), or metrics()",
             )
-        for n, (rows, batch) in enumerate(self._batches(examples, max_users)):
+        users, missed = asked_users(examples, max_users)
+        if ranking is not None and self.ranks.is_first:
+            ranking.quality.update(torch.full((missed,), NEVER))
+        for n, (rows, batch) in enumerate(self._batches(examples, users)):
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
             lookup, indexed = vectors.look_up(batch)
@@ -110,9 +122,8 @@ class Evaluator:
             self.ranks.sum_on_cpu(row)
         return metrics.values()
 
-    def _batches(self, examples: Examples, max_users: int | None) -> Iterator[tuple[IntArray, SequenceBatch]]:
+    def _batches(self, examples: Examples, users: IntArray) -> Iterator[tuple[IntArray, SequenceBatch]]:
         """This rank's users; every rank gets the same number of batches, so that collectives match."""
-        users = np.flatnonzero(examples.lengths() > 0)[:max_users]
         per_round = self.batch * self.ranks.num_ranks
         for start in range(0, len(users), per_round):
             rows = users[start : start + per_round][self.ranks.rank :: self.ranks.num_ranks]
@@ -139,20 +150,19 @@ class _FullRanking:
         head: makes states and items comparable.
         vectors: of all items, or of those held here.
         examples: the split.
-        ranks: who shares the work.
+        how: who shares the work, and among what targets are ranked.
     """
 
-    def __init__(self, head: RetrievingHead, vectors: Catalogue, examples: Examples, ranks: Ranks) -> None:
-        self._head, self._examples, self._ranks = head, examples, ranks
+    def __init__(self, head: RetrievingHead, vectors: Catalogue, examples: Examples, how: Evaluator) -> None:
+        self._head, self._examples, self._ranks, self._rule = head, examples, how.ranks, how.rule
         self._blocks = _Candidates(head, vectors)
-        self._sharded = vectors.spread and ranks.num_ranks > 1
-        self.quality = RankingQuality()
+        self._sharded = vectors.spread and how.ranks.num_ranks > 1
+        self.quality = RankingQuality(how.cutoffs)
 
     def add(self, rows: IntArray, batch: SequenceBatch, states: Tensor) -> Tensor:
         """[B] how many items stand before the targets of this rank's users; every rank must call it."""
         ranks = self._ranks
-        catalog = self._examples.source.items.ids
-        asked = Asked.of(self._examples, rows, batch, catalog, self._head.queries(states), ranks.device)
+        asked = Asked.of(self._examples, rows, batch, self._head.queries(states), ranks.device, self._rule)
         everybody = asked.gather(ranks) if self._sharded else asked
         counts = rank_of_targets(everybody, self._blocks, ranks if self._sharded else None)
         mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]
@@ -214,27 +224,8 @@ def _joined(ranking: Mapping[str, float | None], own: Mapping[str, float | None]
     return {**ranking, **own}
 
 
-def popularity_quality(
-    examples: Examples, *, batch: int = 4096, max_users: int | None = None
-) -> dict[str, float]:
-    """Metrics of recommending the most frequent unseen items of the training part to everybody.
-
-    All users share one order of the items. So the rank of a target is its place in that order, less the seen items that
-    stand before it: the work grows with the events, not with users times items.
-    """
-    catalog = examples.source.items
-    place = np.empty(len(catalog.ids), dtype=np.int64)
-    place[np.argsort(-catalog.train_counts, kind="stable")] = np.arange(len(place))
-    users = np.flatnonzero(examples.lengths() > 0)[:max_users]
-    quality = RankingQuality()
-    for start in range(0, len(users), batch):
-        rows = users[start : start + batch]
-        no_vectors = torch.empty(len(rows), 0)
-        asked = Asked.of(examples, rows, examples.batch(rows), catalog.ids, no_vectors, torch.device("cpu"))
-        target = place[asked.target.numpy()]
-        # Histories may hold an item twice; it stands before the target once.
-        seen = np.unique(asked.seen_user.numpy() * len(place) + place[asked.seen.numpy()])
-        user, seen_place = np.divmod(seen, len(place))
-        before = np.bincount(user[seen_place < target[user]], minlength=len(rows))
-        quality.update(torch.from_numpy(target - before))
-    return quality.values()
+def asked_users(examples: Examples, max_users: int | None = None) -> tuple[IntArray, int]:
+    """The rows to evaluate, the first so many, and how many more are misses: nothing was learnt of their targets."""
+    missed = examples.missed()
+    users = np.flatnonzero((examples.lengths() > 0) | missed)[:max_users]
+    return users[~missed[users]], int(missed[users].sum())

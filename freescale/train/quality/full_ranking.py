@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from freescale.comm.world import Ranks
-from freescale.data import Examples, IntArray, SequenceBatch
+from freescale.data import Examples, IntArray, SequenceBatch, draw_negatives
+from freescale.model import NEVER
+
+_EVALUATION = 1 << 62
+"""A step that no training reaches: evaluation draws items of its own."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +26,54 @@ class ItemBlock:
     vectors: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Among what a target is ranked; serving follows the same rule.
+
+    Args:
+        filter_seen: items of the history are not recommended; a target among them is a miss.
+        sampled: rank among this many random items instead of all.
+        seed: of these.
+    """
+
+    filter_seen: bool = True
+    sampled: int | None = None
+    seed: int = 0
+
+
+FULL = Rule()
+"""Every item, seen ones filtered."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Users and items: which user, and which item by its number in the catalogue."""
+
+    user: Tensor
+    item: Tensor
+
+    def gather(self, ranks: Ranks, first_user: int) -> Pairs:
+        """Those of all ranks; the users of this one come after `first_user` others."""
+        user, _ = gather_uneven(self.user + first_user, ranks)
+        return Pairs(user, gather_uneven(self.item, ranks)[0])
+
+
 @dataclass(frozen=True)
 class Asked:
-    """Users to rank for: their vectors, the numbers of their targets and of the items they have seen.
+    """Users to rank for: their vectors, the numbers of their targets and of the items they are not recommended.
 
     Args:
         vectors: [U, D] one a user.
         target: [U] catalogue number.
-        seen_user: [S] which user saw an item.
-        seen: [S] which item (catalogue number).
+        hidden: what is left out: items a user has seen.
+        among: what is ranked, besides the target; None: everything.
         sizes: users of each rank, after a gather.
     """
 
     vectors: Tensor
     target: Tensor
-    seen_user: Tensor
-    seen: Tensor
+    hidden: Pairs
+    among: Pairs | None = None
     sizes: tuple[int, ...] = ()
 
     @staticmethod
@@ -45,31 +81,65 @@ class Asked:
         examples: Examples,
         rows: IntArray,
         batch: SequenceBatch,
-        catalog: IntArray,
         vectors: Tensor,
         device: torch.device,
+        rule: Rule,
     ) -> Asked:
         """The question for one batch of users."""
-        offsets, seen = examples.seen(rows)
-        target = batch.tokens["target"].cpu().index_select(0, last_tokens(batch)).numpy()
-        user = np.repeat(np.arange(len(rows)), np.diff(offsets))
-        places = [np.searchsorted(catalog, target), user, np.searchsorted(catalog, seen)]
-        target_number, seen_user, seen_number = (torch.from_numpy(x).to(device) for x in places)
-        return Asked(vectors, target_number, seen_user, seen_number)
+        catalog = examples.source.items.ids
+        user = item = np.zeros(0, dtype=np.int64)
+        if rule.filter_seen:
+            offsets, seen = examples.seen(rows)
+            user, item = np.repeat(np.arange(len(rows)), np.diff(offsets)), np.searchsorted(catalog, seen)
+        target = np.searchsorted(
+            catalog, batch.tokens["target"].cpu().index_select(0, last_tokens(batch)).numpy()
+        )
+        among = None
+        if rule.sampled is not None:
+            drawn = _draw(rows, target, user * len(catalog) + item, num_items=len(catalog), rule=rule)
+            among = _pairs(*drawn, device)
+        return Asked(vectors, torch.from_numpy(target).to(device), _pairs(user, item, device), among)
+
+    @property
+    def never(self) -> Tensor:
+        """[U] whether the target itself is left out, so that it is not recommended at all."""
+        found = torch.zeros_like(self.target, dtype=torch.bool)
+        found[self.hidden.user[self.hidden.item == self.target[self.hidden.user]]] = True
+        return found
 
     def gather(self, ranks: Ranks) -> Asked:
         """Everybody's users on every rank."""
         vectors, sizes = gather_uneven(self.vectors, ranks)
         target, _ = gather_uneven(self.target, ranks)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        seen_user, _ = gather_uneven(self.seen_user + int(starts[ranks.rank]), ranks)
-        seen, _ = gather_uneven(self.seen, ranks)
-        return Asked(vectors, target, seen_user, seen, tuple(sizes))
+        first = sum(sizes[: ranks.rank])
+        among = None if self.among is None else self.among.gather(ranks, first)
+        return Asked(vectors, target, self.hidden.gather(ranks, first), among, tuple(sizes))
 
     def own_part(self, rank: int) -> slice:
         """Where this rank's users stand after a gather."""
         start = sum(self.sizes[:rank])
         return slice(start, start + self.sizes[rank])
+
+
+def _pairs(user: IntArray, item: IntArray, device: torch.device) -> Pairs:
+    return Pairs(torch.from_numpy(user).to(device), torch.from_numpy(item).to(device))
+
+
+def _draw(
+    rows: IntArray, target: IntArray, hidden: IntArray, *, num_items: int, rule: Rule
+) -> tuple[IntArray, IntArray]:
+    """(user, item) of the items to rank among: distinct, not hidden, not the target; a function of seed and row."""
+    wanted = rule.sampled or 0
+    drawn = draw_negatives(
+        rows, num_negatives=4 * wanted, num_items=num_items, seed=rule.seed, step=_EVALUATION
+    )
+    user = np.repeat(np.arange(len(rows)), 4 * wanted)
+    keys = user * num_items + drawn.reshape(-1)
+    first = np.zeros(len(keys), dtype=bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    fits = (first & ~np.isin(keys, hidden) & (drawn.reshape(-1) != target[user])).reshape(len(rows), -1)
+    chosen = (fits & (fits.cumsum(1) <= wanted)).reshape(-1)
+    return user[chosen], drawn.reshape(-1)[chosen]
 
 
 class Blocks(Protocol):
@@ -81,7 +151,9 @@ class Blocks(Protocol):
 
 
 def rank_of_targets(asked: Asked, blocks: Blocks, ranks: Ranks | None = None) -> Tensor:
-    """[U] how many candidates stand before each user's target; ties go to the item with the smaller number.
+    """[U] how many candidates stand before each user's target, `NEVER` where it is hidden itself.
+
+    Ties go to the item with the smaller number.
 
     Args:
         asked: the users.
@@ -105,7 +177,7 @@ def rank_of_targets(asked: Asked, blocks: Blocks, ranks: Ranks | None = None) ->
         counts += _count_ahead(scores, target_score, block, asked, users)
     if ranks is not None:
         ranks.sum(counts)
-    return counts
+    return torch.where(asked.never, NEVER, counts)
 
 
 def _filled(blocks: Blocks) -> Iterator[ItemBlock]:
@@ -120,11 +192,20 @@ def _count_ahead(
     # "not below" instead of "above", so that a NaN counts against the model and never for it.
     ahead = ~(scores < bar)
     ahead &= (scores != bar) | (block.numbers[None, :] < asked.target[:, None])
-    column, inside = _find(block.numbers, asked.seen)
-    ahead[asked.seen_user[inside], column[inside]] = False
+    if asked.among is not None:
+        ahead &= _marked(asked.among, block, torch.zeros_like(ahead))
+    column, inside = _find(block.numbers, asked.hidden.item)
+    ahead[asked.hidden.user[inside], column[inside]] = False
     column, inside = _find(block.numbers, asked.target)
     ahead[users[inside], column[inside]] = False
     return ahead.sum(1)
+
+
+def _marked(pairs: Pairs, block: ItemBlock, marks: Tensor) -> Tensor:
+    """[U, items of the block] True where a pair stands."""
+    column, inside = _find(block.numbers, pairs.item)
+    marks[pairs.user[inside], column[inside]] = True
+    return marks
 
 
 def gather_uneven(values: Tensor, ranks: Ranks) -> tuple[Tensor, list[int]]:

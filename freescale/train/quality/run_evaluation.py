@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from freescale.data import Examples
+from freescale.data import Examples, Split
 from freescale.train.log.events import Progress
 from freescale.train.quality.evaluate import Evaluator, GivenUpError, GiveUp
+from freescale.train.quality.protocol import EvalProtocol
 
 
 @dataclass(kw_only=True)
@@ -20,26 +21,28 @@ class Evaluation:
         valid: validation examples.
         test: test examples.
         metric: what decides the best state.
-        protocol: how it is measured, in words.
-        popularity: metrics of the popularity baseline on the validation and test targets.
-        max_users: users of the evaluations during training; None: all.
+        protocol: how it is measured.
+        popularity: metrics of recommending what is popular, on the validation and test targets.
+        repeat: metrics of recommending a user's own items again, on the same; none where seen items are filtered.
         patience: evaluations without a better one before stopping; None: never.
         best: metric, value and step of the best state so far; empty before the first.
         since_best: evaluations since then.
         pending: whether an evaluation was given up, to be made up for where the run goes on.
+        notices: what whoever started the run should know of it.
     """
 
     evaluator: Evaluator
     valid: Examples
     test: Examples
     metric: str
-    protocol: str
+    protocol: EvalProtocol
     popularity: Mapping[str, Mapping[str, float]]
-    max_users: int | None
+    repeat: Mapping[str, Mapping[str, float]]
     patience: int | None
     best: dict[str, Any] = field(default_factory=dict)
     since_best: int = 0
     pending: bool = False
+    notices: list[str] = field(default_factory=list)
 
     @property
     def out_of_patience(self) -> bool:
@@ -50,7 +53,7 @@ class Evaluation:
         """Evaluate on the validation targets; True if this is the best state so far."""
         self.pending = True
         try:
-            metrics = self.evaluator.run(self.valid, max_users=self.max_users, give_up=give_up)
+            metrics = self.evaluator.run(self.valid, max_users=self.protocol.max_users, give_up=give_up)
         except GivenUpError:
             return False
         self.pending = False
@@ -62,18 +65,29 @@ class Evaluation:
         self.since_best = 0 if improved else self.since_best + 1
         return improved
 
-    def final(self, step: int, progress: Progress, *, give_up: GiveUp = lambda: False) -> dict[str, Any]:
-        """Evaluate on the test targets; what the summary of the run says about it, or GivenUpError."""
+    def final(
+        self, step: int, progress: Progress, *, tested: int | None = None, give_up: GiveUp = lambda: False
+    ) -> dict[str, Any]:
+        """Evaluate on the test targets; what the summary of the run says about it, or GivenUpError.
+
+        Args:
+            step: steps the run has behind it.
+            progress: where the event goes.
+            tested: the step of the state that is evaluated; the last one unless given.
+            give_up: whether to leave it unfinished.
+        """
         metrics = self.evaluator.run(self.test, give_up=give_up)
-        self._tell(step, metrics, progress, split="test")
-        popularity = self.popularity.get("test")
-        shown = "hr@10" if "hr@10" in metrics else self.metric
+        tested = step if tested is None else tested
+        self._tell(tested, metrics, progress, split="test", trained_steps=step)
+        shown = headline_of(metrics, self.metric)
         return {
             "best_metric": f"test {shown}",
             "best_value": metrics[shown],
-            "best_step": self.best.get("step", step),
-            "popularity": None if popularity is None else popularity.get(shown),
+            "best_step": tested,
+            "popularity": self.popularity.get("test", {}).get(shown),
+            "repeat_last": self.repeat.get("test", {}).get(shown),
             "test": metrics,
+            "protocol": self.protocol.words("test"),
         }
 
     def state(self) -> dict[str, Any]:
@@ -82,19 +96,41 @@ class Evaluation:
             "best": self.best,
             "evaluations_since_best": self.since_best,
             "evaluation_pending": self.pending,
+            "protocol": self.protocol.facts(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was."""
+        """Go on where a checkpoint was; a best state that was judged otherwise is not held against later ones."""
         self.best = dict(state["best"])
         self.since_best = int(state["evaluations_since_best"])
         self.pending = bool(state.get("evaluation_pending", False))
+        other = self.protocol.differences(state.get("protocol"))
+        if self.best and other:
+            self.notices.append(
+                f"the best state so far (step {self.best['step']}) was judged otherwise ({'; '.join(other)}): "
+                "the best is the best from here on"
+            )
+            self.forget_best()
 
     def forget_best(self) -> None:
         """The best state so far is gone: the best is the best from here on."""
         self.best, self.since_best = {}, 0
 
-    def _tell(self, step: int, metrics: Mapping[str, Any], progress: Progress, *, split: str) -> None:
+    def _tell(
+        self, step: int, metrics: Mapping[str, Any], progress: Progress, *, split: Split, **others: object
+    ) -> None:
         progress.evaluation(
-            step, metrics, popularity=self.popularity.get(split), protocol=self.protocol, split=split
+            step,
+            metrics,
+            popularity=self.popularity.get(split),
+            repeat=self.repeat.get(split),
+            protocol=self.protocol.words(split),
+            split=split,
+            **self.protocol.seen_facts(),
+            **others,
         )
+
+
+def headline_of(metrics: Mapping[str, Any], metric: str) -> str:
+    """What a summary shows: the hit rate of the shortest list, or the metric that decides."""
+    return next((name for name in metrics if name.startswith("hr@")), metric)

@@ -246,6 +246,10 @@ def test_a_request_to_stop_is_passed_on_and_ranks_that_saved_have_not_failed(run
 def test_ranks_ended_by_the_request_had_nothing_to_save(run):
     with pytest.raises(Preempted, match="before the first step"):
         run("codes = [143, 143]" + STOP, 2)
+    with pytest.raises(
+        Preempted, match="before the first step"
+    ):  # rank 0, which would say so, had not heard yet
+        run("codes = [143, 75]" + STOP, 2)
 
 
 def test_a_rank_that_fails_while_it_is_told_to_stop_has_failed(run):

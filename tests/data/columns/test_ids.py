@@ -137,7 +137,7 @@ def test_numbers_with_text_far_behind_are_text_from_the_first_event(tmp_path: Pa
     source = write(tmp_path / "x.csv", [*rows, (3, "B1", 9)])
     summary = prepare(source, tmp_path / "out", memory_mb=memory_mb)
     assert load_manifest(tmp_path / "out")["ids"] == {"user": "int64", "item": "text"}
-    assert f"item ids are text: {source}, line 162 has 'B1'" in summary.decided
+    assert f"item ids are text: {source}, line 162 has 'B1'" in summary.taken
     assert histories(tmp_path / "out")["3"] == ["0", "1", "2", "3", "B1"]
 
 

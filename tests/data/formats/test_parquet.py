@@ -43,7 +43,7 @@ def test_bad_parquet_is_one_clear_error(tmp_path: Path) -> None:
     fails({"user": [1, 2], "item": [1.0, 2.5]}, r"row 1: the item.*'2.5'")
     fails({"user": [1, 2], "item": [[1.0], [2.0, 2.5]]}, r"row 1: the item.*'2.5'")
     fails({"user": [1, 2], "item": [[1], [2]], "time": [[1], [2, 3]]}, r"row 1: lists of different lengths")
-    fails({"user": [1, 2], "item": [[1], [2]], "time": [1, 2]}, "mixes lists and single values")
+    fails({"user": [1, 2], "item": [[1], [2]], "time": [1, 2]}, "lists and single values are mixed")
     fails({"user": [1], "item": [1], "time": [float("nan")]}, r"row 0: the time")
     large = {"user": pa.array([2**63], pa.uint64()), "item": [1]}
     fails(large, r"row 0: the user.*'9223372036854775808'", id_kinds={"user": "int64"})

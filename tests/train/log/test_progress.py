@@ -194,6 +194,19 @@ def test_plain_eval_line_names_baseline_and_protocol() -> None:
     assert second == "eval  step 400  auc 0.7000"
 
 
+def test_an_eval_line_shows_short_lists_first_and_both_baselines() -> None:
+    stream = io.StringIO()
+    metrics = {"hr@1": 0.1, "hr@5": 0.3, "hr@20": 0.5, "ndcg@1": 0.1, "ndcg@5": 0.2, "mrr": 0.15}
+    with Progress([TerminalSink(total_steps=400, log_every=10, stream=stream)]) as progress:
+        progress.evaluation(
+            200, metrics, popularity={"hr@1": 0.01}, repeat={"hr@1": 0.05}, protocol="how", repeat_share=0.3
+        )
+    assert stream.getvalue() == (
+        "eval  step 200  hr@1 0.1000  hr@5 0.3000  ndcg@1 0.1000  mrr 0.1500"
+        "   (popularity hr@1 0.0100, repeat last 0.0500)  how\n"
+    )
+
+
 def test_experts_are_in_the_step_line_and_have_one_of_their_own() -> None:
     stream = io.StringIO()
     with Progress([TerminalSink(total_steps=600, log_every=1, stream=stream)]) as progress:

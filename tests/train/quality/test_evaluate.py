@@ -21,7 +21,9 @@ from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.train.item_vectors import IdItems
-from freescale.train.quality.evaluate import Evaluator, popularity_quality
+from freescale.train.quality.baselines import popularity_quality, repeat_quality
+from freescale.train.quality.evaluate import Evaluator
+from freescale.train.quality.full_ranking import FULL, Rule
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
 
@@ -37,7 +39,16 @@ def make_source(num_users=23, num_items=60):
 
 
 def make_evaluator(
-    source, *, head=None, ranks=None, id_map=None, replicate_below_mb=0.0, batch=5, item_chunk=17
+    source,
+    *,
+    head=None,
+    ranks=None,
+    id_map=None,
+    replicate_below_mb=0.0,
+    batch=5,
+    item_chunk=17,
+    rule=FULL,
+    cutoffs=(10, 50, 200),
 ):
     torch.manual_seed(3)
     head = head or RetrievalHead()
@@ -57,6 +68,8 @@ def make_evaluator(
         ranks=ranks,
         batch=batch,
         item_chunk=item_chunk,
+        rule=rule,
+        cutoffs=cutoffs,
     )
 
 
@@ -70,8 +83,13 @@ def last_state(evaluator, examples, row):
     )
 
 
+def place_of(target, order):
+    """Where a target stands in an order of items; far away where it is not recommended."""
+    return order.index(target) if target in order else math.inf
+
+
 def ranks_one_by_one(evaluator, examples, known):
-    """Place of every user's target by a sort over the whole catalogue."""
+    """Place of every user's target by a sort over the whole catalogue, as serving would answer."""
     catalog = examples.source.items.ids
     table = evaluator.items.embedding.tables["item"].weight
     vectors = evaluator.model.head.candidates(table[evaluator.items.id_map.rows(torch.from_numpy(catalog))])
@@ -81,27 +99,49 @@ def ranks_one_by_one(evaluator, examples, known):
             continue
         state, target = last_state(evaluator, examples, row)
         scores = dict(zip(catalog.tolist(), (vectors @ evaluator.model.head.queries(state)).tolist()))
-        seen = set(history[: len(history) - known]) - {target}
+        seen = set(history[: len(history) - known]) if evaluator.rule.filter_seen else set()
         order = sorted(scores.keys() - seen, key=lambda item: (-scores[item], item))
-        places.append(order.index(target))
+        places.append(place_of(target, order))
     return places
 
 
-def assert_quality(got, places):
-    for k in (10, 50, 200):
+def assert_quality(got, places, cutoffs=(10, 50, 200)):
+    assert list(got) == [f"{name}@{k}" for name in ("hr", "ndcg") for k in cutoffs] + ["mrr"]
+    for k in cutoffs:
         assert got[f"hr@{k}"] == pytest.approx(np.mean([p < k for p in places]))
         assert got[f"ndcg@{k}"] == pytest.approx(np.mean([(p < k) / math.log2(p + 2) for p in places]))
     assert got["mrr"] == pytest.approx(np.mean([1 / (p + 1) for p in places]))
 
 
+@pytest.mark.parametrize("filter_seen", [True, False])
 @pytest.mark.parametrize(("split", "known"), [("valid", 2), ("test", 1)])
-def test_metrics_are_those_of_a_sort_for_every_user(split, known):
-    source = make_source()
-    evaluator, examples = make_evaluator(source), Examples(source=source, split=split, max_length=6)
+def test_metrics_are_those_of_a_sort_for_every_user(split, known, filter_seen):
+    source = make_source(num_items=20)
+    evaluator = make_evaluator(source, rule=Rule(filter_seen=filter_seen))
+    examples = Examples(source=source, split=split, max_length=6)
     with torch.no_grad():
         places = ranks_one_by_one(evaluator, examples, known)
     assert len(places) < len(source.histories)
+    assert (math.inf in places) == filter_seen
     assert_quality(evaluator.run(examples), places)
+
+
+def test_a_target_that_was_seen_is_a_miss_where_seen_items_are_filtered():
+    """Before, the filter spared the target itself: HR@10 0.81 where `recommend` gave 0.028."""
+    source = ListSource([[1, 2, 3, 4, 1], [5, 6, 7, 8, 5]])
+    examples = Examples(source=source, split="test", max_length=6)
+    filtered = make_evaluator(source, rule=Rule(filter_seen=True)).run(examples)
+    assert set(filtered.values()) == {0.0}
+    assert set(popularity_quality(examples, rule=Rule(filter_seen=True)).values()) == {0.0}
+    assert make_evaluator(source, rule=Rule(filter_seen=False)).run(examples)["hr@10"] == 1.0
+
+
+def test_cutoffs_are_those_of_the_recipe():
+    source = make_source()
+    evaluator = make_evaluator(source, cutoffs=(1, 7))
+    examples = Examples(source=source, split="test", max_length=6)
+    with torch.no_grad():
+        assert_quality(evaluator.run(examples), ranks_one_by_one(evaluator, examples, 1), (1, 7))
 
 
 def test_hashed_ids_share_rows_and_are_still_ranked():
@@ -131,10 +171,16 @@ def test_the_model_is_left_in_the_mode_it_was_in():
         assert evaluator.model.training is training
 
 
+RULES = (Rule(filter_seen=False), Rule(sampled=12, seed=1))
+
+
 def run_sharded(rank: int, num_ranks: int) -> list[dict[str, float]]:
     ranks = Ranks(rank, num_ranks, CPU, group=dist.group.WORLD, control=dist.new_group(backend="gloo"))
     source = make_source()
     results = []
+    for rule in RULES:
+        evaluator = make_evaluator(source, ranks=ranks, rule=rule)
+        results.append(evaluator.run(Examples(source=source, split="test", max_length=6)))
     for limit in (0.0, 1.0):
         for max_users in (None, 1):
             evaluator = make_evaluator(source, ranks=ranks, replicate_below_mb=limit)
@@ -149,7 +195,8 @@ def run_sharded(rank: int, num_ranks: int) -> list[dict[str, float]]:
 def run_alone() -> list[dict[str, float]]:
     source = make_source()
     examples = Examples(source=source, split="test", max_length=6)
-    results = [make_evaluator(source).run(examples, max_users=m) for m in (None, 1, None, 1)]
+    results = [make_evaluator(source, rule=rule).run(examples) for rule in RULES]
+    results += [make_evaluator(source).run(examples, max_users=m) for m in (None, 1, None, 1)]
     return [
         *results,
         make_evaluator(source, head=RankingHead(dim=DIM, thresholds=(10.0, 20.0))).run(examples),
@@ -186,19 +233,54 @@ def test_ranking_metrics_are_those_of_the_last_event_of_every_user():
     assert got["auc/1"] == pytest.approx(wins / len(positive) / len(negative), abs=1e-3)
 
 
-def test_popularity_ranks_by_training_counts_and_leaves_seen_items_out():
-    source = make_source()
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_popularity_ranks_by_training_counts_by_the_rule_of_the_model(filter_seen):
+    source = make_source(num_items=20)
     catalog = source.items
     counts = dict(zip(catalog.ids.tolist(), catalog.train_counts.tolist()))
     places = []
     for history in source.histories:
         if len(history) > 1:
-            seen = set(history[:-1]) - {history[-1]}
+            seen = set(history[:-1]) if filter_seen else set()
             order = sorted(counts.keys() - seen, key=lambda item: (-counts[item], item))
-            places.append(order.index(history[-1]))
+            places.append(place_of(history[-1], order))
+    examples, rule = Examples(source=source, split="test", max_length=6), Rule(filter_seen=filter_seen)
+    assert_quality(popularity_quality(examples, rule=rule, batch=4), places)
+    assert_quality(popularity_quality(examples, rule=rule, max_users=2, cutoffs=(3,)), places[:2], (3,))
+
+
+def test_repeating_recommends_the_last_items_first():
+    source = make_source(num_items=5)
+    places = []
+    for history in source.histories:
+        if len(history) > 1:
+            own = list(dict.fromkeys(reversed(history[:-1])))
+            places.append(place_of(history[-1], own))
+    assert {0, math.inf} < set(places)
     examples = Examples(source=source, split="test", max_length=6)
-    assert_quality(popularity_quality(examples, batch=4), places)
-    assert_quality(popularity_quality(examples, max_users=2), places[:2])
+    keeps = Rule(filter_seen=False)
+    assert_quality(repeat_quality(examples, rule=keeps, batch=4, cutoffs=(1, 3)), places, (1, 3))
+    last = np.mean([h[-1] == h[-2] for h in source.histories if len(h) > 1])
+    assert repeat_quality(examples, rule=keeps, cutoffs=(1,))["hr@1"] == pytest.approx(last)
+    assert set(repeat_quality(examples, rule=Rule(filter_seen=True)).values()) == {0.0}
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_sampled_ranking_holds_the_target_against_a_few_items_that_are_always_the_same(filter_seen):
+    source, num = make_source(num_items=60), 12
+    rule = Rule(filter_seen=filter_seen, sampled=num, seed=3)
+    examples = Examples(source=source, split="test", max_length=6)
+    sampled = make_evaluator(source, rule=rule, cutoffs=(num, num + 1)).run(examples)
+    whole = make_evaluator(source, rule=Rule(filter_seen=filter_seen), cutoffs=(num, num + 1)).run(examples)
+    assert sampled[f"hr@{num}"] > whole[f"hr@{num}"]
+    # All of 13 items but those that are hidden: only a target that was seen can be missed.
+    seen = np.mean([h[-1] in h[:-1] for h in source.histories if len(h) > 1])
+    assert sampled[f"hr@{num + 1}"] == pytest.approx(1 - seen * filter_seen)
+    again = make_evaluator(source, rule=rule, cutoffs=(num, num + 1), batch=3, item_chunk=5).run(examples)
+    assert again == pytest.approx(sampled)
+    other = Rule(filter_seen=filter_seen, sampled=num, seed=4)
+    assert make_evaluator(source, rule=other, cutoffs=(num,)).run(examples)["mrr"] != sampled["mrr"]
+    assert 0 < popularity_quality(examples, rule=rule)["mrr"] < 1
 
 
 class CountingHead(RetrievalHead):

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
-from freescale.train.quality.full_ranking import Asked, ItemBlock, gather_uneven, last_tokens, rank_of_targets
+from freescale.model import NEVER
+from freescale.train.quality.full_ranking import (
+    FULL,
+    Asked,
+    ItemBlock,
+    Pairs,
+    Rule,
+    gather_uneven,
+    last_tokens,
+    rank_of_targets,
+)
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
 
@@ -22,8 +32,8 @@ DIM = 2
 
 def by_sorting(scores: list[float], target: int, seen: set[int]) -> int:
     """Place of the target among what the user has not seen, best score first, then smallest number."""
-    candidates = [i for i in range(len(scores)) if i == target or i not in seen]
-    return sorted(candidates, key=lambda i: (-scores[i], i)).index(target)
+    candidates = [i for i in range(len(scores)) if i not in seen]
+    return NEVER if target in seen else sorted(candidates, key=lambda i: (-scores[i], i)).index(target)
 
 
 def make_case(seed: int):
@@ -45,7 +55,7 @@ def make_case(seed: int):
 def ask(users, target, seen) -> Asked:
     pairs = [(user, item) for user, items in enumerate(seen) for item in items]
     seen_user, seen_item = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous()
-    return Asked(users, torch.tensor(target, dtype=torch.int64), seen_user, seen_item)
+    return Asked(users, torch.tensor(target, dtype=torch.int64), Pairs(seen_user, seen_item))
 
 
 def expected(items, users, target, seen) -> list[int]:
@@ -137,6 +147,29 @@ def test_the_question_for_a_batch_names_targets_and_seen_items_by_catalogue_numb
     batch = examples.batch(rows)
     assert last_tokens(batch).tolist() == [0, 2]
     vectors = torch.zeros(2, DIM)
-    asked = Asked.of(examples, rows, batch, source.items.ids, vectors, torch.device("cpu"))
+    asked = Asked.of(examples, rows, batch, vectors, torch.device("cpu"), FULL)
     assert asked.target.tolist() == [2, 3]
-    assert list(zip(asked.seen_user.tolist(), asked.seen.tolist())) == [(0, 3), (1, 0), (1, 2), (1, 1)]
+    hidden = list(zip(asked.hidden.user.tolist(), asked.hidden.item.tolist()))
+    assert hidden == [(0, 3), (1, 0), (1, 2), (1, 1)]
+    assert asked.never.tolist() == [False, False]
+    kept = Asked.of(examples, rows, batch, vectors, torch.device("cpu"), Rule(filter_seen=False))
+    assert len(kept.hidden.user) == 0
+
+
+def test_items_to_rank_among_are_distinct_unseen_and_not_the_target():
+    rng = random.Random(1)
+    source = ListSource([[*range(1, 41)], *([rng.randint(1, 40) for _ in range(10)] for _ in range(30))])
+    examples, rows = Examples(source=source, split="test"), np.arange(1, 31)
+    asked = Asked.of(
+        examples,
+        rows,
+        examples.batch(rows),
+        torch.zeros(30, DIM),
+        torch.device("cpu"),
+        Rule(sampled=8, seed=2),
+    )
+    catalog = source.items.ids
+    for user, row in enumerate(rows):
+        drawn = catalog[asked.among.item[asked.among.user == user].numpy()].tolist()
+        assert len(set(drawn)) == len(drawn) == 8
+        assert not set(drawn) & set(source.histories[row])

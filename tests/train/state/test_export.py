@@ -21,6 +21,7 @@ from freescale.model.recommender import Recommender, make_encoder
 from freescale.model.token_cache import TokenCache
 from freescale.train.item_vectors import IdItems
 from freescale.train.state.export import load_export, write_export
+from freescale.train.state.recommendations import best
 from tests.list_source import ListSource
 
 DIM, MAX_LENGTH = 6, 5
@@ -109,7 +110,7 @@ def test_recommendations_have_the_scores_of_training(tmp_path, options):
     served = load_export(export(tmp_path / "out", parts))
     wanted = scores_in_training(parts, HISTORY)
     times = times_of(HISTORY) if options.get("kind") != "sasrec" else {}
-    got = dict(served.recommend(HISTORY, k=100, include_seen=True, **times))
+    got = dict(served.recommend(HISTORY, k=100, filter_seen=False, **times))
     assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     top = served.recommend(HISTORY, k=3, **times)
     unseen = sorted((i for i in wanted if i not in HISTORY), key=lambda i: -wanted[i])
@@ -301,7 +302,7 @@ def test_a_request_from_a_cache_scores_as_one_with_the_whole_history(tmp_path, k
     served = load_export(export(tmp_path / "out", parts))
     times = list(range(100, 100 + 37 * len(LONG), 37))
     timed = {"times": times, "request_time": 999} if kind == "hstu" else {}
-    wanted = dict(served.recommend(LONG, k=100, include_seen=True, **timed))
+    wanted = dict(served.recommend(LONG, k=100, filter_seen=False, **timed))
 
     def parts_of(first, last, name="next_time"):
         after = times[last] if last < len(times) else 999
@@ -313,7 +314,7 @@ def test_a_request_from_a_cache_scores_as_one_with_the_whole_history(tmp_path, k
     grown = served.compress(LONG[4:8], **parts_of(4, 8), cache=TokenCache.from_bytes(first.to_bytes()))
     for kept in (cache, grown):
         recent = parts_of(8, 11, "request_time")
-        got = dict(served.recommend(LONG[8:], k=100, include_seen=True, cache=kept, **recent))
+        got = dict(served.recommend(LONG[8:], k=100, filter_seen=False, cache=kept, **recent))
         assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     unseen = served.recommend(LONG[8:], k=100, cache=cache, exclude=LONG[:8], **recent)
     assert {item for item, _ in unseen} == {92, 500}
@@ -352,3 +353,73 @@ def test_only_the_latest_events_the_model_has_learnt_are_compressed(tmp_path):
     assert served.compress([777, 778]) is None
     with pytest.raises(DataError, match="longer than the model has learnt"):
         served.compress(LONG[:4], cache=long)
+
+
+def test_many_users_get_what_each_gets_alone_whatever_is_given_for_them(tmp_path, monkeypatch):
+    served = load_export(export(tmp_path / "out", make_parts()))
+    histories = [HISTORY, [91], [3, 14, 7], [500, 92, 777]]
+    times = [[100 * n for n in range(len(history))] for history in histories]
+    for budget in (1 << 16, 5):
+        monkeypatch.setattr("freescale.train.state.recommendations._TOKENS", budget)
+        for more in (
+            {},
+            {"exclude": [92]},
+            {"exclude": [[92], [], [3, 90], [12]], "filter_seen": False},
+            {"request_time": 10**6},
+            {"request_time": [900, 950, 10**6, 10**7]},
+        ):
+            together = served.recommend(histories, times=times, k=4, **more)
+            assert len(together) == 4
+            for n, answer in enumerate(together):
+                mine = {
+                    name: value if name == "filter_seen" else one(value, n) for name, value in more.items()
+                }
+                alone = served.recommend(histories[n], times=times[n], k=4, **mine)
+                assert [item for item, _ in answer] == [item for item, _ in alone]
+                assert [s for _, s in answer] == pytest.approx([s for _, s in alone], rel=1e-5, abs=1e-6)
+
+
+def one(value, n):
+    """What a batch was given for a user: its own, or the same for all."""
+    return value[n] if isinstance(value, list) and (isinstance(value[0], list) or len(value) == 4) else value
+
+
+def test_what_a_batch_is_given_must_fit_its_users(tmp_path):
+    served = load_export(export(tmp_path / "out", make_parts()))
+    with pytest.raises(DataError, match=r"times must be one for each user(.|\n)*2 histories, 1 times"):
+        served.recommend([[3], [14]], times=[[1]])
+    with pytest.raises(DataError, match="request_time must be one for each user"):
+        served.recommend([[3], [14]], times=[[1], [1]], request_time=[5])
+    with pytest.raises(DataError, match="user 1 of the batch: \\[99\\]"):
+        served.recommend([[3], [99]], times=[[1], [1]])
+
+
+def test_users_with_and_without_a_cache_are_asked_for_together(tmp_path):
+    served = load_export(export(tmp_path / "out", make_parts(time_bias=False, segments=SEGMENTS)))
+    cache = served.compress(LONG[:8])
+    together = served.recommend([LONG[8:], LONG, [7, 12]], cache=[cache, None, None], k=5, filter_seen=False)
+    alone = [
+        served.recommend(LONG[8:], cache=cache, k=5, filter_seen=False),
+        served.recommend(LONG, k=5, filter_seen=False),
+        served.recommend([7, 12], k=5, filter_seen=False),
+    ]
+    for answer, wanted in zip(together, alone, strict=True):
+        assert [item for item, _ in answer] == [item for item, _ in wanted]
+
+
+@pytest.mark.parametrize("filters", [True, False])
+def test_seen_items_are_left_out_as_the_model_was_evaluated(tmp_path, filters):
+    folder = export(tmp_path / "out", make_parts(), evaluation={"filter_seen": filters})
+    served = load_export(folder)
+    asked = {"k": 100, **times_of(HISTORY)}
+    usual = served.recommend(HISTORY, **asked)
+    assert usual == served.recommend(HISTORY, filter_seen=filters, **asked)
+    assert {item for item, _ in usual} == ({91, 92, 500} if filters else set(CATALOG.tolist()))
+    assert usual != served.recommend(HISTORY, filter_seen=not filters, **asked)
+
+
+def test_ties_go_to_the_smaller_id_as_in_evaluation():
+    scores = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0], [2.0, -torch.inf, 2.0, 2.0, 2.0], [-torch.inf] * 5])
+    assert best(scores, 2) == [[(1, 3.0), (2, 3.0)], [(0, 2.0), (2, 2.0)], []]
+    assert best(scores, 9)[0] == [(1, 3.0), (2, 3.0), (3, 3.0), (0, 1.0), (4, 0.0)]
+    assert best(scores, 9)[1] == [(0, 2.0), (2, 2.0), (3, 2.0), (4, 2.0)]

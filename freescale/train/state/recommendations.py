@@ -1,0 +1,89 @@
+"""The best items for a batch of users: what is asked for, and scores into answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freescale.errors import DataError
+from freescale.model import TokenCache
+
+_SCORES = 1 << 24
+_TOKENS = 1 << 16
+"""Scores and events handled at once; they bound the memory of a batch of any size."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One user who is asked for.
+
+    Args:
+        tokens: features of the events, those "item_index" names known to the model.
+        hidden: numbers of the items not to recommend.
+        cache: the history before.
+    """
+
+    tokens: dict[str, Tensor]
+    hidden: Tensor
+    cache: TokenCache | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Events of the history."""
+        return len(self.tokens["item_index"])
+
+
+def is_batch(given: Any) -> bool:
+    """Whether these are histories of several users, not one history; a text is an id, not a history."""
+    first = given[0] if len(given) else 0
+    return hasattr(first, "__len__") and not isinstance(first, str | bytes)
+
+
+def one_each(name: str, given: Any, num_users: int, *, shared: bool) -> Sequence[Any]:
+    """A value for every user from what a batch was given: one each, or the same for all where that makes sense."""
+    if given is None or shared:
+        return [given] * num_users
+    if len(given) != num_users:
+        raise DataError(
+            f"{name} must be one for each user", got=f"{num_users} histories, {len(given)} {name}"
+        )
+    return list(given)
+
+
+def in_chunks(requests: Sequence[Request], *, num_items: int) -> Iterator[Sequence[Request]]:
+    """Users that are handled together, in their order."""
+    most, start, tokens = max(1, _SCORES // num_items), 0, 0
+    for n, request in enumerate(requests):
+        if n > start and (n - start == most or tokens + request.num_tokens > _TOKENS):
+            yield requests[start:n]
+            start, tokens = n, 0
+        tokens += request.num_tokens
+    yield requests[start:]
+
+
+def hide(scores: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Scores [U, N] with those of the items not to recommend at -inf; changed in place."""
+    sizes = torch.tensor([len(request.hidden) for request in requests])
+    user = torch.repeat_interleave(torch.arange(len(requests)), sizes)
+    scores[user, torch.cat([request.hidden for request in requests])] = float("-inf")
+    return scores
+
+
+def best(scores: Tensor, k: int) -> list[list[tuple[int, float]]]:
+    """The k best numbers of every row with their scores, ties to the smaller number; what is at -inf is left out."""
+    k = min(k, scores.shape[1])
+    values, numbers = scores.topk(k)
+    least = values[:, -1:]
+    # Of several items at the k-th score, the ones with the smallest numbers belong to the list.
+    tied = ((scores >= least).sum(1) > k) & (least[:, 0] > float("-inf"))
+    if tied.any():
+        in_order = scores[tied].sort(descending=True, stable=True)
+        values[tied], numbers[tied] = in_order.values[:, :k], in_order.indices[:, :k]
+    numbers, order = numbers.sort()
+    values, order = values.gather(1, order).sort(descending=True, stable=True)
+    rows = zip(values.tolist(), numbers.gather(1, order).tolist())
+    return [[(item, value) for value, item in zip(*row) if value > float("-inf")] for row in rows]
