@@ -45,7 +45,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         "run": {
             "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
             + (", sharing one GPU" if virtual_gpus_here() else ""),
-            "steps": f"{run.timetable.total_steps:,}, evaluated every {run.timetable.eval_every:,}",
+            "steps": f"{run.timetable.total_steps:,}, {_evaluated(run.timetable.eval_every)}",
             "folder": config.run.out,
         },
     }
@@ -68,6 +68,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
     return facts
+
+
+def _evaluated(every: int) -> str:
+    return f"evaluated every {every:,}" if every else "never evaluated"
 
 
 def evaluation_in_words(run: Run, config: Config) -> dict[str, object]:

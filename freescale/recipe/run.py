@@ -26,7 +26,10 @@ class RunSection:
     )
     log_every: int = key(20, "steps between two log lines", at_least=1, free=True)
     eval_every: int | None = key(
-        None, "steps between evaluations; null: once an epoch", at_least=1, free=True
+        None,
+        "steps between evaluations; 0: never, also not at the end; null: once an epoch",
+        at_least=0,
+        free=True,
     )
     checkpoint_every: int | None = key(
         None, "steps between checkpoints; null: at every evaluation", at_least=1, free=True
@@ -40,8 +43,11 @@ class RunSection:
 
 
 def problems(config: Config) -> list[str]:
-    """A run needs a folder."""
-    return [] if config.run.out.strip() else ["run.out: must name a folder, got nothing"]
+    """A run needs a folder, and evaluations where something depends on them."""
+    found = [] if config.run.out.strip() else ["run.out: must name a folder, got nothing"]
+    if config.run.eval_every == 0 and config.run.patience is not None:
+        found.append("run.patience: needs evaluations, and run.eval_every=0 has none")
+    return found
 
 
 def timetable_of(config: Config, *, steps_per_epoch: int) -> Timetable:
@@ -50,6 +56,6 @@ def timetable_of(config: Config, *, steps_per_epoch: int) -> Timetable:
 
     return Timetable(
         total_steps=config.run.steps or max(1, round(config.run.epochs * steps_per_epoch)),
-        eval_every=config.run.eval_every or steps_per_epoch,
+        eval_every=steps_per_epoch if config.run.eval_every is None else config.run.eval_every,
         checkpoint_every=config.run.checkpoint_every,
     )

@@ -243,8 +243,11 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
 
 
 def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
-    """Evaluate the best state on the test targets and close the books."""
+    """Evaluate the best state on the test targets, if the run is evaluated at all, and close the books."""
     best, tested = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint"), step
+    books = {"steps": step, **speed, "checkpoint": None if best is None else str(best)}
+    if not run.timetable.eval_every:
+        return books
     if best is not None and run.evaluation.best.get("step") not in (None, step):
         load_run(run, best)
         tested = int(run.evaluation.best["step"])
@@ -255,4 +258,4 @@ def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
             )
         except GivenUpError:
             raise stopped(run, step) from None
-    return {"steps": step, **speed, **quality, "checkpoint": None if best is None else str(best)}
+    return {**books, **quality}

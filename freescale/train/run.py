@@ -61,7 +61,7 @@ class Timetable:
 
     Args:
         total_steps: length of the run.
-        eval_every: steps between evaluations.
+        eval_every: steps between evaluations; 0: never.
         checkpoint_every: steps between checkpoints; None: with every evaluation.
     """
 
@@ -77,7 +77,7 @@ class Timetable:
 
 def due_at(step: int, *, every: int, save_every: int | None, last: bool = False) -> tuple[bool, bool]:
     """Whether an evaluation and a checkpoint are due after a step (from 1); without `save_every` they go together."""
-    evaluates = last or step % every == 0
+    evaluates = every > 0 and (last or step % every == 0)
     return evaluates, last or (evaluates if save_every is None else step % save_every == 0)
 
 
