@@ -6,8 +6,7 @@ Public names are loaded when they are first used: `import freescale` alone impor
 from typing import TYPE_CHECKING
 
 from freescale.doors import open_door
-
-__version__ = "0.1.0"
+from freescale.version import __version__
 
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler

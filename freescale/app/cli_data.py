@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -15,11 +15,16 @@ from rich.table import Table
 from freescale.app.arguments import Plugins, load_plugins, say
 from freescale.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from freescale.data import IdKinds
+
 
 def prepare(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="INPUT", help="Raw file, or a folder of CSV, JSON lines or Parquet files."),
+        str,
+        typer.Argument(
+            metavar="INPUT", help="Raw file, or a folder of CSV, JSON lines or Parquet files; also s3://..."
+        ),
     ],
     out_dir: Annotated[Path, typer.Argument(help="New folder for the data set.")],
     format: Annotated[
@@ -51,6 +56,13 @@ def prepare(
     texts: Annotated[
         Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
     ] = None,
+    user_ids: Annotated[
+        str | None, typer.Option(help="Kind of user ids: int64, uint64 or text; found out unless given.")
+    ] = None,
+    item_ids: Annotated[str | None, typer.Option(help="Kind of item ids.")] = None,
+    rewrite: Annotated[
+        bool, typer.Option(help="Copy histories that could stay in the Parquet files they are in.")
+    ] = False,
     min_events: Annotated[int, typer.Option(help="Leave out users with fewer events.")] = 3,
     memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
     overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
@@ -65,6 +77,7 @@ def prepare(
 
     given = {"user": user, "item": item, "time": time, "action": action}
     names = {role: name for role, name in given.items() if name is not None}
+    kinds = {role: kind for role, kind in (("user", user_ids), ("item", item_ids)) if kind is not None}
     console = Console(stderr=True)
     bar_columns = (
         TextColumn("{task.description}"),
@@ -87,6 +100,8 @@ def prepare(
             min_events=min_events,
             memory_mb=memory_mb,
             texts=texts,
+            id_kinds=cast("IdKinds", kinds),
+            rewrite=rewrite,
             overwrite=overwrite,
             progress=lambda done, message: bar.update(task, completed=done, description=message),
         )

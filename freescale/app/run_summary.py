@@ -70,6 +70,13 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     return facts
 
 
+def evaluation_in_words(run: Run, config: Config) -> dict[str, object]:
+    """How the run is judged, for people."""
+    protocol = run.evaluation.protocol
+    seen = protocol.seen_words(config.eval.filter_seen)
+    return {"test": protocol.words("test"), **({"seen items": seen} if seen else {})}
+
+
 def origin() -> dict[str, str]:
     """Where a run comes from: machine, command, versions; for the top of its page."""
     return {
@@ -79,13 +86,6 @@ def origin() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def evaluation_in_words(run: Run, config: Config) -> dict[str, object]:
-    """How the run is judged, for people."""
-    protocol = run.evaluation.protocol
-    seen = protocol.seen_words(config.eval.filter_seen)
-    return {"test": protocol.words("test"), **({"seen items": seen} if seen else {})}
 
 
 def items_in_words(config: Config, run: Run) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.data.columns.ids import IdKinds
     from freescale.data.digest import DataDigest, differences, digest_data
     from freescale.data.examples import Examples
     from freescale.data.item_content import CONTENT_FILE, ContentFile

@@ -232,11 +232,15 @@ class ItemCounts:
 
     def merged(self) -> tuple[IntArray, IntArray, IntArray]:
         """Ids ascending, counts, counts to train on."""
-        ids, counts, train_counts = (np.concatenate(arrays) for arrays in zip(*self._parts))
-        unique, inverse = np.unique(ids, return_inverse=True)
-        sums = [np.zeros(len(unique), dtype=np.int64) for _ in range(2)]
-        np.add.at(sums[0], inverse, counts)
-        np.add.at(sums[1], inverse, train_counts)
+        parts, self._parts = self._parts, []
+        ids, counts, train_counts = (np.concatenate(arrays) for arrays in zip(*parts))
+        del parts
+        # By order and not by unique with its inverse: a catalogue of 100 million items takes half the memory.
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+        sums = [np.add.reduceat(values[order], starts) for values in (counts, train_counts)]
+        unique = ids[starts]
         self._parts = [(unique, sums[0], sums[1])]
         self._num_parts = self._num_merged = len(unique)
         return self._parts[0]

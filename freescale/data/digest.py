@@ -173,6 +173,16 @@ def sample_file(path: Path, *, num_blocks: int) -> str:
     return f"sampled:{digest.hexdigest()}"
 
 
+def digest_footer(path: Path) -> str:
+    """Of the end of a Parquet file, which says where every page lies and how large it is."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        return hashlib.blake2b(file.read(), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True)
 class FileStamp:
     """How a file looked when its digest was taken; another look means other contents, or the same written again."""

@@ -18,17 +18,19 @@ from types import MappingProxyType
 from typing import Any
 
 from freescale.data.columns.bad_lines import STOP
-from freescale.data.columns.ids import IdKinds
+from freescale.data.columns.ids import IdKind, IdKinds
 from freescale.data.columns.roles import IGNORED, ColumnNames
 from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_columns import Events
+from freescale.data.grouped_index import index_input
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import TIME_UNIT, is_dataset
 from freescale.data.raw_format import RawSample, Reading
 from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format
 from freescale.data.sorted_input import check_id_kinds, read_sorted
+from freescale.data.storage import copy_all, is_address, local_path
 from freescale.errors import DataError
 
 __all__ = ["ColumnNames", "DatasetSummary", "Progress", "prepare"]
@@ -94,6 +96,7 @@ def prepare(
     name: str | None = None,
     texts: str | Path | None = None,
     id_kinds: IdKinds = MappingProxyType({}),
+    rewrite: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> DatasetSummary:
@@ -103,7 +106,8 @@ def prepare(
     Times are stored as whole seconds since 1970 in UTC; fractions of a second only order events.
 
     Args:
-        input_path: a file, or for csv, jsonl and parquet a folder of files that are read in name order.
+        input_path: a file, or for csv, jsonl and parquet a folder of files that are read in name order; may be an
+            address (s3://...).
         out_dir: folder to create; an existing data set there is replaced only with `overwrite`.
         format: one of `format_names()`; "auto" looks at the name and the first lines.
         columns: column names of input that has a header.
@@ -118,17 +122,26 @@ def prepare(
         name: name of the data set; that of the folder unless given.
         texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
         id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
+        rewrite: copy histories also where Parquet that is grouped by user could be read as it is.
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
-    source, out = Path(input_path), Path(out_dir).resolve()
+    source, out = local_path(input_path), local_path(out_dir).resolve()
     _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_id_kinds(id_kinds)
     _check_header(source, format, header)
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
     values = ValueReader(time_unit=time_unit, actions=_numbered(actions), bad_lines=bad_lines)
-    check_input(source)
+    if is_address(out_dir):
+        raise DataError(
+            "prepare writes to this machine",
+            got=out_dir,
+            next_step="prepare into a folder here, and copy it there: data.path may be that address",
+        )
+    away = is_address(input_path)
+    if not away:
+        check_input(source)
     known = None if texts is None else read_raw_texts(Path(texts))
     _check_target(source, out, overwrite=overwrite)
     report = progress or (lambda fraction, message: None)
@@ -136,30 +149,47 @@ def prepare(
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
     writer: DatasetWriter | None = None
     try:
+        work.mkdir(parents=True)
+        if away:
+            source = copy_all(str(input_path), work / "raw")
+            check_input(source)
         fields = None if header is None else tuple(header)
         kind, decided = find_format(source, separator, fields) if format == AUTO else (format, "as asked for")
-        work.mkdir(parents=True)
-        reading = Reading(columns=columns, separator=separator, header=fields, memory=memory, values=values)
-        found = read_sorted(
+        as_is = not rewrite and actions is None and time_unit in (AUTO, TIME_UNIT)
+        index = index_input(
             source,
-            kind,
-            reading,
-            asked=id_kinds,
-            spill=work / "spill",
-            report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+            work,
+            root=str(input_path) if away else None,
+            columns=columns,
+            min_events=min_events,
+            name=name or out.name,
+            wanted=kind == "parquet" and as_is and "text" not in id_kinds.values(),
         )
-        values = found.values
-        writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
-        for events, fraction in found.events.blocks():
-            writer.add(_with_numbers(events, values))
-            report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-        taken = [*values.describe(), *found.remarks, *_said_of_others(source, kind)]
-        about = {**_about(found.events.features, values), "taken": taken}
-        manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
-        num_texts = (
-            None if known is None else write_texts(work, known, name=str(texts), kind=found.id_kinds["item"])
-        )
-        for spilled in ("spill", "spilled-words"):
+        manifest, num_skipped = index.manifest, 0
+        item_kind: IdKind = "int64"
+        if manifest is None:
+            reading = Reading(
+                columns=columns, separator=separator, header=fields, memory=memory, values=values
+            )
+            found = read_sorted(
+                source,
+                kind,
+                reading,
+                asked=id_kinds,
+                spill=work / "spill",
+                report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+            )
+            values = found.values
+            writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
+            for events, fraction in found.events.blocks():
+                writer.add(_with_numbers(events, values))
+                report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
+            said = [*index.remarks, *found.remarks, *_said_of_others(source, kind)]
+            about = {**_about(found.events.features, values), "taken": [*values.describe(), *said]}
+            manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
+            item_kind, num_skipped = found.id_kinds["item"], values.bad_lines.num_skipped
+        num_texts = None if known is None else write_texts(work, known, name=str(texts), kind=item_kind)
+        for spilled in ("spill", "spilled-words", "raw"):
             shutil.rmtree(work / spilled, ignore_errors=True)
         _publish(work, out)
     except OSError as error:
@@ -168,7 +198,7 @@ def prepare(
         if writer is not None:
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    return _summary(out, manifest, decided, num_texts, num_skipped=values.bad_lines.num_skipped)
+    return _summary(out, manifest, decided, num_texts, num_skipped=num_skipped)
 
 
 def _with_numbers(events: Events, values: ValueReader) -> Events:

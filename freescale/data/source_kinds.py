@@ -12,9 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from freescale.data.manifest import is_dataset
+from freescale.data.manifest import DATASET_FILE, is_dataset
 from freescale.data.preparation import prepare
 from freescale.data.source import SequenceSource, check_source
+from freescale.data.storage import is_address, local_path, sizes
 from freescale.errors import DataError
 from freescale.registry import Kind, find
 
@@ -49,7 +50,7 @@ def open_source(
     if options is None and found.options is not None:
         options = found.options()
     if found.ships and found.name == PARQUET:
-        path = _prepared(Path(path), cache)
+        path = _prepared(path, cache)
     source: SequenceSource = found.make(str(path), options, seed=seed)
     if not found.ships:
         _check_complete(found.name, source)
@@ -57,8 +58,11 @@ def open_source(
     return source
 
 
-def _prepared(path: Path, cache: Path | None) -> Path:
+def _prepared(path: str | Path, cache: Path | None) -> str | Path:
     """The folder to read: this one, or where this raw file is prepared, now or by an earlier run."""
+    if is_address(path):
+        return _prepared_elsewhere(str(path), cache)
+    path = local_path(path)
     if not path.exists():
         raise DataError(
             "data.path does not exist",
@@ -75,6 +79,15 @@ def _prepared(path: Path, cache: Path | None) -> Path:
         )
     if not is_dataset(cache):
         prepare(path, cache)
+    return cache
+
+
+def _prepared_elsewhere(address: str, cache: Path | None) -> str | Path:
+    """The address of a data set, or where raw input from there is prepared."""
+    if DATASET_FILE in sizes(address) or cache is None:
+        return address
+    if not is_dataset(cache):
+        prepare(address, cache)
     return cache
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from freescale.data.digest import digest_parts
 from freescale.data.scan import row_blocks, spread_rows
 from freescale.data.source import Histories, IntArray, ItemCatalog, SequenceSource, Split
+from freescale.data.words.item_names import ItemNames, names_of_items
 from freescale.errors import DataError
 
 _SAMPLED_EVENTS = 1 << 22
@@ -86,6 +87,10 @@ class TemporalSource:
     def split_facts(self) -> dict[str, object]:
         """What makes two such splits of the same data the same."""
         return {"split": "temporal", "valid_from": self.valid_from, "test_from": self.test_from}
+
+    def item_names(self, ids: IntArray, /) -> ItemNames:
+        """Those of the whole data set."""
+        return names_of_items(self.inner, ids)
 
     def digests(self) -> Mapping[str, str]:
         """Those of the whole data set."""

@@ -37,12 +37,13 @@ def write_comparison(run_dir: str | os.PathLike[str], others: Sequence[str | os.
 
 
 def comparison_lines(run_dir: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The outcome in a few lines for a terminal: what to doubt, then bubble and step of each run, and how sure."""
+    """The outcome in a few lines for a terminal: what to doubt, quality, bubble and step of each run, and how sure."""
     runs = read_runs([*others, run_dir])
     lines = [f"warning: {doubt}" for doubt in doubts(runs) + machine_doubts(runs)]
-    told = False
+    told, base = False, (runs[0].name, runs[0].log)
     for place in range(1, len(runs)):
-        found, quality = differences(runs, place), quality_lines(runs[0].log, runs[place].log)
+        found = differences(runs, place)
+        quality = quality_lines(base, (runs[place].name, runs[place].log))
         if len(runs) > 2 and (found or quality):
             lines.append(f"{runs[place].name} against {runs[0].name}:")
         lines += quality
@@ -111,7 +112,7 @@ def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
         cards.append(
             page.Card("Final loss", units.loss(losses[1]), f"{base.name} {units.loss(losses[0])}{said}")
         )
-    return cards + quality_cards(base.log, run.log, baseline=base.name)
+    return cards + quality_cards((base.name, base.log), (run.name, run.log))
 
 
 def _verdict_card(

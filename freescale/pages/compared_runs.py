@@ -80,9 +80,8 @@ def doubts(runs: Sequence[ComparedRun]) -> list[str]:
         f"{run.name} has no breakdown of its time in metrics.jsonl." for run in runs if run.account is None
     ]
     base, others = runs[0], runs[1:]
-    said += [
-        doubt for run in others for doubt in protocol_doubts(base.log, run.log, names=(base.name, run.name))
-    ]
+    for run in others:
+        said += protocol_doubts((base.name, base.log), (run.name, run.log))
     steps = [{step_of(event) for event in run.log.steps} for run in runs]
     if not set.intersection(*steps):
         return [*said, "The runs have no step in common."]

@@ -7,42 +7,41 @@ from freescale.pages import page
 from freescale.pages.run_charts import metric_label
 from freescale.trace import Event, MetricsLog, column
 
+Named = tuple[str, MetricsLog]
+"""A run: its name and its log."""
 
-def protocol_doubts(
-    before: MetricsLog, after: MetricsLog, *, names: tuple[str, str] = ("before", "after")
-) -> list[str]:
-    """What keeps the metrics of two runs of these names from being compared, in plain words."""
-    pair = _judged(before, after)
+
+def protocol_doubts(base: Named, run: Named) -> list[str]:
+    """What keeps the metrics of two runs from being compared, in plain words."""
+    pair = _judged(base[1], run[1])
     if pair is None or _protocol(pair[0]) == _protocol(pair[1]):
         return []
     return [
         "The runs were not judged alike, so their metrics are not compared: "
-        f"{names[0]}: {_protocol(pair[0])}; {names[1]}: {_protocol(pair[1])}."
+        f"{base[0]} by {_protocol(pair[0])}; {run[0]} by {_protocol(pair[1])}."
     ]
 
 
-def quality_lines(before: MetricsLog, after: MetricsLog) -> list[str]:
+def quality_lines(base: Named, run: Named) -> list[str]:
     """The first metric of both runs for a terminal, where they were judged alike."""
+    return [f"{name} {units.metric(was)} -> {units.metric(now)}" for name, was, now in _quality(base, run)]
+
+
+def quality_cards(base: Named, run: Named) -> list[page.Card]:
+    """The same for a page."""
     return [
-        f"{name} {units.metric(was)} -> {units.metric(now)}" for name, was, now in _quality(before, after)
+        page.Card(name, units.metric(now), f"{base[0]} {units.metric(was)}")
+        for name, was, now in _quality(base, run)
     ]
 
 
-def quality_cards(before: MetricsLog, after: MetricsLog, *, baseline: str) -> list[page.Card]:
-    """The same for a page; the earlier run is called `baseline`."""
-    return [
-        page.Card(name, units.metric(now), f"{baseline} {units.metric(was)}")
-        for name, was, now in _quality(before, after)
-    ]
-
-
-def _quality(before: MetricsLog, after: MetricsLog) -> list[tuple[str, float, float]]:
+def _quality(base: Named, run: Named) -> list[tuple[str, float, float]]:
     """(name, before, after) of the first metric both have, from test targets where both were tested."""
-    pair = _judged(before, after)
-    if pair is None or protocol_doubts(before, after):
+    pair = _judged(base[1], run[1])
+    if pair is None or protocol_doubts(base, run):
         return []
-    place = "test" if pair[0].get("split") == "test" else "validation"
-    for name in before.eval_metrics():
+    place = "Test" if pair[0].get("split") == "test" else "Validation"
+    for name in base[1].eval_metrics():
         was, now = (column([event], name)[0] for event in pair)
         if was is not None and now is not None:
             return [(f"{place} {metric_label(name)}", was, now)]
@@ -57,4 +56,4 @@ def _judged(before: MetricsLog, after: MetricsLog) -> tuple[Event, Event] | None
 
 
 def _protocol(event: Event) -> str:
-    return str(event.get("protocol") or "not said how")
+    return str(event.get("protocol") or "a protocol it does not name")

@@ -6,9 +6,10 @@ import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from freescale import __version__, units
+from freescale import units
 from freescale.pages import page
 from freescale.trace import Event, MetricsLog, step_of
+from freescale.version import __version__
 
 
 def run_header(name: str, log: MetricsLog, *, live: bool = False) -> str:

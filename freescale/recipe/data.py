@@ -20,7 +20,9 @@ class DataSection:
     """The histories and how a global batch is drawn from them."""
 
     path: str = key(
-        "synthetic", "'synthetic', a prepared folder, or a raw file to prepare on the way", free=True
+        "synthetic",
+        "'synthetic', a prepared folder, or a raw file to prepare on the way; also s3://, gs://, ...",
+        free=True,
     )
     source: str = key(
         "auto",
@@ -37,6 +39,9 @@ class DataSection:
         100_000, "histories shuffled together; bounds the memory of the reader", at_least=1
     )
     cache_mb: int = key(256, "memory a process keeps recently read row groups in", at_least=1, free=True)
+    disk_cache_gb: float = key(
+        32.0, "disk for copies of data that lives elsewhere (s3://...)", at_least=0, free=True
+    )
     workers: int = key(0, "loader processes a rank; 0 loads in the training process", at_least=0, free=True)
     use_time: bool = key(True, "use time stamps where the data has them")
     split: Literal["leave_one_out", "temporal"] = key(

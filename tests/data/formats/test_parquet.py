@@ -25,7 +25,7 @@ def test_parquet_by_event_and_by_user(tmp_path: Path, lists: bool, as_text: bool
     elif as_text:
         table = table.cast(pa.schema([(name, pa.string()) for name in table.column_names]))
     pq.write_table(table, tmp_path / "x.parquet")
-    assert prepare(tmp_path / "x.parquet", tmp_path / "out").source_format == "parquet"
+    assert prepare(tmp_path / "x.parquet", tmp_path / "out", rewrite=True).source_format == "parquet"
     assert histories(tmp_path / "out") == BY_TIME
     assert histories(tmp_path / "out", "action") == {3: [5, 4, 2], 7: [3, 5, 1]}
 

@@ -42,7 +42,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset_writer, "_ROW_GROUP_USERS", 16)
         patch.setattr(dataset_writer, "_SHARD_BYTES", 8000)
-        prepare(root / "raw.parquet", root / "data", name="known")
+        prepare(root / "raw.parquet", root / "data", name="known", rewrite=True)
     return root / "data"
 
 

@@ -97,6 +97,18 @@ def test_resuming_a_finished_run_takes_its_end_back(tmp_path: Path) -> None:
     assert events(path)[-1]["steps"] == 6
 
 
+def test_a_run_killed_after_its_test_has_one_test_when_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tested = {"event": "eval", "split": "test", "step": 2, "trained_steps": 4, "hr@10": 0.5}
+    for resume_step in (None, 4):
+        sink = JsonlSink(path, resume_step=resume_step)
+        for event in [{"event": "step", "step": 4}] if resume_step is None else []:
+            sink.write(event)
+        sink.write(tested)
+        sink.close()
+    assert events(path) == [{"event": "step", "step": 4}, tested]
+
+
 def test_resume_at_zero_starts_anew_and_none_keeps_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "metrics.jsonl"
     path.parent.mkdir()
