@@ -84,20 +84,23 @@ def csv_id_types(data: bytes, separator: str, kinds: IdKinds) -> dict[str, Any]:
 
 
 def _starts_with_zeros(data: bytes, separator: str) -> bool:
-    """Whether some field starts with a 0 and another digit.
+    """Whether some field starts with a 0 and another digit, also behind a minus (the one of 2024-01-31 is none).
 
     In blocks that stay in a CPU's cache: 0.8 GB/s, where a regular expression has 0.02.
     """
-    letters = np.frombuffer(b"\n" + data, dtype=np.uint8)
-    for start in range(0, len(letters), _SCANNED):
+    letters = np.frombuffer(b"\n\n" + data, dtype=np.uint8)
+    starts = tuple(b'\n"' + separator.encode())
+    for start in range(1, len(letters), _SCANNED):
         block = letters[start : start + _SCANNED + 2]
         before, inside, after = block[:-2], block[1:-1], block[2:]
-        found = before == ord("\n")
-        for mark in b'"-' + separator.encode():
+        found = before == ord("-")
+        for mark in starts:
             found |= before == mark
         found &= inside == ord("0")
         found &= (after - np.uint8(ord("0"))) < 10
-        if found.any():
+        places = np.flatnonzero(found)
+        signed = places[before[places] == ord("-")]
+        if len(signed) < len(places) or np.isin(letters[start + signed - 1], starts).any():
             return True
     return False
 
