@@ -78,9 +78,15 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     known = all(name in list(FEATURE_DTYPES) for name in manifest["features"])
     if not known or "item" not in manifest["features"]:
         raise damaged(file, f"'features' is {manifest['features']!r}")
-    if "time" in manifest["features"] and manifest.get("time_unit") != TIME_UNIT:
+    if "time" in manifest["features"] and _unit_of_times(manifest) != TIME_UNIT:
         raise _other_times(folder, manifest.get("time_unit"))
     return manifest
+
+
+def _unit_of_times(manifest: dict[str, Any]) -> object:
+    """Of a data set that does not say: text had its numbers taken as they were, in nearly all data seconds."""
+    text = manifest.get("source_format") not in (None, "parquet")
+    return manifest.get("time_unit", TIME_UNIT if text else None)
 
 
 def _other_times(folder: Path, unit: object) -> DataError:

@@ -156,6 +156,8 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> No
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # Whoever runs tests in the background of a shell has them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert started.stdout is not None

@@ -156,6 +156,8 @@ def test_a_data_set_that_does_not_say_seconds_is_refused_and_the_new_one_is_the_
     manifest = json.loads(file.read_text())
     del manifest["time_unit"]
     file.write_text(json.dumps(manifest))
+    assert ParquetSource(tmp_path / "old").features == ("item", "time")  # numbers of text were kept: seconds
+    file.write_text(json.dumps({**manifest, "source_format": "parquet"}))
     with pytest.raises(DataError, match=r"(?s)does not say.*'time_unit' is None.*freescale prepare"):
         ParquetSource(tmp_path / "old")
     assert manifest["shards"] == json.loads((tmp_path / "new" / "dataset.json").read_text())["shards"]

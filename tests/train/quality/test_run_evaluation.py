@@ -107,19 +107,17 @@ def test_the_test_line_names_the_step_of_the_state_that_was_tested(tmp_path, mon
     assert summary["checkpoint"].endswith("step-00000004")
 
 
-def test_a_test_is_forgotten_where_the_run_goes_on_before_it(tmp_path):
-    """It speaks of an early state, but it came after the last step."""
+def test_a_test_is_forgotten_where_the_run_goes_on(tmp_path):
+    """It speaks of an early state, but it came after the last step, and comes again after the last step."""
     path = tmp_path / "metrics.jsonl"
     events = [
         {"event": "eval", "step": 4, "split": "valid"},
         {"event": "eval", "step": 4, "split": "test", "trained_steps": 10},
     ]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    JsonlSink(path, resume_step=6).close()
-    assert [json.loads(line)["split"] for line in path.read_text().splitlines()] == ["valid"]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    JsonlSink(path, resume_step=10).close()
-    assert [json.loads(line)["split"] for line in path.read_text().splitlines()] == ["valid", "test"]
+    for step in (6, 10):
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        JsonlSink(path, resume_step=step).close()
+        assert [json.loads(line)["split"] for line in path.read_text().splitlines()] == ["valid"]
 
 
 def protocol(**changes):
