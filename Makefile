@@ -21,7 +21,7 @@ test-extras: $(VENV)/dev.stamp  ## tests that need heavy packages
 	$(BIN)/python -m pytest -m extras --timeout 600
 
 tests: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadscope  # more than cores: many tests wait for silence, or for a rank
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder  # more than cores: many tests wait for silence, or for a rank
 
 # One block of output, also beside tests that print their own; each is run whatever the others find.
 checks: $(VENV)/dev.stamp

@@ -95,6 +95,34 @@ def pytest_configure(config: pytest.Config) -> None:
         hstu_attention(q, k, v, torch.tensor([0, 3]), scale=1.0).sum().backward()
 
 
+# What takes longest begins first, or one test process would be left with it while the others are done.
+LONGEST = (
+    *("kernels/attention/test_fused", "test_one_curve", "comm/world/test_watch", "comm/world/test_launcher"),
+    *(
+        "pipeline",
+        "chaos",
+        "extend",
+        "train/test_stop",
+        "test_examples",
+        "comm/world",
+        "test_readme",
+        "end_to_end",
+    ),
+    *("kernels", "train", "comm", "pages"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules in the order of LONGEST, the others behind them, each as it is written."""
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+        return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+    items.sort(key=place)
+
+
 def pytest_collection_finish() -> None:
     """What is loaded is set aside: each run collects garbage twice, in a forked rank through a copy of every page."""
     gc.collect()
