@@ -75,6 +75,8 @@ if TYPE_CHECKING:
         WORDS,
         Account,
         account_of,
+        busy_is_known,
+        device_sentence,
         histogram,
         host_bound,
         lateness,

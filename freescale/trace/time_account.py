@@ -95,6 +95,21 @@ def host_bound(host: float) -> str:
     )
 
 
+def busy_is_known(log: MetricsLog) -> bool:
+    """Whether host time contains the gaps between kernels of a GPU in most steps of a run."""
+    known = sum("dry" in event and not event.get("busy_unknown") for event in log.steps)
+    return 2 * known > len(log.steps)
+
+
+def device_sentence(log: MetricsLog, account: Account) -> str:
+    """What the accounts of a run on GPUs say of its host, or that they cannot; nothing of a run on CPUs."""
+    if not any("dry" in event for event in log.steps):
+        return ""
+    if not busy_is_known(log):
+        return "Busy time of the GPUs is unknown: gaps between their kernels count as compute, not as host."
+    return host_bound(account.shares["host"])
+
+
 def slowest_of_steps(log: MetricsLog) -> list[int]:
     """The rank that was waited for, of every step that names one."""
     return [int(rank) for event in log.steps if (rank := number(event.get("slowest"))) is not None]
