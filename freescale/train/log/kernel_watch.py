@@ -50,7 +50,9 @@ class KernelWatch:
         """Open the profiler, and let the device do something whose end both clocks know."""
         tear_cupti_down()
         self._clock.wait_for_marks()
-        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+        )
         self._profiler.start()
         with torch.cuda.device(self._device):
             torch.cuda._sleep(_ANCHOR_CYCLES)
