@@ -353,6 +353,10 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             "driver_idle": 1 - _middle(nvml) if nvml else None,
             "traced_host": _middle(one["traced"]["host"] for one in rounds),
             "traced_ms": _middle(one["traced"]["step_ms"] for one in rounds),
+            "traced_compute": _middle(one["traced"]["compute"] for one in rounds),
+            "kernel_compute": _middle([one["computes"] for one in rounds])
+            if rounds[0].get("computes")
+            else None,
             "idle": None if rounds[0]["idle"] is None else _middle(one["idle"] for one in rounds),
             "worst_error": max(errors, default=None),
             "kernels_a_step": rounds[-1]["kernels"],

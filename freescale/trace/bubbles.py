@@ -57,7 +57,7 @@ class Parts:
 
 
 def split_step(
-    start: float, end: float, spans: Iterable[Span], *, busy: Callable[[float], float] | None = None
+    start: float, end: float, spans: Iterable[Span], *, busy: Callable[[float, float], float] | None = None
 ) -> Parts:
     """Account for the time from `start` to `end` of one rank.
 
@@ -65,8 +65,8 @@ def split_step(
         start: end of the last optimizer step, in seconds of this rank's clock.
         end: end of this one.
         spans: of any time; only what lies between the two counts. A wait whose last arrival is not known is comm.
-        busy: seconds of compute stretches, replays left out -> seconds that the device worked in them; all unless
-            given.
+        busy: (seconds of compute stretches without replays, seconds of replays) -> seconds that the device worked in
+            the first; all unless given.
     """
     inside = [span for span in spans if span.end > start and span.start < end]
     stretches = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind in WORK)
@@ -78,9 +78,9 @@ def split_step(
     straggler = _length(without(missing, stretches))
     compute = _length(stretches)
     if busy is not None:
-        replays = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay")
-        gapless = _length(replays)
-        compute = gapless + min(compute - gapless, busy(compute - gapless))
+        replays = [(max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay"]
+        gapless = _length(union(replays)) if replays else 0.0
+        compute = gapless + min(compute - gapless, busy(compute - gapless, gapless))
     return Parts(end - start, compute, straggler, exposed - straggler)
 
 

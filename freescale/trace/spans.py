@@ -23,6 +23,9 @@ from typing import Any, NamedTuple, Protocol
 MAX_PENDING = 50_000
 """Spans kept in memory; more than this between two accounts are dropped and counted, never waited for."""
 
+MAX_NOTES = 1000
+"""Steps of which something is known that nobody has asked for; more, and those before the last one asked for go."""
+
 MAIN = "main"
 
 WORK = ("compute", "replay")
@@ -169,9 +172,10 @@ class Recorder:
         return self._notes.get(step) or StepNotes()
 
     def forget(self, step: int) -> None:
-        """Let go of what is known of steps up to this one."""
-        for earlier in [number for number in self._notes if number <= step]:
-            del self._notes[earlier]
+        """Let go of what is known of a step, and of what is left of earlier ones."""
+        self._notes.pop(step, None)
+        if len(self._notes) > MAX_NOTES:
+            self._notes = {number: notes for number, notes in self._notes.items() if number > step}
 
     def ended_steps(self) -> list[tuple[int, float, float]]:
         """(step, start, end) of the steps that have passed since the last call, oldest first."""
@@ -212,15 +216,13 @@ class Recorder:
                 return None
             arrival = Arrival(arrival.name, arrival.step, at, arrival.serial)
         if lane == MAIN and kind in WORK:
-            self._note_lags(span)
-        return Span(name, kind, lane, step, start, end, arrival)
-
-    def _note_lags(self, span: Span) -> None:
-        lags = self._notes.setdefault(span.step, StepNotes()).lags
-        for moment in (span.start, span.end):
-            lag = self.clock.lag_of(moment)
+            lag = self.clock.lag_of(span.end)
             if lag is not None:
-                lags.append(lag)
+                notes = self._notes.get(step)
+                if notes is None:
+                    notes = self._notes[step] = StepNotes()
+                notes.lags.append(lag)
+        return Span(name, kind, lane, step, start, end, arrival)
 
 
 _main_thread: list[dict[str, Any]] = []

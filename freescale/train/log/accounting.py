@@ -15,9 +15,8 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
-from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -242,12 +241,13 @@ class Accounts:
         if self._warm and not watched:
             self.totals = [total(pair) for pair in zip(self.totals, parts)] if self.totals else parts
         self._warm = True
-        accounted = replace(held, ranks=tuple(parts), watched=watched)
+        dry: float | None = None
+        unknown: tuple[int, ...] = ()
         if self.busy is not None:
+            dry = sum(one.dry for one in everybody) / len(everybody)
             unknown = tuple(rank for rank, one in enumerate(everybody) if not one.known)
-            accounted = replace(accounted, unknown=unknown, dry=fmean(one.dry for one in everybody))
             self._tell_unknown(unknown)
-        self.write(accounted)
+        self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))
 
     def _tell_unknown(self, ranks: tuple[int, ...]) -> None:
         """Say once that gaps between kernels count as compute, and why, as far as this rank knows."""
@@ -279,20 +279,17 @@ class Accounts:
         if self.busy is None:
             return _Closed(split_step(start, end, spans))
         assert self.recorder is not None
-        notes = self.recorder.notes_of(step)
+        notes, busy, known = self.recorder.notes_of(step), self.busy, True
         self.recorder.forget(step)
-        replayed = any(span.kind == "replay" and span.end > start for span in spans)
-        found: list[float | None] = []
 
-        def worked(stretch_s: float) -> float:
-            assert self.busy is not None
-            found.append(self.busy.times.busy_s(notes.load, stretch_s, lags=notes.lags, replayed=replayed))
-            return stretch_s if found[0] is None else found[0]
+        def worked(stretch_s: float, replayed_s: float) -> float:
+            nonlocal known
+            found = busy.times.busy_s(notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0)
+            known = found is not None
+            return stretch_s if found is None else found
 
         parts = split_step(start, end, spans, busy=worked)
-        return _Closed(
-            parts, self.busy.dry_share(notes.lags), found[0] is not None, self.busy.was_watched(step)
-        )
+        return _Closed(parts, busy.dry_share(notes.lags), known, busy.was_watched(step))
 
     def _everybodys(self, mine: Sequence[_Closed]) -> list[list[_Closed]]:
         """[steps][ranks] on rank 0, this rank's alone elsewhere."""

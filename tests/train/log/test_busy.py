@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from freescale.balance import MeasuredStep
-from freescale.trace import Span, split_step
+from freescale.trace import MetricsLog, Span, account_of, device_sentence, host_bound, split_step, total
+from freescale.train.log.accounting import AccountedStep
 from freescale.train.log.busy import BusyTimes, SeenStep, dry_share, is_fed
 from freescale.train.log.busy_meter import BusyMeter
 from freescale.train.log.driver_counter import DriverCounter
+from freescale.train.log.reports import busy_fields
 from tests.made_up_device import MadeUpDevice, Program
+from tests.ranks import run_on_ranks
+from tests.small_run import these_ranks
 
 
 @pytest.mark.parametrize("idle", [0.05, 0.2, 0.5, 0.8, 0.95])
@@ -184,9 +188,9 @@ def test_lags_tell_dry_from_fed():
 
 def test_busy_time_is_split_from_gaps_and_never_more_than_its_stretch():
     spans = [Span("a", "compute", "main", 1, 1.0, 5.0), Span("b", "replay", "main", 1, 4.0, 7.0)]
-    parts = split_step(0.0, 10.0, spans, busy=lambda stretch: stretch / 3)
+    parts = split_step(0.0, 10.0, spans, busy=lambda stretch, replayed: stretch / replayed)
     assert parts.compute == pytest.approx(3.0 + 1.0)
-    assert split_step(0.0, 10.0, spans, busy=lambda stretch: 99.0).compute == pytest.approx(6.0)
+    assert split_step(0.0, 10.0, spans, busy=lambda stretch, replayed: 99.0).compute == pytest.approx(6.0)
     assert split_step(0.0, 10.0, spans).compute == pytest.approx(6.0)
 
 
@@ -223,3 +227,63 @@ def test_a_driver_that_cannot_be_asked_is_told_once():
         counter.look()
     assert counter.busy is None
     assert len(told) == 1
+
+
+def on_rank(rank: int, broken: bool) -> list[AccountedStep]:
+    device = MadeUpDevice(launch=200e-6 if rank == 0 else 100e-6)
+    device.broken = "no profiler here" if broken and rank == 1 else ""
+    program = Program(device, kernel_us=50.0, ranks=these_ranks(), every=10)
+    program.begin()
+    program.run(60)
+    program.end()
+    return program.written
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_all_ranks_hold_their_lines_together_and_the_first_knows_of_all(broken):
+    written, _ = run_on_ranks(on_rank, 2, broken)
+    assert [one.step for one in written] == list(range(1, 61))
+    assert all(len(one.ranks) == 2 for one in written)
+    assert written[-1].unknown == ((1,) if broken else ())
+    usual = [one for one in written if one.step > 20 and not one.watched]
+    slow, quick = (total(one.ranks[rank] for one in usual).share("host") for rank in range(2))
+    assert slow == pytest.approx(0.75, abs=0.05)
+    assert quick == pytest.approx(0.0 if broken else 0.5, abs=0.06)
+
+
+def test_a_line_says_what_is_known_of_its_busy_time():
+    step = AccountedStep(7, {}, dry=0.98765, unknown=(2, 3), watched=True)
+    assert busy_fields(step) == {"dry": 0.9877, "busy_unknown": [2, 3], "watched": True}
+    assert busy_fields(AccountedStep(7, {})) == {}
+
+
+def line(step: int, *, host: float, ms: float = 10.0, **others: object) -> dict[str, object]:
+    shares = {"bubble": host, "straggler": 0.0, "comm": 0.0, "host": host}
+    return {"event": "step", "step": step, "step_ms": ms, **shares, **others}
+
+
+def test_watched_steps_are_in_no_account_and_a_host_that_binds_is_told():
+    steps = [
+        line(1, host=0.1, dry=1.0),
+        line(2, host=0.8, dry=1.0),
+        line(3, host=0.99, ms=90.0, dry=1.0, watched=True),
+    ]
+    account = account_of(steps)
+    assert account is not None
+    assert (account.num_steps, account.bubble) == (1, pytest.approx(0.8))
+    said = device_sentence(MetricsLog(steps=steps), account)
+    assert said.startswith(
+        "Bound by its host: the GPU had nothing to run for 80% of the time. 5 times the batch"
+    )
+    unknown = [line(n, host=0.1, dry=0.0, busy_unknown=[0]) for n in range(1, 4)]
+    account = account_of(unknown)
+    assert account is not None
+    assert "unknown" in device_sentence(MetricsLog(steps=unknown), account)
+    assert host_bound(0.1) == ""
+
+
+def test_a_run_on_cpus_is_told_nothing_of_gpus():
+    steps = [line(n, host=0.9) for n in range(1, 4)]
+    account = account_of(steps)
+    assert account is not None
+    assert device_sentence(MetricsLog(steps=steps), account) == ""
