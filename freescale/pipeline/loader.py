@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
-from freescale.errors import TrainingError
+from freescale.errors import FreeScaleError, TrainingError
 
 _PREFETCH = 2
 _MOST_UNTAKEN = 2 * _PREFETCH + 4
@@ -37,15 +37,21 @@ class PlannedBatch(NamedTuple):
     batch: SequenceBatch
 
 
-class _Steps(Dataset[PlannedBatch]):
-    """Step number -> batch. A pure function, so any process can make any step."""
+class _Steps(Dataset[PlannedBatch | FreeScaleError]):
+    """Step number -> batch, or what is wrong with it. A pure function, so any process can make any step.
+
+    torch would make the text of a traceback out of an error that was raised in a loader process.
+    """
 
     def __init__(self, sampler: BalancedSampler, examples: Examples) -> None:
         self._sampler, self._examples = sampler, examples
 
-    def __getitem__(self, step: int) -> PlannedBatch:
-        plan = self._sampler.plan(step)
-        return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
+    def __getitem__(self, step: int) -> PlannedBatch | FreeScaleError:
+        try:
+            plan = self._sampler.plan(step)
+            return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
+        except FreeScaleError as error:
+            return error
 
 
 class _Packed:
@@ -126,7 +132,14 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // 64) * 64
 
 
-def _unchanged(planned: PlannedBatch) -> PlannedBatch:
+_Loaded = PlannedBatch | _Packed | FreeScaleError
+
+
+def _pack(planned: PlannedBatch | FreeScaleError) -> _Loaded:
+    return planned if isinstance(planned, FreeScaleError) else _Packed(planned)
+
+
+def _unchanged(planned: PlannedBatch | FreeScaleError) -> _Loaded:
     return planned
 
 
@@ -146,8 +159,8 @@ def _live_as_long_as_the_rank(worker: int) -> None:
 class LoadedBatches:
     """Batches in step order; closed before its end, its loader processes end with it."""
 
-    def __init__(self, loader: DataLoader[PlannedBatch | _Packed]) -> None:
-        self._batches: Iterator[PlannedBatch | _Packed] = iter(loader)
+    def __init__(self, loader: DataLoader[_Loaded]) -> None:
+        self._batches: Iterator[_Loaded] = iter(loader)
         _open.add(self)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
@@ -155,6 +168,8 @@ class LoadedBatches:
 
     def __next__(self) -> PlannedBatch:
         batch = next(self._batches)
+        if isinstance(batch, FreeScaleError):
+            raise batch
         return batch.open() if isinstance(batch, _Packed) else batch
 
     def close(self) -> None:
@@ -184,8 +199,8 @@ def load_batches(
     pin: bool = False,
 ) -> LoadedBatches:
     """Batches of steps first_step .. first_step + num_steps - 1; resuming is starting at another step."""
-    collate: Callable[..., PlannedBatch | _Packed] = _Packed if workers else _unchanged
-    loader: DataLoader[PlannedBatch | _Packed] = DataLoader(
+    collate: Callable[..., _Loaded] = _pack if workers else _unchanged
+    loader: DataLoader[_Loaded] = DataLoader(
         _Steps(sampler, examples),
         batch_size=None,
         sampler=range(first_step, first_step + num_steps),
