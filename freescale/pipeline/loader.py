@@ -9,6 +9,7 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -217,7 +218,11 @@ def load_batches(
 def naming_lost_workers() -> Iterator[None]:
     """Around steps: a loader process that was killed is told as such; torch raises wherever Python is just then."""
     try:
-        yield
+        try:
+            yield
+        except BaseException:
+            _hear_no_more_of_workers()
+            raise
     except RuntimeError as error:
         if not str(error).startswith(_LOST):
             raise
@@ -226,3 +231,9 @@ def naming_lost_workers() -> Iterator[None]:
             got=str(error).splitlines()[0],
             next_step="see whether the machine ran out of memory; data.workers=0 loads in the rank itself",
         ) from error
+
+
+def _hear_no_more_of_workers() -> None:
+    """On the way out of an error: torch's handler would raise another one into whatever tells the first."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -107,6 +107,21 @@ def test_batches_need_no_temporary_files_and_no_shared_memory(monkeypatch):
             assert not any(values.is_shared() for values in here.values())
 
 
+def test_a_loader_process_that_ends_while_an_error_is_told_does_not_raise_into_it(request):
+    batches = load_batches(Rows(), AnyBatch(), first_step=0, num_steps=9, workers=1)
+    next(batches)
+    (worker,) = batches._batches._workers
+    handler = signal.getsignal(signal.SIGCHLD)
+    assert callable(handler), "torch hears of its processes by this signal"
+    request.addfinalizer(lambda: signal.signal(signal.SIGCHLD, handler))
+    with pytest.raises(TrainingError, match="a process that loads batches has ended"), naming_lost_workers():
+        raise RuntimeError("DataLoader worker (pid 1) has ended, and a batch with it")
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    time.sleep(0.01)  # where torch's handler would raise
+    batches.close()
+
+
 ORPHAN = """
 import os, time
 from freescale.pipeline.loader import load_batches
