@@ -115,7 +115,7 @@ class Accounts:
     _due_first: int = 0
     _num_accounts: int = 0
     _warm: bool = False
-    _told_unknown: bool = False
+    _told: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._notes = Notes(ranks=self.ranks, clock=self.clock, stalls=self.stalls)
@@ -182,6 +182,8 @@ class Accounts:
         """Write what is held, without bubbles where the other ranks can no longer be asked."""
         if self.recorder is not None:
             self.recorder.pause()
+        if self.busy is not None:
+            self.busy.abandon()
         self._write_held()
         if self.spans is not None:
             self.spans.close()
@@ -250,15 +252,16 @@ class Accounts:
         self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))
 
     def _tell_unknown(self, ranks: tuple[int, ...]) -> None:
-        """Say once that gaps between kernels count as compute, and why, as far as this rank knows."""
-        assert self.busy is not None
-        if bool(ranks) == self._told_unknown:
+        """Say once a reason that gaps between kernels count as compute, as far as this rank knows it."""
+        if not ranks:
             return
-        self._told_unknown = bool(ranks)
-        if ranks:
-            reason = self.busy.times.problem or f"of rank {', '.join(map(str, ranks))}"
+        assert self.busy is not None
+        reason = self.busy.times.problem or "not enough steps were seen, or only on other ranks"
+        if reason not in self._told:
+            self._told.add(reason)
             self.say(
-                f"busy time of the GPU unknown ({reason}): gaps between kernels count as compute, not as host"
+                f"busy time of the GPU unknown on rank {', '.join(map(str, ranks))} ({reason}): gaps between kernels "
+                "count as compute, not as host"
             )
 
     def _close_step(self) -> _Closed:
@@ -281,15 +284,18 @@ class Accounts:
         assert self.recorder is not None
         notes, busy, known = self.recorder.notes_of(step), self.busy, True
         self.recorder.forget(step)
+        dry = busy.dry_share(notes.lags)
 
         def worked(stretch_s: float, replayed_s: float) -> float:
             nonlocal known
-            found = busy.times.busy_s(notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0)
+            found = busy.times.busy_s(
+                notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0, dry=dry
+            )
             known = found is not None
             return stretch_s if found is None else found
 
         parts = split_step(start, end, spans, busy=worked)
-        return _Closed(parts, busy.dry_share(notes.lags), known, busy.was_watched(step))
+        return _Closed(parts, dry, known, busy.was_watched(step))
 
     def _everybodys(self, mine: Sequence[_Closed]) -> list[list[_Closed]]:
         """[steps][ranks] on rank 0, this rank's alone elsewhere."""

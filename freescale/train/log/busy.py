@@ -95,33 +95,47 @@ class BusyTimes:
             self._seen.setdefault(step.replayed, deque(maxlen=_REMEMBERED)).append(step)
         self._recent.clear()
         self.problem = ""
-        for replayed, seen in self._seen.items():
-            if len(seen) < FEWEST_SEEN:
+        whole, replayed = (self._seen.get(kind, ()) for kind in (False, True))
+        for seen in (whole, replayed):
+            # A few steps with a replay are better told by many without one: what is left of them is the same work.
+            if len(seen) < (FEWEST_STEPS if seen is replayed and False in self._known else FEWEST_SEEN):
                 continue
             known = _fit(seen)
-            off = known.busy.error * _median([step.busy_ms / step.stretch_ms for step in seen])
+            shares = [step.busy_ms / step.stretch_ms for step in seen if step.stretch_ms > 0]
+            off = known.busy.error * _median(shares)
             if off > _LARGEST_ERROR:
                 self.problem = f"the device's work does not follow the sizes of batches: {off:.0%} off"
-            self._known[replayed] = known
+            self._known[seen is replayed] = known
         if not self._known:
             self.problem = f"fewer than {FEWEST_SEEN} steps were seen kernel by kernel"
 
     def busy_s(
-        self, load: MeasuredStep | None, stretch_s: float, *, lags: Sequence[float], replayed: bool
+        self,
+        load: MeasuredStep | None,
+        stretch_s: float,
+        *,
+        lags: Sequence[float],
+        replayed: bool,
+        dry: float | None = None,
     ) -> float | None:
-        """Seconds that the device worked in the compute stretches of a step, replays left out; None if unknown."""
-        known = self._known.get(replayed)
+        """Seconds that the device worked in the compute stretches of a step, replays left out; None if unknown.
+
+        `dry` is the share of dry moments, where it has been told from the lags already.
+        """
         if self.problem or load is None:
             return None
+        known = self._known.get(replayed)
         if known is None:
-            return None if stretch_s > 0 else 0.0
+            return self._beside_replay_s(load, stretch_s) if replayed else None
         fed = is_fed(lags, stretch_s)
         if fed and known.fill is not None:
             return stretch_s * known.fill  # the device itself may have become slower since
         busy = min(stretch_s, known.busy.ms(load) / 1000)
         if stretch_s > 0:
-            self._recent.append((dry_share(lags, self.idle_lag), fed, 1 - busy / stretch_s))
-            self._doubt()
+            dry = dry_share(lags, self.idle_lag) if dry is None else dry
+            self._recent.append((dry, fed, 1 - busy / stretch_s))
+            if len(self._recent) == _REMEMBERED:
+                self._doubt()
         return busy
 
     def model_ms(self, load: MeasuredStep, stretch_ms: float, *, lags: Sequence[float]) -> float:
@@ -131,10 +145,15 @@ class BusyTimes:
             return stretch_ms
         return min(stretch_ms, known.model.ms(load))
 
+    def _beside_replay_s(self, load: MeasuredStep, stretch_s: float) -> float | None:
+        """What is left of a step whose forward and backward is a replay, from steps without one."""
+        known = self._known.get(False)
+        if known is None:
+            return None if stretch_s > 0 else 0.0
+        return min(stretch_s, max(0.0, known.busy.ms(load) - known.model.ms(load)) / 1000)
+
     def _doubt(self) -> None:
         """Hold what the kernels told against how far the host was ahead."""
-        if len(self._recent) < _REMEMBERED:
-            return
         dry, fed, idle = (float(np.mean(column)) for column in zip(*self._recent))
         self._recent.clear()
         if fed > 0.9 and idle > 0.2:
@@ -152,7 +171,8 @@ def is_fed(lags: Sequence[float], stretch_s: float) -> bool:
 
 def dry_share(lags: Sequence[float], idle_lag: float) -> float:
     """The share of a step's moments at which the device had nothing left to run."""
-    return sum(lag <= idle_lag + DRY_S for lag in lags) / len(lags) if lags else 0.0
+    longest = idle_lag + DRY_S
+    return len([lag for lag in lags if lag <= longest]) / len(lags) if lags else 0.0
 
 
 def _fit(seen: Sequence[SeenStep]) -> _Known:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from freescale.balance import MeasuredStep
@@ -123,6 +124,13 @@ class BusyMeter:
         if self.clock is not None:
             self.times.idle_lag = float(getattr(self.clock, "idle_lag", 0.0))
         self.times.learn(seen)
+
+    def abandon(self) -> None:
+        """The run has ended in the middle of a watch: leave no profiler open."""
+        if self.is_open and self._sees:
+            self.is_open = False
+            with suppress(Exception):
+                self.watch.stop()
 
     def was_watched(self, step: int) -> bool:
         """Whether this step was seen, and so was slower than others; ask once."""

@@ -48,6 +48,8 @@ class KernelWatch:
 
     def start(self) -> None:
         """Open the profiler, and let the device do something whose end both clocks know."""
+        if torch._C._autograd._profiler_enabled():
+            raise DataError("another profiler is on")
         tear_cupti_down()
         self._clock.wait_for_marks()
         self._profiler = torch.profiler.profile(

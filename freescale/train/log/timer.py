@@ -82,18 +82,21 @@ class StepTimer:
         self._add(_TimedStep(self._load_of(batch), self._start, self._end, away, moments))
 
     @contextmanager
-    def replaying(self, batch: SequenceBatch) -> Iterator[None]:
+    def replaying(self, batch: SequenceBatch, *, replayed: bool = True) -> Iterator[None]:
         """Forward and backward as a replay of recorded work, instead of `start` and `finish`.
 
-        The device needs no host inside, so all between the two events around it is work.
+        The device needs no host inside, so all between the two events around it is work; not so where the same work is
+        launched kernel by kernel, before it is recorded or while it is (`replayed=False`).
         """
         self._arrival, self._away = None, []
         self._start, self._began = self._now(), trace.mark()
         yield
         self._end, self._last_gradient = self._now(), trace.mark()
         self._waiting = self._last_gradient
-        trace.add("forward and backward", kind="replay", start=self._began, end=self._last_gradient)
-        self._add(_TimedStep(self._load_of(batch), self._start, self._end, [], None))
+        kind = "replay" if replayed else "compute"
+        trace.add("forward and backward", kind=kind, start=self._began, end=self._last_gradient)
+        moments = None if replayed else (self._began, self._last_gradient)
+        self._add(_TimedStep(self._load_of(batch), self._start, self._end, [], moments))
 
     def wait_for_sums(self) -> None:
         """Only now this rank begins to wait for dense gradients, not where the backward ended."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from freescale.balance import MeasuredStep
+from freescale.errors import DataError
 from freescale.trace import MetricsLog, Span, account_of, device_sentence, host_bound, split_step, total
+from freescale.trace.spans import HostClock
 from freescale.train.log.accounting import AccountedStep
 from freescale.train.log.busy import BusyTimes, SeenStep, dry_share, is_fed
 from freescale.train.log.busy_meter import BusyMeter
 from freescale.train.log.driver_counter import DriverCounter
+from freescale.train.log.kernel_watch import KernelWatch
 from freescale.train.log.reports import busy_fields
 from tests.made_up_device import MadeUpDevice, Program
 from tests.ranks import run_on_ranks
@@ -65,6 +69,20 @@ def test_replays_are_work_from_end_to_end():
     host, truth = program.shares(2, 100)
     assert truth > 0.2  # the update is still launched kernel by kernel
     assert host == pytest.approx(truth, abs=0.02)
+
+
+def test_replays_that_begin_after_the_watch_leave_what_was_beside_the_model():
+    device = MadeUpDevice(launch=300e-6)
+    program = Program(device, kernel_us=20.0)
+    program.begin()
+    program.run(30)
+    program.replayed = True  # recorded by now
+    program.run(70)
+    program.end()
+    assert not any(one.unknown for one in program.written)
+    for first, last in ((2, 30), (31, 50), (54, 100)):
+        host, truth = program.shares(first, last)
+        assert host == pytest.approx(truth, abs=0.02)
 
 
 def test_lines_wait_until_the_first_watch_is_over_and_watched_steps_are_marked():
@@ -124,6 +142,25 @@ def test_a_device_that_cannot_be_watched_is_told_once_and_counts_stretches():
     (told,) = program.told
     assert "another profiler is on" in told
     assert "gaps between kernels count as compute" in told
+
+
+def test_a_run_that_dies_while_it_is_watched_leaves_no_profiler_open():
+    program = Program(MadeUpDevice(launch=100e-6), kernel_us=50.0)
+    program.begin()
+    program.run(12)
+    assert program.device.is_watched
+    program.accounts.close()
+    assert not program.device.is_watched
+    assert [one.step for one in program.written] == list(range(1, 12))
+
+
+def test_another_profiler_is_left_alone():
+    watch = KernelWatch(torch.device("cpu"), HostClock())
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+        pytest.raises(DataError, match="another profiler is on"),
+    ):
+        watch.start()
 
 
 def test_a_device_that_becomes_slower_is_not_called_idle():
