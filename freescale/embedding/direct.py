@@ -49,9 +49,11 @@ class DirectLookup:
     def __init__(self, name: str, table: EmbeddingTable, rows: Tensor | PlannedRows) -> None:
         self.table = name
         self._table = table
-        planned = isinstance(rows, PlannedRows)
-        self._asked: Tensor = rows.asked if planned else rows
-        self._plan: RowPlan | None = rows.plan if planned else None
+        self._plan: RowPlan | None
+        if isinstance(rows, PlannedRows):
+            self._asked, self._plan = rows.asked, rows.plan
+        else:
+            self._asked, self._plan = rows, None
         self._keys: Tensor | None = None
         self._gradient: Tensor | None = None
 
