@@ -9,6 +9,7 @@ The unique rows are never copied out, their number never reaches the host, and n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,8 +62,7 @@ class DirectLookup:
         """[..., dim] the vector of each row asked for; gradients are kept here after the backward."""
         if not torch.is_grad_enabled():
             return self.read()
-        hook = torch.empty(0, device=self._table.weight.device, requires_grad=True)
-        vectors: Tensor = _Read.apply(hook, self)  # type: ignore[no-untyped-call]
+        vectors: Tensor = _Read.apply(_hook(self._table.weight.device), self)  # type: ignore[no-untyped-call]
         return vectors
 
     def read(self) -> Tensor:
@@ -90,6 +90,12 @@ class DirectLookup:
         if self._gradient is None:
             return torch.zeros(self._asked.numel(), self._table.dim, device=self._asked.device)
         return self._gradient.reshape(-1, self._table.dim)
+
+
+@cache
+def _hook(device: torch.device) -> Tensor:
+    """Something that wants a gradient, so that the backward comes by; it never gets one."""
+    return torch.empty(0, device=device, requires_grad=True)
 
 
 class _Read(torch.autograd.Function):

@@ -16,7 +16,6 @@ from freescale.kernels.rows import (
     gather_rows,
     no_bad_row,
     plan_keys,
-    step_numbers,
     update_reason,
     update_rows,
 )
@@ -140,11 +139,8 @@ class EmbeddingTable:
     def _fused(self, rows: RowPlan | Tensor, values: Tensor, *, lr: float, step: int) -> None:
         rule = self._rule
         assert rule is not None
-        # Memory of its own: updates of two steps may be under way on different streams.
-        numbers = torch.empty(4, dtype=torch.float32, device=self.weight.device)
-        step_numbers(rule, lr=lr, step=step, out=numbers)
         state = tuple(self.state[name] for name in rule.state)
-        update_rows(self.weight, state, rows, values, rule, numbers=numbers, first_row=self.first_row)
+        update_rows(self.weight, state, rows, values, rule, lr=lr, step=step, first_row=self.first_row)
 
     def _apply_plainly(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Operation by operation: what the fused kernel must compute."""

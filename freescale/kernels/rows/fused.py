@@ -57,7 +57,7 @@ def plan_again(keys: Tensor) -> RowPlan:
 def unique_of(plan: RowPlan, ids: Tensor) -> tuple[Tensor, Tensor]:
     """As `api.unique`, of the ids planned; the host waits for their number."""
     inverse = torch.empty(plan.num_values, dtype=torch.int64, device=ids.device)
-    inverse.index_copy_(0, plan.order, plan.index.long())
+    inverse.index_copy_(0, plan.order, plan.index[: plan.num_values].long())
     return plan.rows[: int(plan.count)].long(), inverse.view(ids.shape)
 
 
@@ -85,7 +85,9 @@ def update_rows(
     values: Tensor,
     rule: UpdateRule,
     *,
-    numbers: Tensor,
+    lr: float = 0.0,
+    step: int = 1,
+    numbers: Tensor | None = None,
     first_row: int = 0,
     count: Tensor | None = None,
 ) -> None:
@@ -97,17 +99,18 @@ def update_rows(
         rows: which values belong to which row; or [U] unique rows.
         values: [N, dim]; or [U, dim].
         rule: what becomes of a row.
-        numbers: of `step_numbers`.
+        lr: learning rate.
+        step: counts from 1.
+        numbers: of `step_numbers`, instead of both: read when the kernel runs, so a captured one can be replayed.
         first_row: number of the table's first row in the whole table: rounding is keyed by it.
         count: [1] how many of unique rows are real, where the host does not know.
     """
     kernels = kernels_of("rows.triton.update")
+    options = {"lr": lr, "step": step, "numbers": numbers, "first_row": first_row}
     if isinstance(rows, RowPlan):
-        kernels.update_planned(weight, state, rows, values, rule, numbers=numbers, first_row=first_row)
+        kernels.update_planned(weight, state, rows, values, rule, **options)
     else:
-        kernels.update_summed(
-            weight, state, rows, values, rule, numbers=numbers, first_row=first_row, count=count
-        )
+        kernels.update_summed(weight, state, rows, values, rule, count=count, **options)
 
 
 def sum_planned(values: Tensor, plan: RowPlan, num_rows: int) -> Tensor:

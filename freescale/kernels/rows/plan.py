@@ -25,7 +25,10 @@ from freescale.kernels.runtime import to_device
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Values sorted by the row they belong to; see above. All on one device, whole numbers of 32 or 64 bits."""
+    """Values sorted by the row they belong to; see above. All on one device, whole numbers of 32 or 64 bits.
+
+    All but `order` may have room at their end that means nothing.
+    """
 
     order: Tensor
     rows: Tensor

@@ -21,6 +21,8 @@ from freescale.kernels.runtime import CachedLauncher
 
 # Keys that one program goes through.
 BLOCK = 4096
+# Up to so many blocks, each counts the rows before it by itself.
+COUNTED_AGAIN = 32
 # Row numbers above do not fit keys of 32 bits, of which a sort takes half the passes.
 MOST_ROWS_32 = 2**31 - 2
 
@@ -79,14 +81,23 @@ def count_heads_kernel(Sorted, Heads, count, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def write_plan_kernel(
-    Sorted, Heads, Rows, Starts, Index, Count, count, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr
-):
-    """Rows, where their values begin, and the number of each value's row; every block adds up those before it."""
+    Sorted, Heads, Rows, Starts, Index, Count, count,
+    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """Rows, where their values begin, and the number of each value's row; every block adds up those before it.
+
+    Few keys are counted again by every block, which takes less time than the start of a kernel that counts.
+    """
     block = tl.program_id(0)
     numbers = tl.arange(0, AT_ONCE)
     earlier = tl.zeros([AT_ONCE], tl.int32)
-    for first in range(0, block, AT_ONCE):
-        earlier += tl.load(Heads + first + numbers, mask=first + numbers < block, other=0)
+    if COUNTED:
+        for first in range(0, block, AT_ONCE):
+            earlier += tl.load(Heads + first + numbers, mask=first + numbers < block, other=0)
+    else:
+        for first in range(0, block * BLOCK, AT_ONCE):
+            _, before = _heads(Sorted, first + numbers, count)
+            earlier += before
     n = block * BLOCK + tl.arange(0, BLOCK)
     key, heads = _heads(Sorted, n, count)
     row = tl.sum(earlier, 0) + tl.cumsum(heads, 0) - 1
@@ -122,16 +133,16 @@ def _gather(width: int, make_keys: bool, wide: bool) -> CachedLauncher:
 
 
 @cache
-def _plan() -> tuple[CachedLauncher, CachedLauncher]:
-    return (
-        CachedLauncher(count_heads_kernel, ("Sorted", "Heads"), ("count",), {"BLOCK": BLOCK, "num_warps": 8}),
-        CachedLauncher(
-            write_plan_kernel,
-            ("Sorted", "Heads", "Rows", "Starts", "Index", "Count"),
-            ("count",),
-            {"BLOCK": BLOCK, "AT_ONCE": 1024, "num_warps": 8},
-        ),
-    )
+def _counting() -> CachedLauncher:
+    shape = {"BLOCK": BLOCK, "num_warps": 8}
+    return CachedLauncher(count_heads_kernel, ("Sorted", "Heads"), ("count",), shape)
+
+
+@cache
+def _writing(counted: bool) -> CachedLauncher:
+    shape = {"BLOCK": BLOCK, "AT_ONCE": 1024 if counted else BLOCK, "COUNTED": counted, "num_warps": 8}
+    tensors = ("Sorted", "Heads", "Rows", "Starts", "Index", "Count")
+    return CachedLauncher(write_plan_kernel, tensors, ("count",), shape)
 
 
 def key_type(num_rows: int) -> torch.dtype:
@@ -165,22 +176,18 @@ def gather(weight: Tensor, ids: Tensor, bad: Tensor, *, keys: Tensor | None = No
 def make_plan(keys: Tensor) -> RowPlan:
     """The plan of these keys; the host learns nothing and waits for nothing."""
     count = len(keys)
-    rows, heads, starts, index, num = (
-        torch.empty(size, dtype=dtype, device=keys.device)
-        for size, dtype in (
-            (count, keys.dtype),
-            (-(-count // BLOCK), torch.int32),
-            (count + 1, torch.int32),
-            (count, torch.int32),
-            (1, torch.int32),
-        )
-    )
+    blocks = -(-count // BLOCK)
+    # One piece of memory, each part a multiple of four numbers: kernels are compiled for tensors that begin so.
+    sizes = [-(-size // 4) * 4 for size in (count + 1, count, 1, blocks)]
+    starts, index, num, heads = torch.empty(sum(sizes), dtype=torch.int32, device=keys.device).split(sizes)
+    rows, num = torch.empty_like(keys), num[:1]
     ordered, order = keys.sort(stable=True)
-    if count:
-        counting, writing = _plan()
-        counting.start((len(heads),), (ordered, heads), (count,))
-        writing.start((len(heads),), (ordered, heads, rows, starts, index, num), (count,))
-    else:
+    if not count:
         starts.zero_()
         num.zero_()
+        return RowPlan(order, rows, starts, index, num, keys)
+    counted = blocks > COUNTED_AGAIN
+    if counted:
+        _counting().start((blocks,), (ordered, heads), (count,))
+    _writing(counted).start((blocks,), (ordered, heads, rows, starts, index, num), (count,))
     return RowPlan(order, rows, starts, index, num, keys)

@@ -9,7 +9,8 @@ So what a row becomes depends on its own values alone, whatever rows stand besid
 another one writes. Nobody counts long rows: a row with more than LIMIT values that begins within LIMIT places is the
 one at the last of them, and a segment that begins within SEGMENT places belongs to the row at the first of them.
 
-Learning rate, step and number of rows are read from device memory, so a captured graph can be replayed with others.
+The number of rows is read from device memory, and so are learning rate and step where `numbers` holds them: a captured
+graph can be replayed with others. Otherwise they are arguments, which saves a launch.
 """
 
 # mypy: ignore-errors
@@ -42,10 +43,14 @@ def _mix(x):
 
 
 @triton.jit
-def _rounded(values, rows, columns, Numbers, first_row, WIDTH: tl.constexpr):
+def _rounded(values, rows, columns, Numbers, step, first_row, READ: tl.constexpr, WIDTH: tl.constexpr):
     """bfloat16 by adding 16 random low bits and cutting them off; keyed by (step, row, column)."""
-    step = tl.load(Numbers + 2).to(tl.uint64) + tl.load(Numbers + 3).to(tl.uint64) * 65536
-    seed = _mix(step * GOLDEN + 1)
+    of_step = tl.zeros([1, 1], tl.uint64)
+    if READ:
+        of_step += tl.load(Numbers + 2).to(tl.uint64) + tl.load(Numbers + 3).to(tl.uint64) * 65536
+    else:
+        of_step += step
+    seed = _mix(of_step * GOLDEN + 1)
     key = (rows + first_row)[:, None] * WIDTH + columns[None, :]
     noise = _mix(key.to(tl.uint64) * GOLDEN + seed) & 0xFFFF
     bits = values.to(tl.uint32, bitcast=True) + noise.to(tl.uint32)
@@ -54,8 +59,9 @@ def _rounded(values, rows, columns, Numbers, first_row, WIDTH: tl.constexpr):
 
 @triton.jit
 def _finish(
-    total, number, rows, own, columns, Weight, First, Second, Numbers, Out, first_row, eps, keep1, keep2,
-    RULE: tl.constexpr, WIDTH: tl.constexpr,
+    total, number, rows, own, columns, Weight, First, Second, Numbers, Out,
+    scale, correction2, step, first_row, eps, keep1, keep2,
+    RULE: tl.constexpr, READ: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Update rows with the sums of their values, or write the sums."""
     inside = own[:, None] & (columns[None, :] < WIDTH)
@@ -63,7 +69,9 @@ def _finish(
         tl.store(Out + number[:, None] * WIDTH + columns[None, :], total, mask=inside)
     else:
         at = rows[:, None] * WIDTH + columns[None, :]
-        scale = tl.load(Numbers)
+        if READ:
+            scale = tl.load(Numbers)
+            correction2 = tl.load(Numbers + 1)
         old = tl.load(Weight + at, mask=inside, other=0.0).to(tl.float32)
         if RULE == "sgd":
             new = old + total * scale
@@ -74,7 +82,6 @@ def _finish(
             scale = tl.div_rn(tl.full(squares.shape, 1.0, tl.float32), tl.sqrt_rn(squares) + eps) * scale
             new = old + total * scale[:, None]
         else:
-            correction2 = tl.load(Numbers + 1)
             moment1 = tl.load(First + at, mask=inside, other=0.0)
             moment2 = tl.load(Second + at, mask=inside, other=0.0)
             moment1 += (1 - keep1) * (total - moment1)
@@ -83,16 +90,16 @@ def _finish(
             tl.store(Second + at, moment2, mask=inside)
             new = old + (moment1 / (tl.sqrt(moment2 / correction2) + eps)) * scale
         if Weight.dtype.element_ty == tl.bfloat16:
-            new = _rounded(new, rows, columns, Numbers, first_row, WIDTH)
+            new = _rounded(new, rows, columns, Numbers, step, first_row, READ, WIDTH)
         tl.store(Weight + at, new, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "first_row", "capacity"])
+@triton.jit(do_not_specialize=["num_rows", "first_row", "capacity", "step"])
 def few_kernel(
     X, Order, Starts, Rows, Count, Weight, First, Second, Numbers, Out,
-    num_rows, first_row, capacity, eps, keep1, keep2,
-    RULE: tl.constexpr, SUMMED: tl.constexpr, COUNTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr,
+    num_rows, first_row, capacity, eps, keep1, keep2, scale, correction2, step,
+    RULE: tl.constexpr, READ: tl.constexpr, SUMMED: tl.constexpr, COUNTED: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Rows that have at most LIMIT values; or of which the sums are there already, a row of X each."""
     num = capacity
@@ -125,8 +132,8 @@ def few_kernel(
         if RULE != "sum":
             own = own & (rows < num_rows)
         _finish(
-            total, number, rows, own, columns, Weight, First, Second, Numbers, Out, first_row, eps, keep1, keep2,
-            RULE, WIDTH,
+            total, number, rows, own, columns, Weight, First, Second, Numbers, Out,
+            scale, correction2, step, first_row, eps, keep1, keep2, RULE, READ, WIDTH,
         )  # fmt: skip
 
 
@@ -162,11 +169,11 @@ def segment_kernel(
         tl.store(Partial + tl.program_id(0).to(tl.int64) * WIDTH + columns, total, mask=columns < WIDTH)
 
 
-@triton.jit(do_not_specialize=["num_rows", "first_row", "num_values"])
+@triton.jit(do_not_specialize=["num_rows", "first_row", "num_values", "step"])
 def many_kernel(
     X, Order, Starts, Index, Rows, Partial, Weight, First, Second, Numbers, Out,
-    num_rows, first_row, num_values, eps, keep1, keep2,
-    RULE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
+    num_rows, first_row, num_values, eps, keep1, keep2, scale, correction2, step,
+    RULE: tl.constexpr, READ: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
     LIMIT: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
     """The row with more than LIMIT values that begins within these LIMIT places, if there is one."""
@@ -190,7 +197,7 @@ def many_kernel(
         one = tl.zeros([1], tl.int64)
         _finish(
             total[None, :], one + number, one + row, one == 0, columns, Weight, First, Second, Numbers, Out,
-            first_row, eps, keep1, keep2, RULE, WIDTH,
+            scale, correction2, step, first_row, eps, keep1, keep2, RULE, READ, WIDTH,
         )  # fmt: skip
 
 
@@ -206,16 +213,21 @@ def numbers_kernel(Numbers, scale, correction2, step):
 
 _WRITE = CachedLauncher(numbers_kernel, ("Numbers",), ("scale", "correction2", "step"), {"num_warps": 1})
 _TABLE = ("Weight", "First", "Second", "Numbers", "Out")
-_RATES = ("eps", "keep1", "keep2")
+_RATES = ("eps", "keep1", "keep2", "scale", "correction2", "step")
+Rates = tuple[float, float, float, float, float, int]
 
 
 @cache
-def _few(width: int, rule: str, summed: bool, counted: bool, _: bool) -> tuple[CachedLauncher, int]:
+def _few(
+    width: int, rule: str, read: bool, summed: bool, counted: bool, _: bool
+) -> tuple[CachedLauncher, int]:
     """The kernel over rows with few values, and how many of them a program has; the last: whether numbers are long."""
     block = _block(width)
-    rows = max(1, 2048 // block)
+    # Best of eleven shapes on an H200, 1M ids of width 128, uniform and Zipf: 8 rows, two values at once, four warps.
+    rows = max(1, 1024 // block)
     shape = {
         "RULE": rule,
+        "READ": read,
         "SUMMED": summed,
         "COUNTED": counted,
         "WIDTH": width,
@@ -229,7 +241,7 @@ def _few(width: int, rule: str, summed: bool, counted: bool, _: bool) -> tuple[C
 
 
 @cache
-def _many(width: int, rule: str, _: bool) -> tuple[CachedLauncher, CachedLauncher]:
+def _many(width: int, rule: str, read: bool, _: bool) -> tuple[CachedLauncher, CachedLauncher]:
     """The kernels over segments, and over rows with many values."""
     block = _block(width)
     shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": max(1, 8192 // block), "num_warps": 8}
@@ -240,7 +252,10 @@ def _many(width: int, rule: str, _: bool) -> tuple[CachedLauncher, CachedLaunche
             segment_kernel, ("X", "Order", "Starts", "Index", "Partial"), (), {**shape, "SEGMENT": SEGMENT}
         ),
         CachedLauncher(
-            many_kernel, tensors, numbers, {**shape, "RULE": rule, "LIMIT": LIMIT, "SEGMENT": SEGMENT}
+            many_kernel,
+            tensors,
+            numbers,
+            {**shape, "RULE": rule, "READ": read, "LIMIT": LIMIT, "SEGMENT": SEGMENT},
         ),
     )
 
@@ -258,8 +273,10 @@ def update_summed(
     grad: Tensor,
     rule: UpdateRule,
     *,
-    numbers: Tensor,
-    first_row: int,
+    lr: float = 0.0,
+    step: int = 1,
+    numbers: Tensor | None = None,
+    first_row: int = 0,
     count: Tensor | None = None,
 ) -> None:
     """Update these unique rows with their gradients, in place; `count` on the device says how many are real."""
@@ -267,12 +284,12 @@ def update_summed(
         return
     grad, rows = _aligned(grad), rows.contiguous()
     scalars = (weight.shape[0], first_row)
-    launcher, at_once = _few(weight.shape[1], rule.kind, True, count is not None, _long(scalars))
-    first, second = _two(state, numbers)
+    read = numbers is not None
+    launcher, at_once = _few(weight.shape[1], rule.kind, read, True, count is not None, _long(scalars))
     launcher.start(
         (-(-len(rows) // at_once),),
-        (grad, rows, rows, rows, rows if count is None else count, weight, first, second, numbers, numbers),
-        (*scalars, len(rows), rule.eps, rule.beta1, rule.beta2),
+        (grad, rows, rows, rows, rows if count is None else count, *_table(weight, state, numbers)),
+        (*scalars, len(rows), *_rates(rule, lr, step)),
     )
 
 
@@ -283,35 +300,43 @@ def update_planned(
     values: Tensor,
     rule: UpdateRule,
     *,
-    numbers: Tensor,
-    first_row: int,
+    lr: float = 0.0,
+    step: int = 1,
+    numbers: Tensor | None = None,
+    first_row: int = 0,
 ) -> None:
     """Update the rows of a plan with the sums of their values, in place."""
-    tensors = (weight, *_two(state, numbers), numbers, numbers)
-    scalars = (weight.shape[0], first_row)
-    _over_plan(plan, values, rule.kind, tensors, scalars, (rule.eps, rule.beta1, rule.beta2))
+    tensors = _table(weight, state, numbers)
+    kind = rule.kind, numbers is not None
+    _over_plan(plan, values, kind, tensors, (weight.shape[0], first_row), _rates(rule, lr, step))
 
 
 def sum_planned(plan: RowPlan, values: Tensor, num_rows: int) -> Tensor:
     """[num_rows, width] the sums of the values of each row of a plan, which has so many rows, in float32."""
     out = torch.empty(num_rows, values.shape[1], dtype=torch.float32, device=values.device)
-    count = plan.count
-    _over_plan(plan, values, "sum", (out, count, count, count, out), (0, 0), (0.0, 0.0, 0.0))
+    _over_plan(plan, values, ("sum", False), (out, out, out, out, out), (0, 0), (0.0, 0.0, 0.0, 0.0, 1.0, 1))
     return out
 
 
-def _over_plan(plan: RowPlan, values: Tensor, rule: str, table, scalars, rates) -> None:
+def _over_plan(
+    plan: RowPlan,
+    values: Tensor,
+    kind: tuple[str, bool],
+    table: tuple[Tensor, ...],
+    scalars: tuple[int, int],
+    rates: Rates,
+) -> None:
     """The kernels over rows with few and with many values."""
     num, width = values.shape
     if not num:
         return
     values = _aligned(values)
-    few, rows = _few(width, rule, False, True, _long(scalars))
+    few, rows = _few(width, *kind, False, True, _long(scalars))
     tensors = (values, plan.order, plan.starts, plan.rows, plan.count, *table)
     few.start((-(-num // rows),), tensors, (*scalars, num, *rates))
     if num <= LIMIT:
         return
-    segments, many = _many(width, rule, _long(scalars))
+    segments, many = _many(width, *kind, _long(scalars))
     partial = torch.empty(-(-num // SEGMENT), width, dtype=torch.float32, device=values.device)
     if num > SEGMENT:
         segments.start((len(partial),), (values, plan.order, plan.starts, plan.index, partial))
@@ -330,9 +355,14 @@ def _long(scalars: tuple[int, int]) -> bool:
     return max(scalars) >= 2**31
 
 
-def _two(state: tuple[Tensor, ...], nothing: Tensor) -> tuple[Tensor, Tensor]:
-    first, second = (*state, nothing, nothing)[:2]
-    return first, second
+def _table(weight: Tensor, state: tuple[Tensor, ...], numbers: Tensor | None) -> tuple[Tensor, ...]:
+    """What the kernels take of a table; where there is nothing, something that they do not look at."""
+    first, second = (*state, weight, weight)[:2]
+    return weight, first, second, weight if numbers is None else numbers, weight
+
+
+def _rates(rule: UpdateRule, lr: float, step: int) -> Rates:
+    return rule.eps, rule.beta1, rule.beta2, *rule.numbers(lr=lr, step=step), step
 
 
 def _block(width: int) -> int:
