@@ -19,22 +19,15 @@ class UniqueRows:
     Args:
         unique: [U] row numbers, ascending.
         inverse: where each id asked for stands among them; same shape as the ids.
-        plan: the ids by their row, where a GPU has sorted them.
     """
 
     unique: Tensor
     inverse: Tensor
-    plan: RowPlan | None = None
 
     def to(self, device: torch.device) -> UniqueRows:
         """The same on a device; the copies only queue."""
         unique, inverse = (x.to(device, non_blocking=True) for x in (self.unique, self.inverse))
-        return UniqueRows(unique, inverse, self.plan)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All of them."""
-        planned = () if self.plan is None else self.plan.tensors()
-        return self.unique, self.inverse, *planned
+        return UniqueRows(unique, inverse)
 
 
 @dataclass
@@ -48,7 +41,6 @@ class Lookup:
         unique: [U] row numbers, ascending.
         route: how they came, and how their gradients go home; None where every rank holds the table.
         owned: the local rows that all ranks asked from this one, which it will update.
-        plan: the ids by their row, where a GPU has sorted them.
     """
 
     table: str
@@ -57,11 +49,10 @@ class Lookup:
     unique: Tensor
     route: Route | None = None
     owned: OwnedKeys | RowPlan | None = None
-    plan: RowPlan | None = None
 
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
-        return take(self.rows, self.inverse, plan=self.plan)
+        return take(self.rows, self.inverse)
 
     def gradient(self) -> Tensor:
         """[U, dim] what goes home after the backward; zeros where nothing depended on the rows."""

@@ -132,10 +132,9 @@ class ShardedEmbedding:
         check_whole(asked, what="rows")
         if asked.is_cuda and self.tables[name].not_fused is None:
             with compute("find distinct rows"):
-                plan = self.tables[name].plan(asked, num_rows=spec.num_rows)
-                unique_rows, inverse = unique_of(plan, asked)
+                found = UniqueRows(*unique_of(self.tables[name].plan(asked, num_rows=spec.num_rows), asked))
             self._check_rows(name)
-            return UniqueRows(unique_rows, inverse, plan)
+            return found
         with compute("find distinct rows"):
             found = UniqueRows(*unique(asked.long()))
         check_range(spec, found.unique)
@@ -152,7 +151,7 @@ class ShardedEmbedding:
         rows, inverse = found.unique, found.inverse
         if plan.replicated:
             with compute("gather rows"):
-                return Lookup(name, as_leaf(table.gather(rows)), inverse, rows, plan=found.plan)
+                return Lookup(name, as_leaf(table.gather(rows)), inverse, rows)
         with stage("exchange counts"):
             route = route_by_edges(rows, self._edges[name], channel=self.transport)
         with stage("exchange ids"):
@@ -164,7 +163,7 @@ class ShardedEmbedding:
             with compute("find own rows"):
                 # Needed for the update only, so done while rows travel.
                 owned = OwnedKeys.of(wanted) if table.not_fused is not None else table.plan(wanted)
-            return Lookup(name, as_leaf(arriving.wait()), inverse, rows, route, owned, found.plan)
+            return Lookup(name, as_leaf(arriving.wait()), inverse, rows, route, owned)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""

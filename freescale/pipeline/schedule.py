@@ -88,7 +88,7 @@ class _Prepared:
 
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
-        found = () if self.found is None else self.found.tensors()
+        found = () if self.found is None else (self.found.unique, self.found.inverse)
         for tensor in (*found, *self.batch.tokens.values(), *self.batch.samples.values()):
             record_stream(tensor)
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.rows import reference
-from freescale.kernels.rows.fused import sum_planned
-from freescale.kernels.rows.plan import RowPlan
 
 _COMPILED = (torch.float32, torch.float64)
 _WIDEST = 8192
@@ -45,19 +43,16 @@ def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
     return out
 
 
-def take(rows: Tensor, index: Tensor, *, plan: RowPlan | None = None) -> Tensor:
-    """[..., dim] rows[index], differentiable; the gradients of a row add up in an order of their own.
-
-    `plan`: that of the index, where it has been made already; the backward then sorts nothing.
-    """
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """[..., dim] rows[index], differentiable; the gradients of a row add up in an order of their own."""
     if rows.device.type != "cpu" and not _sorts(rows):
         return reference.take(rows, index)
-    return _Take.apply(rows, index, plan)  # type: ignore[no-untyped-call]
+    return _Take.apply(rows, index)  # type: ignore[no-untyped-call]
 
 
 def sum_rows(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
     """[num_rows, dim] sum of the values with the same index, in the order they stand; differentiable."""
-    return _Sum.apply(values, index, num_rows, None)  # type: ignore[no-untyped-call]
+    return _Sum.apply(values, index, num_rows)  # type: ignore[no-untyped-call]
 
 
 def add_scaled(table: Tensor, rows: Tensor, values: Tensor, scale: Tensor) -> None:
@@ -173,30 +168,26 @@ class _Take(torch.autograd.Function):
     """Half the time of F.embedding, whose backward on the CPU calls BLAS for every single row; on a GPU a third."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor, plan: RowPlan | None) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.num_rows, ctx.plan = len(rows), plan
+        ctx.num_rows = len(rows)
         return reference.take(rows, index)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
-        return _Sum.apply(grads[0], index, ctx.num_rows, ctx.plan), None, None  # type: ignore[no-untyped-call]
+        return _Sum.apply(grads[0], index, ctx.num_rows), None  # type: ignore[no-untyped-call]
 
 
 class _Sum(torch.autograd.Function):
     """The backward of `_Take`, as a function that has a gradient itself."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, num_rows: int, plan: RowPlan | None) -> Tensor:
+    def forward(ctx: Any, values: Tensor, index: Tensor, num_rows: int) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.plan = plan
-        flat = values.reshape(-1, values.shape[-1])
-        if plan is not None and flat.dtype == torch.float32:
-            return sum_planned(flat, plan, num_rows)
-        return sum_gradients(flat, index.flatten(), num_rows)
+        return sum_gradients(values.reshape(-1, values.shape[-1]), index.flatten(), num_rows)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
-        return _Take.apply(grads[0], index, ctx.plan), None, None, None  # type: ignore[no-untyped-call]
+        return _Take.apply(grads[0], index), None, None  # type: ignore[no-untyped-call]
