@@ -42,7 +42,10 @@ def kill_anywhere(trial: Trial) -> None:
         raise Missed("the run was over")
     trial.strike()
     who = trial.rng.choice(("rank", "launcher", "all"))
-    _kill(trial, run, who)
+    try:
+        _kill(trial, run, who)
+    except ProcessLookupError:
+        raise Missed("the run was over") from None
     at = _furthest(trial)
     saved = [path.name for path in workload.checkpoints(trial.run)]
     trial.verdict.outcome = (
