@@ -23,6 +23,7 @@ from freescale.kernels import (
     project_uvqk,
 )
 from freescale.model.blocks import InputLayer, RelativeBias
+from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
@@ -60,7 +61,7 @@ class HSTULayer(nn.Module):
         self.uvqk = nn.Parameter(torch.empty(dim, 4 * dim).normal_(std=0.02))
         self.output = nn.Linear(dim, dim)
         nn.init.xavier_uniform_(self.output.weight)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
         self.feed_forward = None if ffn is None else FeedForward(ffn, dropout=dropout)
 

@@ -1,0 +1,143 @@
+"""Dropout whose masks follow from keys: compiled loops on the CPU, one kernel each way on a GPU, else the reference.
+
+No mask is kept for the backward: it costs less to find it again than to write and read it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from freescale.kernels.attention import SequenceLayout, last_dense
+from freescale.kernels.dropout import reference
+from freescale.kernels.dropout.reference import key_of_step as key_of_step
+from freescale.kernels.runtime import has_triton, kernels_of, start_kernel
+
+_COMPILED = (torch.float32, torch.float64)
+_BLOCK_TOKENS = 64
+_NUMBERS = 4096
+"""Numbers a program of the kernel works on."""
+_MAX_BLOCK = 1024
+
+
+class KeepConstants(NamedTuple):
+    """What a share p of dropped numbers comes to: hashes below `threshold` fall, what is kept grows by `scale`."""
+
+    threshold: int
+    scale: float
+
+
+@cache
+def keep_constants(p: float) -> KeepConstants:
+    """For 0 <= p < 1."""
+    return KeepConstants(min(round(p * 2**32), 2**32 - 1), 1 / (1 - p))
+
+
+def token_keys(step: Tensor, samples_B: Tensor, layout: SequenceLayout) -> Tensor:
+    """[T] int64 keys of the tokens of a batch; nothing here waits for a GPU.
+
+    Args:
+        step: [1] int64 key of the step, where the batch is.
+        samples_B: int64, what names each sample in the step: its row in the data set.
+        layout: where the samples stand.
+    """
+    out = torch.empty(layout.num_tokens, dtype=torch.int64, device=step.device)
+    if not len(out):
+        return out
+    if step.is_cuda and has_triton():
+        tiles = layout.token_tiles(_BLOCK_TOKENS)
+        tensors = {"Step": step, "Samples": samples_B.contiguous(), "Tiles": tiles}
+        tensors |= {"Offsets": layout.device_offsets, "Out": out}
+        kernel = kernels_of("dropout.triton.masks").token_keys_kernel
+        start_kernel(kernel, (tiles.shape[0],), tensors, {}, {"BLOCK": _BLOCK_TOKENS, "num_warps": 1})
+        return out
+    if step.device.type != "cpu":
+        starts = layout.device_offsets
+        samples = torch.repeat_interleave(samples_B, starts.diff(), output_size=layout.num_tokens)
+        return reference.keys(step, samples, layout.positions)
+    from freescale.kernels.dropout import loops
+
+    key = int(step) % 2**64
+    loops.token_keys(key, samples_B.contiguous().numpy(), layout.offsets.numpy(), out.numpy())
+    return out
+
+
+def sample_keys(step: Tensor, samples_B: Tensor) -> Tensor:
+    """[B] keys of whole samples, for one row a sample."""
+    return reference.keys(step, samples_B, -1)
+
+
+def padded_keys(step: Tensor, samples_B: Tensor, longest: int) -> Tensor:
+    """[B, longest] keys of tokens that were padded to one length; those of tokens are `token_keys`'."""
+    positions = torch.arange(longest, device=samples_B.device)
+    return reference.keys(step, samples_B[:, None], positions)
+
+
+def dropout(x: Tensor, keys_N: Tensor, *, p: float, site: int) -> Tensor:
+    """X [N, ...] with a share p of its numbers dropped and the others divided by 1 - p; differentiable.
+
+    Args:
+        x: one row a key; the numbers of a row are its columns, whatever its shape.
+        keys_N: int64 keys.
+        p: 0 <= p < 1.
+        site: number of the place in the model.
+    """
+    return cast(Tensor, _Dropout.apply(x, keys_N, p, site))  # type: ignore[no-untyped-call]
+
+
+class _Dropout(torch.autograd.Function):
+    """The backward is the same function of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, p: float, site: int) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.p, ctx.site = p, site
+        return _dropped(x, keys, keep_constants(p), site)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (keys,) = ctx.saved_tensors
+        return _Dropout.apply(grads[0], keys, ctx.p, ctx.site), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _dropped(x: Tensor, keys: Tensor, keep: KeepConstants, site: int) -> Tensor:
+    if not x.numel():
+        return torch.empty_like(x)
+    if x.is_cuda and has_triton():
+        return _by_kernel(x, keys, keep, site)
+    if x.device.type != "cpu" or x.dtype not in _COMPILED:
+        return reference.dropout(x, keys, threshold=keep.threshold, scale=keep.scale, site=site)
+    from freescale.kernels.dropout import loops
+
+    out = torch.empty(x.shape, dtype=x.dtype)
+    flat = x.detach().contiguous().view(len(x), -1)
+    keys = keys.contiguous()
+    loops.dropout(flat.numpy(), keys.numpy(), out.view(flat.shape).numpy(), keep.threshold, keep.scale, site)
+    return out
+
+
+def _by_kernel(x: Tensor, keys: Tensor, keep: KeepConstants, site: int) -> Tensor:
+    flat = last_dense(x if x.dim() == 2 else x.reshape(len(x), -1))
+    num_rows, width = flat.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = min(_MAX_BLOCK, max(16, 1 << (width - 1).bit_length()))
+    rows = max(1, _NUMBERS // block)
+    start_kernel(
+        kernels_of("dropout.triton.masks").dropout_kernel,
+        (-(-num_rows // rows), -(-width // block)),
+        {"X": flat, "Keys": keys.contiguous(), "Out": out},
+        {"num_rows": num_rows, "site": site},
+        {
+            "x_row": flat.stride(0),
+            "WIDTH": width,
+            "BLOCK": block,
+            "ROWS": rows,
+            "THRESHOLD": keep.threshold,
+            "SCALE": keep.scale,
+            "num_warps": 4,
+        },
+    )
+    return out
