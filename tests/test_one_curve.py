@@ -173,3 +173,63 @@ def test_a_temporal_split_keeps_its_own_curve_on_ranks_and_resumed(
     assert_same_curve(on_ranks(2, recipe, str(tmp_path)), reference)
     resumed = on_ranks(3, recipe, str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
     assert_same_curve(resumed, reference, first_step=8)
+
+
+DROPPING = ("model.dropout=0.2", "model.layers=2")
+
+
+@pytest.fixture(scope="module")
+def dropping_alone(short: tuple[str, ...]) -> dict[str, Any]:
+    return on_ranks(1, (*short, *DROPPING))
+
+
+def test_dropout_is_part_of_the_curve(short: tuple[str, ...], dropping_alone: dict[str, Any]) -> None:
+    without = on_ranks(1, (*short, *DROPPING, "model.dropout=0"))
+    assert not np.allclose(without["losses"], dropping_alone["losses"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_do_not_change_the_curve_with_dropout(
+    num_ranks: int, short: tuple[str, ...], dropping_alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*short, *DROPPING)), dropping_alone)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "change"),
+    [
+        (1, "optim.accumulate=4"),
+        (2, "optim.accumulate=4"),
+        (2, "balance.enabled=false"),
+        (2, "data.workers=1"),
+    ],
+)
+def test_speed_features_do_not_change_the_curve_with_dropout(
+    num_ranks: int, change: str, short: tuple[str, ...], dropping_alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*short, *DROPPING, change)), dropping_alone)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ("model.kind=sasrec",),
+        DECODER,
+        ("ffn.kind=dense",),
+        ("ffn.kind=moe", "moe.experts=4", "moe.parallel=true"),
+        ("segments.recent=5", "segments.length=5", "segments.summaries=2"),
+    ],
+    ids=["sasrec", "decoder", "dense", "experts", "segments"],
+)
+def test_every_model_keeps_its_curve_with_dropout(kind: tuple[str, ...], short: tuple[str, ...]) -> None:
+    recipe = (*short, *DROPPING, *kind)
+    assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
+
+
+def test_a_run_with_dropout_goes_on_with_other_ranks_on_its_curve(
+    tmp_path: Path, short: tuple[str, ...], dropping_alone: dict[str, Any]
+) -> None:
+    recipe = (*short, *DROPPING, "run.keep=10", "run.checkpoint_every=8")
+    on_ranks(4, recipe, str(tmp_path))
+    resumed = on_ranks(2, recipe, str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
+    assert_same_curve(resumed, dropping_alone, first_step=8)

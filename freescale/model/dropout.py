@@ -31,7 +31,15 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels import SequenceLayout
-from freescale.kernels.dropout import dropout, key_of_step, padded_keys, sample_keys, token_keys
+from freescale.kernels.dropout import (
+    Masked,
+    dropout,
+    key_of_step,
+    masked,
+    padded_keys,
+    sample_keys,
+    token_keys,
+)
 
 Rows = Literal["tokens", "padded", "samples"]
 
@@ -65,13 +73,20 @@ class Dropout(nn.Module):
             x: what falls.
             keys: int64, one a row of x; those of the current batch unless given.
         """
-        if not self.training or self.p == 0:
+        mask = self.mask(x.shape, keys)
+        if mask is None:
             return x
+        return dropout(x.flatten(0, 1) if self.rows == "padded" else x, mask).view(x.shape)
+
+    def mask(self, shape: torch.Size, keys: Tensor | None = None) -> Masked | None:
+        """What would be drawn for an input of this shape, for kernels that drop on their way; None: nothing."""
+        if not self.training or self.p == 0:
+            return None
         keys = _keys_of_batch(self.rows) if keys is None else keys
-        if x.shape[: keys.dim()] != keys.shape:
+        if shape[: keys.dim()] != keys.shape:
             raise FreeScaleError(
                 "dropout got other rows than those of the current batch",
-                got=f"an input {tuple(x.shape)} for {tuple(keys.shape)} {self.rows}",
+                got=f"an input {tuple(shape)} for {tuple(keys.shape)} {self.rows}",
                 next_step='say what its first dimension is: Dropout(p, rows="tokens", "padded" or "samples")',
             )
         if self.site is None:
@@ -79,9 +94,7 @@ class Dropout(nn.Module):
                 "dropout does not know where in a model it stands",
                 next_step="put the module into a Recommender, or give it a number: Dropout(p, site=0)",
             )
-        if keys.dim() == 1:
-            return dropout(x, keys, p=self.p, site=self.site)
-        return dropout(x.flatten(0, 1), keys.flatten(), p=self.p, site=self.site).view(x.shape)
+        return masked(keys.flatten(), p=self.p, site=self.site)
 
     def extra_repr(self) -> str:
         """What a printed model says of it."""
@@ -129,7 +142,7 @@ class _BatchKeys:
             raise FreeScaleError(
                 "dropout cannot tell the samples of this batch apart",
                 got='a batch without samples["row"]',
-                next_step='give it one number a sample that no rank can change: batch.with_samples(row=...)',
+                next_step="give it one number a sample that no rank can change: batch.with_samples(row=...)",
             )
         return self._samples
 

@@ -71,9 +71,8 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         ms["gather"] = watch.ms
         ms["host"] += max(0.0, whole - ms["find"] - ms["gather"])
         optimizer.zero_grad(set_to_none=True)
-        with autocast:
-            with dropout_keys(seed=config.run.seed, step=step):
-                loss = watch.run(lambda: model(lookup.rows, indexed) / max(1, batch.num_tokens))
+        with autocast, dropout_keys(seed=config.run.seed, step=step):
+            loss = watch.run(lambda: model(lookup.rows, indexed) / max(1, batch.num_tokens))
         ms["forward"] = watch.ms
         watch.run(loss.backward)
         ms["backward"] = watch.ms

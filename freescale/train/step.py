@@ -13,8 +13,8 @@ from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.errors import TrainingError
-from freescale.kernels.runtime import Readback
 from freescale.kernels.dropout import key_of_step
+from freescale.kernels.runtime import Readback
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import compute

@@ -6,12 +6,14 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.kernels.dropout.api import (
+        Masked,
         dropout,
-        keep_constants,
         key_of_step,
+        masked,
         padded_keys,
         sample_keys,
         token_keys,
     )
+    from freescale.kernels.dropout.triton.masks import kept
 else:
     __getattr__, __dir__ = open_door(__name__)

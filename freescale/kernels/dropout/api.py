@@ -23,17 +23,30 @@ _NUMBERS = 4096
 _MAX_BLOCK = 1024
 
 
-class KeepConstants(NamedTuple):
-    """What a share p of dropped numbers comes to: hashes below `threshold` fall, what is kept grows by `scale`."""
+class Masked(NamedTuple):
+    """One mask, drawn when it is used.
 
+    Args:
+        keys: [N] int64 keys of the rows.
+        site: number of the place in the model.
+        threshold: hashes below it fall, in 2^-32.
+        scale: what is kept grows by it.
+    """
+
+    keys: Tensor
+    site: int
     threshold: int
     scale: float
 
 
+def masked(keys_N: Tensor, *, p: float, site: int) -> Masked:
+    """The mask that drops a share 0 <= p < 1 at a site."""
+    return Masked(keys_N.contiguous(), site, *_constants(p))
+
+
 @cache
-def keep_constants(p: float) -> KeepConstants:
-    """For 0 <= p < 1."""
-    return KeepConstants(min(round(p * 2**32), 2**32 - 1), 1 / (1 - p))
+def _constants(p: float) -> tuple[int, float]:
+    return min(round(p * 2**32), 2**32 - 1), 1 / (1 - p)
 
 
 def token_keys(step: Tensor, samples_B: Tensor, layout: SequenceLayout) -> Tensor:
@@ -76,50 +89,48 @@ def padded_keys(step: Tensor, samples_B: Tensor, longest: int) -> Tensor:
     return reference.keys(step, samples_B[:, None], positions)
 
 
-def dropout(x: Tensor, keys_N: Tensor, *, p: float, site: int) -> Tensor:
-    """X [N, ...] with a share p of its numbers dropped and the others divided by 1 - p; differentiable.
+def dropout(x: Tensor, mask: Masked) -> Tensor:
+    """X [N, ...] where the mask keeps it, scaled, else 0; differentiable.
 
     Args:
         x: one row a key; the numbers of a row are its columns, whatever its shape.
-        keys_N: int64 keys.
-        p: 0 <= p < 1.
-        site: number of the place in the model.
+        mask: of `masked`.
     """
-    return cast(Tensor, _Dropout.apply(x, keys_N, p, site))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Dropout.apply(x, mask.keys, *mask[1:]))  # type: ignore[no-untyped-call]
 
 
 class _Dropout(torch.autograd.Function):
     """The backward is the same function of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keys: Tensor, p: float, site: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, keys: Tensor, *mask: Any) -> Tensor:
         ctx.save_for_backward(keys)
-        ctx.p, ctx.site = p, site
-        return _dropped(x, keys, keep_constants(p), site)
+        ctx.mask = mask
+        return _dropped(x, Masked(keys, *mask))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (keys,) = ctx.saved_tensors
-        return _Dropout.apply(grads[0], keys, ctx.p, ctx.site), None, None, None  # type: ignore[no-untyped-call]
+        return _Dropout.apply(grads[0], keys, *ctx.mask), *(None,) * 4  # type: ignore[no-untyped-call]
 
 
-def _dropped(x: Tensor, keys: Tensor, keep: KeepConstants, site: int) -> Tensor:
+def _dropped(x: Tensor, mask: Masked) -> Tensor:
     if not x.numel():
         return torch.empty_like(x)
     if x.is_cuda and has_triton():
-        return _by_kernel(x, keys, keep, site)
+        return _by_kernel(x, mask)
     if x.device.type != "cpu" or x.dtype not in _COMPILED:
-        return reference.dropout(x, keys, threshold=keep.threshold, scale=keep.scale, site=site)
+        return reference.dropout(x, *mask)
     from freescale.kernels.dropout import loops
 
     out = torch.empty(x.shape, dtype=x.dtype)
     flat = x.detach().contiguous().view(len(x), -1)
-    keys = keys.contiguous()
-    loops.dropout(flat.numpy(), keys.numpy(), out.view(flat.shape).numpy(), keep.threshold, keep.scale, site)
+    keys, site, threshold, scale = mask
+    loops.dropout(flat.numpy(), keys.numpy(), out.view(flat.shape).numpy(), threshold, scale, site)
     return out
 
 
-def _by_kernel(x: Tensor, keys: Tensor, keep: KeepConstants, site: int) -> Tensor:
+def _by_kernel(x: Tensor, mask: Masked) -> Tensor:
     flat = last_dense(x if x.dim() == 2 else x.reshape(len(x), -1))
     num_rows, width = flat.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -128,15 +139,15 @@ def _by_kernel(x: Tensor, keys: Tensor, keep: KeepConstants, site: int) -> Tenso
     start_kernel(
         kernels_of("dropout.triton.masks").dropout_kernel,
         (-(-num_rows // rows), -(-width // block)),
-        {"X": flat, "Keys": keys.contiguous(), "Out": out},
-        {"num_rows": num_rows, "site": site},
+        {"X": flat, "Keys": mask.keys, "Out": out},
+        {"num_rows": num_rows, "site": mask.site},
         {
             "x_row": flat.stride(0),
             "WIDTH": width,
             "BLOCK": block,
             "ROWS": rows,
-            "THRESHOLD": keep.threshold,
-            "SCALE": keep.scale,
+            "THRESHOLD": mask.threshold,
+            "SCALE": mask.scale,
             "num_warps": 4,
         },
     )

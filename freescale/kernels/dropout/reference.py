@@ -40,15 +40,8 @@ def keys(step: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
     return _mix(sample + (positions + 1) * golden)
 
 
-def mask(keys_N: Tensor, width: int, *, threshold: int, site: int) -> Tensor:
-    """[N, width] true where a number is kept.
-
-    Args:
-        keys_N: the keys of the rows.
-        width: columns.
-        threshold: hashes below it fall, in 2^-32.
-        site: number of the place in the model.
-    """
+def mask(keys_N: Tensor, site: int, threshold: int, *, width: int) -> Tensor:
+    """[N, width] true where a number is kept; arguments as in `api.Masked`."""
     key = _mix(keys_N + _signed((site + 1) * GOLDEN))[:, None]
     columns = torch.arange(width, device=keys_N.device)
     h = ((key & _LOW) + columns * COLUMN) & _LOW
@@ -59,9 +52,9 @@ def mask(keys_N: Tensor, width: int, *, threshold: int, site: int) -> Tensor:
     return h >= threshold
 
 
-def dropout(x: Tensor, keys_N: Tensor, *, threshold: int, scale: float, site: int) -> Tensor:
+def dropout(x: Tensor, keys_N: Tensor, site: int, threshold: int, scale: float) -> Tensor:
     """X [N, ...] times scale where it is kept, else 0; narrow numbers are multiplied in float32."""
-    kept = mask(keys_N, x[0].numel() if len(x) else 0, threshold=threshold, site=site).view(x.shape)
+    kept = mask(keys_N, site, threshold, width=x[0].numel() if len(x) else 0).view(x.shape)
     wide = x if x.dtype == torch.float64 else x.float()
     return torch.where(kept, wide * scale, 0.0).to(x.dtype)
 

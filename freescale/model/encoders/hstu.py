@@ -74,18 +74,18 @@ class HSTULayer(nn.Module):
         """As one function where it can be, else by its parts."""
         bias = self.bias
         position, time = bias.position, bias.time
-        drops = self.training and self.dropout.p > 0
+        dropped = self.dropout.mask(x_TD.shape)
         batch = None
-        if not drops and can_fuse_layer(x_TD, heads=self.heads):
+        if can_fuse_layer(x_TD, heads=self.heads):
             batch = view.fusable_batch(time=time is not None)
         if batch is not None:
             output = self.output
             weights = LayerWeights(self.uvqk, output.weight, output.bias, position, time)
-            return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale)
+            return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale, dropped=dropped)
         proj = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (proj.q, proj.k, proj.v))
         attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
-        return add_product(proj, self.dropout(gate(proj, attended.flatten(1))), self.output.weight)
+        return add_product(proj, gate(proj, attended.flatten(1), mask=dropped), self.output.weight)
 
 
 class HSTU(nn.Module):

@@ -3,7 +3,6 @@
 The key of the step is read from memory, not built in: a recorded step can be played again under another key.
 """
 
-# ruff: noqa: D103
 # mypy: ignore-errors
 
 from __future__ import annotations
