@@ -108,6 +108,18 @@ def number_sites(model: nn.Module) -> None:
         module.site = number
 
 
+def drawn_by_rank(model: nn.Module) -> list[str]:
+    """One sentence where modules of a model draw torch's own masks, which follow the rank instead of the sample."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+    names = [name for name, each in model.named_modules() if isinstance(each, kinds) and each.p > 0]
+    if not names:
+        return []
+    return [
+        f"torch's dropout in {', '.join(names)} draws masks by rank: the curve depends on the number of ranks and on "
+        "micro-batches; freescale.Dropout does not"
+    ]
+
+
 class _BatchKeys:
     """The keys of one batch, made when they are first asked for.
 

@@ -12,7 +12,7 @@ from freescale import Dropout, SequenceBatch, dropout_keys
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.dropout import key_of_step, token_keys
-from freescale.model.dropout import dropout_batch, dropout_step, number_sites
+from freescale.model.dropout import drawn_by_rank, dropout_batch, dropout_step, number_sites
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender, make_encoder
 
@@ -161,6 +161,13 @@ def test_a_module_from_outside_learns_alike_in_micro_batches_and_computed_again(
     for found in (gradients(model, rows, [make_batch()]), gradients(model, rows, make_batch().split(3))):
         for ours, truth in zip(found, wanted, strict=True):
             torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_a_module_that_draws_by_rank_is_named():
+    model = Recommender(encoder=Own(False), head=Sum())
+    assert drawn_by_rank(model) == []
+    model.encoder.late = nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.1))
+    assert "torch's dropout in encoder.late.1 draws masks by rank" in drawn_by_rank(model)[0]
 
 
 def test_a_batch_inside_a_batch_gives_way_again():
