@@ -53,9 +53,17 @@ def test_keys_are_those_of_the_cpu() -> None:
         assert torch.equal(ours, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 1), (371, 64), (40, 3, 100), (2000, 512), (3, 5000)])
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.95])
+@pytest.mark.parametrize(
+    ("shape", "p", "dtype"),
+    [
+        ((1, 1), 0.1, torch.float32),
+        ((371, 64), 0.3, torch.float64),
+        ((371, 64), 0.3, torch.bfloat16),
+        ((40, 3, 100), 0.95, torch.float32),
+        ((2000, 512), 0.3, torch.float16),
+        ((3, 5000), 0.1, torch.bfloat16),
+    ],
+)
 def test_masks_and_gradients_have_the_bits_of_the_cpu(
     shape: tuple[int, ...], p: float, dtype: torch.dtype
 ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from freescale.kernels.attention import SequenceLayout, last_dense
 from freescale.kernels.dropout import reference
 from freescale.kernels.dropout.reference import key_of_step as key_of_step
-from freescale.kernels.runtime import has_triton, kernels_of, start_kernel
+from freescale.kernels.runtime import CachedLauncher, has_triton, kernels_of, start_kernel
 
 _COMPILED = (torch.float32, torch.float64)
 _BLOCK_TOKENS = 64
@@ -111,7 +111,13 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (keys,) = ctx.saved_tensors
-        return _Dropout.apply(grads[0], keys, *ctx.mask), *(None,) * 4  # type: ignore[no-untyped-call]
+        # Another node of the graph only where there will be one: it costs 10 us.
+        call = _Dropout.apply if torch.is_grad_enabled() else _dropped_by
+        return call(grads[0], keys, *ctx.mask), *(None,) * 4  # type: ignore[no-untyped-call]
+
+
+def _dropped_by(x: Tensor, keys: Tensor, *mask: Any) -> Tensor:
+    return _dropped(x, Masked(keys, *mask))
 
 
 def _dropped(x: Tensor, mask: Masked) -> Tensor:
@@ -134,21 +140,18 @@ def _by_kernel(x: Tensor, mask: Masked) -> Tensor:
     flat = last_dense(x if x.dim() == 2 else x.reshape(len(x), -1))
     num_rows, width = flat.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block, rows, launcher = _prepared(width, flat.stride(0), mask.threshold, mask.scale)
+    grid = -(-num_rows // rows), -(-width // block)
+    launcher.start(grid, (flat, mask.keys, out), (num_rows, mask.site))
+    return out
+
+
+@cache
+def _prepared(width: int, x_row: int, threshold: int, scale: float) -> tuple[int, int, CachedLauncher]:
+    """Columns and rows a program works on, and the kernel compiled for them."""
     block = min(_MAX_BLOCK, max(16, 1 << (width - 1).bit_length()))
     rows = max(1, _NUMBERS // block)
-    start_kernel(
-        kernels_of("dropout.triton.masks").dropout_kernel,
-        (-(-num_rows // rows), -(-width // block)),
-        {"X": flat, "Keys": mask.keys, "Out": out},
-        {"num_rows": num_rows, "site": mask.site},
-        {
-            "x_row": flat.stride(0),
-            "WIDTH": width,
-            "BLOCK": block,
-            "ROWS": rows,
-            "THRESHOLD": mask.threshold,
-            "SCALE": mask.scale,
-            "num_warps": 4,
-        },
-    )
-    return out
+    constants = {"x_row": x_row, "WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4}
+    constants |= {"THRESHOLD": threshold, "SCALE": scale}
+    kernel = kernels_of("dropout.triton.masks").dropout_kernel
+    return block, rows, CachedLauncher(kernel, ("X", "Keys", "Out"), ("num_rows", "site"), constants)

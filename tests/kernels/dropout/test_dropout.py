@@ -95,12 +95,20 @@ def test_the_loops_are_the_reference(shape, p, site, dtype):
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (37, 20), (130, 64), (5, 2050)])
-def test_the_kernel_is_the_reference(tokens, width, dtype):
+@pytest.mark.parametrize(
+    ("tokens", "width", "site", "dtype"),
+    [
+        (1, 1, 0, torch.float32),
+        (37, 20, 16, torch.float64),
+        (130, 64, 2**31 - 1, torch.float32),
+        (5, 2050, 1, torch.float32),
+    ],
+)
+def test_the_kernel_is_the_reference(tokens, width, site, dtype):
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    x, mask = torch.randn(tokens, width, dtype=dtype), masked(torch.randint(2**62, (tokens,)), p=0.3, site=5)
+    mask = masked(torch.randint(2**62, (tokens,)), p=0.3, site=site)
+    x = torch.randn(tokens, width, dtype=dtype)
     assert torch.equal(_by_kernel(x, mask), reference.dropout(x, *mask))
     wide = torch.randn(tokens, width + 3, dtype=dtype)[:, :width]
     assert torch.equal(_by_kernel(wide, mask), reference.dropout(wide, *mask))

@@ -30,7 +30,7 @@ def _mix(x):
 @triton.jit
 def kept(keys, columns, site, THRESHOLD: tl.constexpr):
     """[rows, columns] whether each number is kept; `keys` are those of the rows."""
-    key = _mix(keys.to(tl.uint64) + (site + 1).to(tl.uint64) * GOLDEN)
+    key = _mix(keys.to(tl.uint64) + (site.to(tl.uint64) + 1) * GOLDEN)
     low = (key & 0xFFFFFFFF).to(tl.uint32)[:, None]
     high = (key >> 32).to(tl.uint32)[:, None]
     h = low + (columns.to(tl.uint32) * COLUMN)[None, :]
