@@ -113,7 +113,7 @@ class _Dropout(torch.autograd.Function):
         (keys,) = ctx.saved_tensors
         # Another node of the graph only where there will be one: it costs 10 us.
         call = _Dropout.apply if torch.is_grad_enabled() else _dropped_by
-        return call(grads[0], keys, *ctx.mask), *(None,) * 4  # type: ignore[no-untyped-call]
+        return call(grads[0], keys, *ctx.mask), *(None,) * 4
 
 
 def _dropped_by(x: Tensor, keys: Tensor, *mask: Any) -> Tensor:
@@ -151,7 +151,7 @@ def _prepared(width: int, x_row: int, threshold: int, scale: float) -> tuple[int
     """Columns and rows a program works on, and the kernel compiled for them."""
     block = min(_MAX_BLOCK, max(16, 1 << (width - 1).bit_length()))
     rows = max(1, _NUMBERS // block)
-    constants = {"x_row": x_row, "WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4}
+    constants: dict[str, Any] = {"x_row": x_row, "WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4}
     constants |= {"THRESHOLD": threshold, "SCALE": scale}
     kernel = kernels_of("dropout.triton.masks").dropout_kernel
     return block, rows, CachedLauncher(kernel, ("X", "Keys", "Out"), ("num_rows", "site"), constants)
