@@ -16,6 +16,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,8 +33,8 @@ from freescale.recipe import build_run, build_source, load_config
 from freescale.train.log.events import Progress
 
 P = 0.2
-SHAPES = ((47_000, 512), (9_000, 64))
-CALLS, ROUNDS = 50, 3
+SHAPES = {"cuda": ((47_000, 512), (9_000, 64)), "cpu": ((9_000, 64), (1_500, 64))}
+CALLS, ROUNDS, WARM_UP = 50, 3, 20
 
 
 def check(device: str) -> None:
@@ -74,24 +75,27 @@ class Silent:
 
 
 def steps_on_cpu(steps: int, keys: list[str]) -> dict[str, float]:
-    """Milliseconds of a step under each kind of masks, of one run in which they take turns."""
+    """Milliseconds of a step, of the clock and of all cores, under each kind of masks: one run, in turns."""
     out = tempfile.mkdtemp()
-    config = load_config(None, [*keys, "run.device=cpu", f"run.steps={steps + 40}", f"run.out={out}"])
+    config = load_config(None, [*keys, "run.device=cpu", f"run.steps={steps + WARM_UP}", f"run.out={out}"])
     run = build_run(config, build_source(config), Ranks(0, 1, torch.device("cpu")), Progress([Silent()]))
-    times: dict[str, list[float]] = {"keyed": [], "torch": []}
+    times: dict[str, list[float]] = defaultdict(list)
     with run.open_schedule(0) as schedule:
-        for number, ready in enumerate(schedule):
+        for number, ready in zip(range(steps + WARM_UP), schedule):
             kind = ("keyed", "torch")[(number + number // 2) % 2]
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             if kind == "keyed":
                 run.train_step.run(ready, schedule)
             else:
                 with torch_masks():
                     run.train_step.run(ready, schedule)
-            if number >= 40:
-                times[kind].append(1000 * (time.perf_counter() - began))
-    found = {f"{kind}_ms": statistics.median(each) for kind, each in times.items()}
-    return {**found, "ratio": found["keyed_ms"] / found["torch_ms"]}
+            if number >= WARM_UP:
+                wall, cpu = time.perf_counter() - began, time.process_time() - worked
+                times[f"{kind}_ms"].append(1000 * wall)
+                times[f"{kind}_cpu_ms"].append(1000 * cpu)
+    found = {kind: statistics.median(each) for kind, each in times.items()}
+    ratios = {f"ratio{part}": found[f"keyed{part}_ms"] / found[f"torch{part}_ms"] for part in ("", "_cpu")}
+    return {**found, **ratios}
 
 
 def sites(shape: tuple[int, int], device: str, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
@@ -130,7 +134,7 @@ def measure_sites(device: str) -> list[dict[str, Any]]:
     on_gpu = device == "cuda"
     sync = torch.cuda.synchronize if on_gpu else lambda: None
     table = []
-    for shape in SHAPES:
+    for shape in SHAPES[device]:
         for dtype in (torch.bfloat16, torch.float32) if on_gpu else (torch.float32,):
             calls = sites(shape, device, dtype)
 

@@ -55,7 +55,7 @@ def token_keys(step: Tensor, samples_B: Tensor, layout: SequenceLayout) -> Tenso
     Args:
         step: [1] int64 key of the step, where the batch is.
         samples_B: int64, what names each sample in the step: its row in the data set.
-        layout: where the samples stand.
+        layout: where the samples stand. Tokens that belong to none, behind the last one, get any key.
     """
     out = torch.empty(layout.num_tokens, dtype=torch.int64, device=step.device)
     if not len(out):
