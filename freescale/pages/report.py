@@ -48,6 +48,7 @@ from freescale.trace import (
     read_spans,
     slowest_of_steps,
     step_of,
+    whole_file,
     write_trace,
 )
 
@@ -78,9 +79,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 def replace_file(target: Path, text: str) -> Path:
     """Write a file aside and move it, so that a reader of an earlier one never sees half of this one."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8", errors="replace")
-    aside.replace(target)
+    with whole_file(target) as file:
+        file.write(text)
     return target
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
@@ -234,6 +235,10 @@ def naming_lost_workers() -> Iterator[None]:
 
 
 def _hear_no_more_of_workers() -> None:
-    """On the way out of an error: torch's handler would raise another one into whatever tells the first."""
+    """On the way out of an error: torch's handler would raise another one into whatever tells the first.
+
+    A loader made later sets the handler again.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal_handling._SIGCHLD_handler_set = False

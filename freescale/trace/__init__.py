@@ -75,5 +75,6 @@ if TYPE_CHECKING:
         rank_parts,
         slowest_of_steps,
     )
+    from freescale.trace.whole_file import whole_file
 else:
     __getattr__, __dir__ = open_door(__name__)
