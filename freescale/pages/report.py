@@ -42,6 +42,7 @@ from freescale.trace import (
     RunSpans,
     account_of,
     column,
+    device_sentence,
     lateness,
     rank_parts,
     read_metrics,
@@ -170,7 +171,8 @@ def time_panel(log: MetricsLog, spans: RunSpans) -> str:
     account = account_of(log.steps)
     if account is None:
         return ""
-    return headline_panel(account, lateness(rank_parts(log, spans), slowest_of_steps(log)))
+    said = (lateness(rank_parts(log, spans), slowest_of_steps(log)), device_sentence(log, account))
+    return headline_panel(account, " ".join(filter(None, said)))
 
 
 def rank_panel(log: MetricsLog, spans: RunSpans) -> str:
