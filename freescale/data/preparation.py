@@ -24,11 +24,16 @@ from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_columns import Events
+from freescale.data.feature_writer import LACKING, FeatureWriter
 from freescale.data.grouped_index import index_input
 from freescale.data.item_texts import read_raw_texts, write_texts
 from freescale.data.manifest import TIME_UNIT, is_dataset
 from freescale.data.raw_format import RawSample, Reading
 from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format
+from freescale.data.schema.feature import Schema
+from freescale.data.schema.reading import checked_schema, load_schema
+from freescale.data.schema_input import schema_input
+from freescale.data.side_table import LIST_MARKS
 from freescale.data.sorted_input import check_id_kinds, read_sorted
 from freescale.data.storage import copy_all, is_address, local_path
 from freescale.errors import DataError
@@ -95,6 +100,12 @@ def prepare(
     memory_mb: float = 512,
     name: str | None = None,
     texts: str | Path | None = None,
+    schema: Schema | Mapping[str, Any] | str | Path | None = None,
+    items: str | Path | None = None,
+    users: str | Path | None = None,
+    item_header: Sequence[str] | None = None,
+    user_header: Sequence[str] | None = None,
+    lacking: str = LACKING[0],
     id_kinds: IdKinds = MappingProxyType({}),
     rewrite: bool = False,
     overwrite: bool = False,
@@ -121,6 +132,12 @@ def prepare(
         memory_mb: memory for sorting events, in MiB; reading and writing take some 100 MiB by themselves.
         name: name of the data set; that of the folder unless given.
         texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
+        schema: the features to keep: words by name, a YAML file with a section `features`, or read already.
+        items: file with the features of items, of any format with named columns.
+        users: the same of users.
+        item_header: names of the fields of csv of items without a header line.
+        user_header: the same of users.
+        lacking: "stop" where these files lack an item or user of the events, or "none": its features are missing.
         id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
         rewrite: copy histories also where Parquet that is grouped by user could be read as it is.
         overwrite: replace an existing data set.
@@ -132,7 +149,18 @@ def prepare(
     _check_header(source, format, header)
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
-    values = ValueReader(time_unit=time_unit, actions=_numbered(actions), bad_lines=bad_lines)
+    if lacking not in LACKING:
+        raise DataError("lacking is neither", got=lacking, allowed=", ".join(LACKING))
+    known_schema = _schema_of(schema)
+    asked = schema_input(
+        known_schema,
+        columns=columns,
+        files={"item": _path(items), "user": _path(users)},
+        headers={"item": item_header, "user": user_header},
+        time_unit=time_unit,
+        bad_lines=bad_lines,
+    )
+    columns = asked.columns
     if is_address(out_dir):
         raise DataError(
             "prepare writes to this machine",
@@ -155,7 +183,7 @@ def prepare(
             check_input(source)
         fields = None if header is None else tuple(header)
         kind, decided = find_format(source, separator, fields) if format == AUTO else (format, "as asked for")
-        as_is = not rewrite and actions is None and time_unit in (AUTO, TIME_UNIT)
+        as_is = not rewrite and known_schema is None and actions is None and time_unit in (AUTO, TIME_UNIT)
         index = index_input(
             source,
             work,
@@ -168,8 +196,21 @@ def prepare(
         manifest, num_skipped = index.manifest, 0
         item_kind: IdKind = "int64"
         if manifest is None:
+            values = ValueReader(
+                time_unit=time_unit,
+                actions=_numbered(actions),
+                bad_lines=bad_lines,
+                features=asked.features,
+                marks=LIST_MARKS.get(kind, "|;,"),
+            )
             reading = Reading(
-                columns=columns, separator=separator, header=fields, memory=memory, values=values
+                columns=columns,
+                separator=separator,
+                header=fields,
+                memory=memory,
+                values=values,
+                roles=asked.roles,
+                required=asked.required,
             )
             found = read_sorted(
                 source,
@@ -178,13 +219,23 @@ def prepare(
                 asked=id_kinds,
                 spill=work / "spill",
                 report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+                sides=asked.sides,
+                tables=asked.tables,
             )
             values = found.values
-            writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
+            extra = (
+                None
+                if known_schema is None
+                else FeatureWriter(known_schema, sides=found.sides, lacking=lacking)
+            )
+            writer = DatasetWriter(
+                work, found.events.features, min_events, id_kinds=found.id_kinds, extra=extra
+            )
             for events, fraction in found.events.blocks():
                 writer.add(_with_numbers(events, values))
                 report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-            said = [*index.remarks, *found.remarks, *_said_of_others(source, kind)]
+            sides = [line for side in found.sides.values() for line in side.remarks]
+            said = [*sides, *index.remarks, *found.remarks, *_said_of_others(source, kind)]
             about = {**_about(found.events.features, values), "taken": [*values.describe(), *said]}
             manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
             item_kind, num_skipped = found.id_kinds["item"], values.bad_lines.num_skipped
@@ -201,9 +252,21 @@ def prepare(
     return _summary(out, manifest, decided, num_texts, num_skipped=num_skipped)
 
 
+def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> Schema | None:
+    if given is None or isinstance(given, Schema):
+        return given or None
+    if isinstance(given, Mapping):
+        return checked_schema(given, where="the schema")
+    return load_schema(Path(given))
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else local_path(given)
+
+
 def _with_numbers(events: Events, values: ValueReader) -> Events:
     """The same events, words of actions as their numbers, which are known once all events are read."""
-    if "action" not in events:
+    if "action" not in events or "action" in values.features:
         return events
     return {**events, "action": values.actions.numbered(events["action"])}
 
@@ -211,7 +274,8 @@ def _with_numbers(events: Events, values: ValueReader) -> Events:
 def _about(features: Sequence[str], values: ValueReader) -> dict[str, Any]:
     """What the manifest says of the values."""
     about: dict[str, Any] = {"time_unit": TIME_UNIT} if "time" in features else {}
-    vocabulary = values.actions.vocabulary() if "action" in features else None
+    usual = "action" in features and "action" not in values.features
+    vocabulary = values.actions.vocabulary() if usual else None
     return about if vocabulary is None else {**about, "actions": vocabulary}
 
 
