@@ -94,7 +94,7 @@ class _Run(NamedTuple):
         # Read, not memory mapped: mapped pages would count as memory of this process.
         with pa.OSFile(str(self.path)) as file, pa.ipc.open_file(file) as reader:
             table = pa.Table.from_batches([reader.get_batch(number) for number in range(start, stop)])
-        events = {name: from_arrow(table[name]) for name in table.column_names}
+        events: Events = {name: from_arrow(table[name]) for name in table.column_names}
         first = np.searchsorted(events["user"], low, side="left")
         last = np.searchsorted(events["user"], high, side="right")
         return {name: column[first:last] for name, column in events.items()}

@@ -9,12 +9,14 @@ dataset.json       "schema", "statistics", and digests of all of these
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.lists import Column, plain_arrays, to_arrow
 from freescale.data.digest import digest_arrays
 from freescale.data.feature_statistics import FeatureStatistics
@@ -44,11 +46,20 @@ class FeatureWriter:
     Args:
         schema: what there is.
         sides: tables of "item" and "user", where there are such files.
+        kinds: of raw ids, by the name of their feature.
         lacking: "stop" where a file lacks an item or user of the events, or "none": its features are missing.
     """
 
-    def __init__(self, schema: Schema, *, sides: Mapping[str, SideTable], lacking: str = STOP) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        sides: Mapping[str, SideTable],
+        kinds: IdKinds = MappingProxyType({}),
+        lacking: str = STOP,
+    ) -> None:
         self.schema = schema
+        self._kinds = kinds
         self.users = schema.stored("user")
         self._items = schema.stored("item")
         self._sides = sides
@@ -137,6 +148,11 @@ class FeatureWriter:
             "version": 2,
             "schema": whole.words(),
             "statistics": self._statistics.result(),
+            "table_ids": {
+                each.table_name or each.name: self._kinds.get(each.name, "int64")
+                for each in self.schema
+                if each.raw_ids
+            },
             "cross_hash": CROSS_HASH,
             "words": dict(words),
             **more,

@@ -226,7 +226,7 @@ def prepare(
             extra = (
                 None
                 if known_schema is None
-                else FeatureWriter(known_schema, sides=found.sides, lacking=lacking)
+                else FeatureWriter(known_schema, sides=found.sides, kinds=found.id_kinds, lacking=lacking)
             )
             writer = DatasetWriter(
                 work, found.events.features, min_events, id_kinds=found.id_kinds, extra=extra

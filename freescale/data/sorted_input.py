@@ -74,7 +74,7 @@ def read_sorted(
         # From the beginning: what was counted and learnt so far is void.
         values = reading.values.again(id_kinds=kinds, asked=asked)
         try:
-            known = {
+            known: dict[str, SideTable] = {
                 side.owner: read_side(side, kinds=kinds, words=words, memory=reading.memory) for side in sides
             }
             for chunk, fraction in read_events(source, kind, replace(reading, values=values)):

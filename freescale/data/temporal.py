@@ -111,7 +111,12 @@ class TemporalSource:
         """Of the items of the catalogue."""
         if not isinstance(self.inner, FeatureSource):
             return ItemFeatures({}, {})
-        return self.inner.item_features().of(np.flatnonzero(self._known))
+        return self.inner.item_features().of(self._known_rows)
+
+    @cached_property
+    def _known_rows(self) -> IntArray:
+        """Where the items of the catalogue stand among all items."""
+        return np.flatnonzero(self._known)
 
     def digests(self) -> Mapping[str, str]:
         """Those of the whole data set."""

@@ -114,7 +114,7 @@ class ValueReader:
                 continue
             how = {"time": self.times.describe, "action": self.actions.describe}.get(role)
             said.append(f"{role}: {self._taken[role]}" + (f" ({how()})" if how else ""))
-        if self._taken is not None and "time" not in self._taken and "user" in self._taken:
+        if self._taken is not None and {"user", "item"} <= set(self._taken) and "time" not in self._taken:
             said.append("time: none, events keep the order of the input")
         if self._ignored:
             said.append("ignored: " + ", ".join(self._ignored))

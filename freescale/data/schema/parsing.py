@@ -129,8 +129,8 @@ def _of_column(values: dict[str, Any], words: Mapping[str, Any], found: Found) -
         found.append(("outcome", f"only events have outcomes, and this is of {owner}"))
     place = values.get("as")
     if (place, owner) in (("after", "item"), ("after", "user"), ("front", "event"), ("front", "item")):
-        allowed = "join, after" if owner == "event" else "join" if owner == "item" else "join, front"
-        found.append(("as", f"a feature of {owner} goes as: {allowed}; got {place}"))
+        places = "join, after" if owner == "event" else "join" if owner == "item" else "join, front"
+        found.append(("as", f"a feature of {owner} goes as: {places}; got {place}"))
     return values
 
 

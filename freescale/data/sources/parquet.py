@@ -88,6 +88,7 @@ class ParquetSource:
         own = [each.name for each in (*self._event_features, *self._user_features)]
         self._columns = {role: manifest.get("columns", {}).get(role, role) for role in ("user", *own)}
         self._item_digest: str | None = manifest.get("item_features")
+        self.table_ids: dict[str, Any] = dict(manifest.get("table_ids", {}))
         self._words: dict[str, str] = dict(manifest.get("words", {}))
         self._min_events = int(manifest.get("min_events", 0)) if "root" in manifest else 0
         self._shards = shards_of(manifest, self.path, store, limit_gb=disk_cache_gb)
