@@ -35,6 +35,7 @@ def read_schema(given: Mapping[Any, Any], problems: list[str], *, path: str = SE
     read = {
         str(name): read_feature(name, words, problems, path=f"{path}.{name}") for name, words in given.items()
     }
+    words_of = {str(name): words for name, words in given.items()}
     if "item" not in read:
         read = {"item": Feature(name="item", of="event", kind="id"), **read}
     good = {name: feature for name, feature in read.items() if feature is not None}
@@ -42,10 +43,20 @@ def read_schema(given: Mapping[Any, Any], problems: list[str], *, path: str = SE
         found = _problems_of_part(feature) or _problems_of_cross(feature, read)
         problems += [f"{path}.{name}{text}" for text in found]
         if not found and feature.cross:
-            said = "as" in given[name]
+            said = "as" in words_of[name]
             good[name] = _with_owner(feature, good, problems, path=f"{path}.{name}", said=said)
+    # Members of a cross are looked at even where something else is wrong with it.
+    for name in [name for name, feature in read.items() if feature is None]:
+        problems += [f"{path}.{name}{text}" for text in _problems_of_cross(_bare(name, words_of[name]), read)]
     problems += [f"{path}.{text}" for text in _problems_of_tables(good)]
     return Schema(good)
+
+
+def _bare(name: str, words: Any) -> Feature:
+    """A cross of which only the members are known."""
+    members = words.get("cross") if isinstance(words, Mapping) else None
+    named = tuple(each for each in members if isinstance(each, str)) if isinstance(members, list) else ()
+    return Feature(name=name, of="event", kind="id", cross=named)
 
 
 def checked_schema(given: Mapping[Any, Any], *, where: str) -> Schema:
