@@ -7,7 +7,6 @@ whatever the budget. Beyond `memory_mb` only some bytes for every user and every
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 
 from freescale.data.columns.bad_lines import STOP
 from freescale.data.columns.ids import IdKind, IdKinds
-from freescale.data.columns.roles import IGNORED, ColumnNames
+from freescale.data.columns.roles import ColumnNames
 from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
 from freescale.data.dataset_writer import DatasetWriter
@@ -27,9 +26,16 @@ from freescale.data.event_columns import Events
 from freescale.data.feature_writer import LACKING, FeatureWriter
 from freescale.data.grouped_index import index_input
 from freescale.data.item_texts import read_raw_texts, write_texts
-from freescale.data.manifest import TIME_UNIT, is_dataset
-from freescale.data.raw_format import RawSample, Reading
-from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format
+from freescale.data.manifest import TIME_UNIT
+from freescale.data.preparation_checks import (
+    check_header,
+    check_options,
+    check_target,
+    io_problem,
+    numbered_actions,
+)
+from freescale.data.raw_format import Reading
+from freescale.data.raw_input import AUTO, check_input, files_not_read, find_format
 from freescale.data.schema.feature import Schema
 from freescale.data.schema.reading import checked_schema, load_schema
 from freescale.data.schema_input import schema_input
@@ -144,9 +150,9 @@ def prepare(
         progress: called with the fraction done and what is being done.
     """
     source, out = local_path(input_path), local_path(out_dir).resolve()
-    _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
+    check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_id_kinds(id_kinds)
-    _check_header(source, format, header)
+    check_header(source, format, header)
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
     if lacking not in LACKING:
@@ -161,6 +167,12 @@ def prepare(
         bad_lines=bad_lines,
     )
     columns = asked.columns
+    values = ValueReader(
+        time_unit=time_unit,
+        actions=numbered_actions(actions),
+        bad_lines=bad_lines,
+        features=asked.features,
+    )
     if is_address(out_dir):
         raise DataError(
             "prepare writes to this machine",
@@ -171,7 +183,7 @@ def prepare(
     if not away:
         check_input(source)
     known = None if texts is None else read_raw_texts(Path(texts))
-    _check_target(source, out, overwrite=overwrite)
+    check_target(source, out, overwrite=overwrite)
     report = progress or (lambda fraction, message: None)
     memory = int(memory_mb * 2**20)
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
@@ -196,19 +208,12 @@ def prepare(
         manifest, num_skipped = index.manifest, 0
         item_kind: IdKind = "int64"
         if manifest is None:
-            values = ValueReader(
-                time_unit=time_unit,
-                actions=_numbered(actions),
-                bad_lines=bad_lines,
-                features=asked.features,
-                marks=LIST_MARKS.get(kind, "|;,"),
-            )
             reading = Reading(
                 columns=columns,
                 separator=separator,
                 header=fields,
                 memory=memory,
-                values=values,
+                values=values.again(marks=LIST_MARKS.get(kind)),
                 roles=asked.roles,
                 required=asked.required,
             )
@@ -244,7 +249,7 @@ def prepare(
             shutil.rmtree(work / spilled, ignore_errors=True)
         _publish(work, out)
     except OSError as error:
-        raise _io_problem(error, out) from error
+        raise io_problem(error, out) from error
     finally:
         if writer is not None:
             writer.abort()
@@ -261,6 +266,10 @@ def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> Schema 
 
 
 def _path(given: str | Path | None) -> Path | None:
+    if given is not None and is_address(given):
+        raise DataError(
+            "Files of items and users are read on this machine", got=given, next_step="copy it here"
+        )
     return None if given is None else local_path(given)
 
 
@@ -308,84 +317,6 @@ def _summary(
     )
 
 
-def _check_options(format: str, *, separator: str | None, min_events: int, memory_mb: float) -> None:
-    check_format(format)
-    if separator is not None and not (separator.isascii() and 1 <= len(separator) <= 4):
-        raise DataError(
-            "A separator is one to four ASCII characters", got=repr(separator), allowed="such as ',' or '::'"
-        )
-    if min_events < 1:
-        raise DataError("min_events is too small", got=min_events, allowed="1 or more")
-    if memory_mb <= 0:
-        raise DataError("memory_mb is too small", got=memory_mb, allowed="more than 0; 512 is a good start")
-
-
-def _check_header(source: Path, format: str, header: Sequence[str] | None) -> None:
-    if header is None:
-        return
-    named = [name for name in header if name != IGNORED]
-    if len(set(named)) < len(named) or not all(name.strip() for name in header):
-        raise DataError(
-            "Every field needs a name of its own",
-            got=",".join(header),
-            allowed="names such as user,item,time,action, and `_` for fields that nobody needs",
-        )
-    own_names = {
-        ".parquet": "parquet",
-        ".pq": "parquet",
-        ".jsonl": "jsonl",
-        ".ndjson": "jsonl",
-        ".inter": "inter",
-    }
-    found = own_names.get(RawSample(source).suffix, "csv") if format == AUTO else format
-    if found != "csv":
-        raise DataError(
-            f"Columns are named in their order only for csv; {found} has its own",
-            got=source,
-            next_step="name single columns with `--user`, `--item`, `--time`, `--action`",
-        )
-
-
-def _numbered(actions: Sequence[str] | Mapping[str, float] | None) -> dict[str, float] | None:
-    """Word -> number, checked."""
-    if actions is None:
-        return None
-    pairs = (
-        list(actions.items())
-        if isinstance(actions, Mapping)
-        else [(w, float(n)) for n, w in enumerate(actions)]
-    )
-    words = [word for word, _ in pairs]
-    if not words or len(set(words)) < len(words) or not all(words):
-        raise DataError(
-            "Every action needs a word of its own",
-            got=", ".join(words),
-            allowed="such as click,cart,purchase",
-        )
-    return {word: float(number) for word, number in pairs}
-
-
-def _check_target(source: Path, out: Path, *, overwrite: bool) -> None:
-    if out == source.resolve() or out in source.resolve().parents:
-        raise DataError(
-            "The output folder would hold its own input", got=out, next_step="name another folder"
-        )
-    if out.exists() and not out.is_dir():
-        raise DataError(f"The output {out} is a file", next_step="name a folder that does not exist yet")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not is_dataset(out):
-        raise DataError(
-            f"The output folder {out} is not empty and not a FreeScale data set",
-            next_step="name another folder; nothing in it was touched",
-        )
-    if not overwrite:
-        raise DataError(
-            f"The output folder {out} already holds a data set",
-            next_step="name another folder, or overwrite it (`--overwrite`)",
-        )
-
-
 def _publish(work: Path, out: Path) -> None:
     """Give the finished folder its name; under that name there is never half a data set."""
     if not out.exists():
@@ -399,17 +330,3 @@ def _publish(work: Path, out: Path) -> None:
         old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _io_problem(error: OSError, out: Path) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DataError(
-            f"No space left on the disk of {out}",
-            got=str(error),
-            next_step="free some space (about three times the input), or name a folder on another disk",
-        )
-    return DataError(
-        "The data set could not be written",
-        got=str(error),
-        next_step=f"check the rights of the input and {out}",
-    )

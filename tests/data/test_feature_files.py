@@ -54,7 +54,9 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def made(tmp_path: Path, *, events: str = EVENTS, items: str = ITEMS, users: str = USERS, **options: Any) -> Any:
+def made(
+    tmp_path: Path, *, events: str = EVENTS, items: str = ITEMS, users: str = USERS, **options: Any
+) -> Any:
     files = {"e.csv": events, "i.csv": items, "u.jsonl": users}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -87,13 +89,21 @@ def test_a_messy_pair_becomes_one_data_set(tmp_path: Path) -> None:
     order = np.argsort([names[n] for n in range(3)])
     items = source.item_features().take(order, ["artist", "genres", "price", "cover"])
     assert source.feature_words("artist", items["artist"]) == ["X", "Y", "X"]
-    words = [[] if row[0] == NONE else source.feature_words("genres", row[row != NONE]) for row in items["genres"]]
+    words = [
+        [] if row[0] == NONE else source.feature_words("genres", row[row != NONE]) for row in items["genres"]
+    ]
     assert words == [["rock", "pop"], [], ["jazz", "rock"]]
     np.testing.assert_array_equal(items["price"], np.float32([1.5, np.nan, 100]))
     np.testing.assert_array_equal(items["cover"], np.float32([[1, 2], [3, 4], [np.nan, np.nan]]))
     assert "secs: secs (event, number)" in summary.taken
     assert "  price: price (item, number)" in summary.taken
-    assert source.table_ids == {"item": "text", "user": "text", "shop": "text", "artist": "text", "genres": "text"}
+    assert source.table_ids == {
+        "item": "text",
+        "user": "text",
+        "shop": "text",
+        "artist": "text",
+        "genres": "text",
+    }
 
 
 def test_what_a_candidate_sees_holds_no_outcome(tmp_path: Path) -> None:
@@ -105,7 +115,11 @@ def test_what_a_candidate_sees_holds_no_outcome(tmp_path: Path) -> None:
     assert {"label_event", "label_secs", "label_secs.none", "event", "secs"} <= set(batch.tokens)
     seen = features.candidate_names()
     assert set(seen) <= set(batch.tokens)
-    assert not [name for name in batch.tokens if name.removeprefix("target_").split(".")[0] in outcomes and name.startswith("target_")]  # fmt: skip
+    assert not [
+        name
+        for name in batch.tokens
+        if name.removeprefix("target_").split(".")[0] in outcomes and name.startswith("target_")
+    ]
     changed = EVENTS.replace("like;0.5;Ulm", "skip;77;Ulm").replace("view;9;Ulm", ";;Ulm")
     assert changed != EVENTS
     made(tmp_path, events=changed)
@@ -120,29 +134,66 @@ def test_what_a_candidate_sees_holds_no_outcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"events": EVENTS.replace(";12;", ";viele;")}, ["e.csv, line 4: the secs cannot be used", "a finite number"]),
-        ({"events": EVENTS.replace("skip", "buy")}, ["line 4: the event cannot be used", "some of view, like, skip"]),
+        (
+            {"events": EVENTS.replace(";12;", ";viele;")},
+            ["e.csv, line 4: the secs cannot be used", "a finite number"],
+        ),
+        (
+            {"events": EVENTS.replace("skip", "buy")},
+            ["line 4: the event cannot be used", "some of view, like, skip"],
+        ),
         ({"users": USERS.replace('"de"', '"fr"')}, ["u.jsonl, line 1: the country cannot", "one of de, NA"]),
         ({"items": ITEMS.replace("3 4", "3 4 5")}, ["i.csv, line 3: the cover cannot", "2 finite numbers"]),
         ({"items": ITEMS.replace(",1.5,", ",inf,")}, ["i.csv, line 2: the price cannot be used"]),
-        ({"items": ITEMS.replace("c,X", "d,X")}, ["Events have items that their files lack", "i.csv lacks: 1, such as 'c'"]),
+        (
+            {"items": ITEMS.replace("c,X", "d,X")},
+            ["Events have items that their files lack", "i.csv lacks: 1, such as 'c'"],
+        ),
         ({"users": USERS.splitlines()[0]}, ["Events have users that", "u.jsonl lacks: 1, such as 'u2'"]),
         ({"items": ITEMS + "a,Z,,,\n"}, ["the same item twice", "first in row 4"]),
-        ({"items": ITEMS.replace("artist", "artists").replace("price", "preis")}, ["no column for the artist and no column for the price", "features.artist.column (did you mean 'artists'?)"]),
-        ({"events": EVENTS.replace("secs", "sec").replace("ts", "when")}, ["no column for the time and no column for the secs", "did you mean 'sec'"]),
-        ({"items": None}, ["artist, genres, price, cover: of item, and there is no file of items (`--items FILE`)"]),
+        (
+            {"items": ITEMS.replace("artist", "artists").replace("price", "preis")},
+            [
+                "no column for the artist and no column for the price",
+                "features.artist.column (did you mean 'artists'?)",
+            ],
+        ),
+        (
+            {"events": EVENTS.replace("secs", "sec").replace("ts", "when")},
+            ["no column for the time and no column for the secs", "did you mean 'sec'"],
+        ),
+        (
+            {"items": None},
+            ["artist, genres, price, cover: of item, and there is no file of items (`--items FILE`)"],
+        ),
         ({"schema": None}, ["there is no schema (`--schema FILE`)"]),
-        ({"schema": {"hour": {"of": "event", "is": "id"}}}, ["no feature is of item", "no feature is of user"]),
+        (
+            {"schema": {"hour": {"of": "event", "is": "id"}}},
+            ["no feature is of item", "no feature is of user"],
+        ),
         ({"lacking": "skip"}, ["lacking is neither", "stop, none"]),
-        ({"schema": {**SCHEMA, "device": {"of": "request", "is": "id"}}}, ["device.of: request features come with request batches"]),
-        ({"schema": {**SCHEMA, "shop": {"of": "event", "is": "id", "map": "direct", "rows": 3}}, "events": EVENTS.replace("Ulm", "2").replace("Bonn", "3").replace("Köln", "0")}, ["line 3: the shop cannot", "0 to 2: with map: direct"]),
+        (
+            {"schema": {**SCHEMA, "device": {"of": "request", "is": "id"}}},
+            ["device.of: request features come with request batches"],
+        ),
+        (
+            {
+                "schema": {**SCHEMA, "shop": {"of": "event", "is": "id", "map": "direct", "rows": 3}},
+                "events": EVENTS.replace("Ulm", "2").replace("Bonn", "3").replace("Köln", "0"),
+            },
+            ["line 3: the shop cannot", "0 to 2: with map: direct"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_told_with_its_place(tmp_path: Path, change: dict, told: list[str]) -> None:
     if "items" in change and change["items"] is None:
         (tmp_path / "e.csv").write_text(EVENTS, encoding="utf-8")
         with pytest.raises(DataError) as caught:
-            prepare(tmp_path / "e.csv", tmp_path / "out", schema={n: w for n, w in SCHEMA.items() if w["of"] != "user"})
+            prepare(
+                tmp_path / "e.csv",
+                tmp_path / "out",
+                schema={n: w for n, w in SCHEMA.items() if w["of"] != "user"},
+            )
         message = str(caught.value)
     else:
         message = refused(tmp_path, **change)
@@ -177,13 +228,19 @@ def test_long_lists_are_cut_and_told(tmp_path: Path) -> None:
     schema = {**SCHEMA, "genres": {"of": "item", "is": "ids", "width": 1}}
     summary = made(tmp_path, schema=schema)
     assert "  genres: genres (item, ids; 2 longer lists cut at 1, see width)" in summary.taken
-    assert ParquetSource(tmp_path / "out").item_features().take(np.arange(3), ["genres"])["genres"].shape == (3, 1)
+    assert ParquetSource(tmp_path / "out").item_features().take(np.arange(3), ["genres"])["genres"].shape == (
+        3,
+        1,
+    )
 
 
 def test_files_without_headers_are_named_by_hand(tmp_path: Path) -> None:
     (tmp_path / "r.dat").write_text("1::10::5::100\n1::11::3::101\n1::12::4::102\n1::10::4::103\n")
     (tmp_path / "m.dat").write_bytes(b"10::Caf\xe9 (1995)::Drama|Comedy\n11::B::Drama\n12::C::\n")
-    schema = {"genres": {"of": "item", "is": "ids"}, "action": {"of": "event", "is": "number", "outcome": True}}
+    schema = {
+        "genres": {"of": "item", "is": "ids"},
+        "action": {"of": "event", "is": "number", "outcome": True},
+    }
     with pytest.raises(DataError, match="--item-columns item"):
         prepare(tmp_path / "r.dat", tmp_path / "out", schema=schema, items=tmp_path / "m.dat")
     header = ["item", "title", "genres"]
@@ -199,7 +256,9 @@ def test_files_without_headers_are_named_by_hand(tmp_path: Path) -> None:
 
 
 def test_recbole_files_have_blanks_between_values(tmp_path: Path) -> None:
-    (tmp_path / "x.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(f"1\t{n}\t{n}\n" for n in (1, 2, 3, 1)))  # fmt: skip
+    (tmp_path / "x.inter").write_text(
+        "user_id:token\titem_id:token\ttimestamp:float\n" + "".join(f"1\t{n}\t{n}\n" for n in (1, 2, 3, 1))
+    )
     (tmp_path / "x.item").write_text("item_id:token\tclass:token_seq\n1\tA B\n2\tB\n3\t\n")
     schema = {"class": {"of": "item", "is": "ids"}}
     prepare(tmp_path / "x.inter", tmp_path / "out", schema=schema, items=tmp_path / "x.item")
@@ -293,6 +352,10 @@ def test_features_that_are_not_there_are_refused(tmp_path: Path) -> None:
     source, rich = ParquetSource(tmp_path / "out"), ParquetSource(tmp_path / "out" / "out")
     with pytest.raises(DataError, match="has no such features"):
         BatchFeatures(source, rich.schema)
-    scaled = schema_of(source).with_feature(rich.schema["secs"].__class__(name="action", of="event", kind="number", scale="standard", outcome=True))  # fmt: skip
+    scaled = schema_of(source).with_feature(
+        rich.schema["secs"].__class__(
+            name="action", of="event", kind="number", scale="standard", outcome=True
+        )
+    )
     with pytest.raises(DataError, match="does not know mean and deviation"):
         BatchFeatures(source, scaled)

@@ -205,7 +205,9 @@ def reference(
             ("tags", event["tags"], "artist"),
             ("genres", item["genres"][:3], "genres"),
         ):
-            padded = [id_of(value, text=text[table]) for value in values] + [NONE] * (most[name] - len(values))
+            padded = [id_of(value, text=text[table]) for value in values] + [NONE] * (
+                most[name] - len(values)
+            )
             put(prefix + name, padded)
         number(outcome, "watched", event["watched"])
         put(outcome + "long", bucket(event["watched"], EDGES))
@@ -266,9 +268,9 @@ def test_files_are_the_same_whatever_the_memory(tmp_path: Path, memory_mb: float
 
 def test_a_temporal_split_scales_by_what_came_before(tmp_path: Path) -> None:
     rows = [
-        {"user": user, "item": item, "time": item, "watched": float(item * (1 + user))}
+        {"user": user, "item": n % 4, "time": n, "watched": float(n * (1 + user))}
         for user in range(3)
-        for item in range(10)
+        for n in range(10)
     ]
     schema = {"watched": {"of": "event", "is": "number", "scale": "standard", "outcome": True}}
     prepare(write_rows(tmp_path / "e", rows, "parquet"), tmp_path / "out", schema=schema)
@@ -278,7 +280,7 @@ def test_a_temporal_split_scales_by_what_came_before(tmp_path: Path) -> None:
     assert split.statistics["watched"]["mean"] == pytest.approx(np.mean(early))
     assert split.statistics["watched"]["std"] == pytest.approx(np.std(early))
     assert source.statistics["watched"]["mean"] == pytest.approx(
-        np.mean([row["watched"] for row in rows if row["item"] < 8])
+        np.mean([row["watched"] for row in rows if row["time"] < 8])
     )
     batch = Examples(source=split, features=BatchFeatures(split, split.schema)).batch([1])
     expected = (np.array([0.0, 2, 4, 6, 8]) - np.mean(early)) / np.std(early)

@@ -73,9 +73,12 @@ class ValueReader:
         self._taken: dict[str, str] | None = None
         self._ignored: list[str] = []
 
-    def again(self, *, id_kinds: IdKinds, asked: IdKinds = _NO_KINDS) -> ValueReader:
+    def again(
+        self, *, id_kinds: IdKinds = _NO_KINDS, asked: IdKinds = _NO_KINDS, marks: str | None = None
+    ) -> ValueReader:
         """A new one with the same options, to read the input from its beginning."""
-        return ValueReader(**self._options, id_kinds=id_kinds, asked=asked)
+        options = self._options if marks is None else {**self._options, "marks": marks}
+        return ValueReader(**options, id_kinds=id_kinds, asked=asked)
 
     def take(self, chosen: Mapping[str, str], names: Sequence[str]) -> None:
         """Remember which column plays which part, of the first file, and which of the names play none."""

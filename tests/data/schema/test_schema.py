@@ -55,31 +55,67 @@ def test_items_are_always_there() -> None:
 
 
 MISTAKES = {
-    "maker": ({"of": "itm", "is": "id"}, "maker.of: allowed: event, item, user, request; got 'itm' (did you mean item?)"),
-    "kind": ({"of": "item", "is": "idd"}, "kind.is: allowed: id, ids, number, vector, bits, time; got 'idd' (did you mean id?)"),
+    "maker": (
+        {"of": "itm", "is": "id"},
+        "maker.of: allowed: event, item, user, request; got 'itm' (did you mean item?)",
+    ),
+    "kind": (
+        {"of": "item", "is": "idd"},
+        "kind.is: allowed: id, ids, number, vector, bits, time; got 'idd' (did you mean id?)",
+    ),
     "word": ({"of": "item", "is": "id", "tabel": "item"}, "word: unknown word 'tabel'; did you mean table?"),
     "cover": ({"of": "item", "is": "vector"}, "cover.width: vector needs it"),
     "device": ({"of": "request", "is": "id"}, "device.of: request features come with request batches"),
     "taste": ({"cross": ["user", "artists"]}, "taste.rows: a cross needs them"),
-    "daily": ({"cross": ["user", "price"], "rows": 9}, "daily.cross: price is a number, not an id; with edges it is one"),
-    "seen": ({"cross": ["user", "liked"], "rows": 9}, "seen.cross: liked is an outcome, which a candidate does not have"),
-    "who": ({"cross": ["user", "artsit"], "rows": 9}, "who.cross: there is no feature 'artsit'; did you mean artist?"),
+    "daily": (
+        {"cross": ["user", "price"], "rows": 9},
+        "daily.cross: price is a number, not an id; with edges it is one",
+    ),
+    "seen": (
+        {"cross": ["user", "liked"], "rows": 9},
+        "seen.cross: liked is an outcome, which a candidate does not have",
+    ),
+    "who": (
+        {"cross": ["user", "artsit"], "rows": 9},
+        "who.cross: there is no feature 'artsit'; did you mean artist?",
+    ),
     "land": ({"of": "user", "is": "id", "values": ["de"], "rows": 3}, "land.rows: does not go with values"),
     "steps": ({"of": "event", "is": "number", "edges": [3, 1]}, "steps.edges: must rise"),
-    "twice": ({"of": "event", "is": "id", "table": "artist", "dim": 8}, "twice.dim: table artist has one dim, and artist says 16; got 8"),
-    "mapped": ({"of": "event", "is": "id", "table": "artist", "map": "hash"}, "mapped.map: table artist has one map"),
+    "twice": (
+        {"of": "event", "is": "id", "table": "artist", "dim": 8},
+        "twice.dim: table artist has one dim, and artist says 16; got 8",
+    ),
+    "mapped": (
+        {"of": "event", "is": "id", "table": "artist", "map": "hash"},
+        "mapped.map: table artist has one map",
+    ),
     "known": ({"of": "item", "is": "number", "outcome": True}, "known.outcome: only events have outcomes"),
-    "here": ({"of": "user", "is": "id", "as": "after"}, "here.as: a feature of user goes as: join, front; got after"),
+    "here": (
+        {"of": "user", "is": "id", "as": "after"},
+        "here.as: a feature of user goes as: join, front; got after",
+    ),
     "target_x": ({"of": "event", "is": "id"}, "target_x: batches use this name themselves"),
-    "no": ({"of": "user", "is": "id", "values": [False, "se"]}, "no.values: YAML reads one of the values as false"),
+    "no": (
+        {"of": "user", "is": "id", "values": [False, "se"]},
+        "no.values: YAML reads one of the values as false",
+    ),
     "flags": ({"of": "event", "is": "bits"}, "flags.names: bits needs it"),
-    "size": ({"of": "event", "is": "number", "rows": 4}, "size.rows: a number has no rows in a table; with edges it has"),
-    "both": ({"of": "event", "is": "number", "edges": [1], "scale": "log"}, "both.scale: does not go with edges"),
+    "size": (
+        {"of": "event", "is": "number", "rows": 4},
+        "size.rows: a number has no rows in a table; with edges it has",
+    ),
+    "both": (
+        {"of": "event", "is": "number", "edges": [1], "scale": "log"},
+        "both.scale: does not go with edges",
+    ),
     "text": ("id", "text: a feature is a mapping of words"),
-    "scaled": ({"of": "event", "is": "number", "scale": "standart"}, "scaled.scale: allowed: none, log, standard; got 'standart' (did you mean standard?)"),
+    "scaled": (
+        {"of": "event", "is": "number", "scale": "standart"},
+        "scaled.scale: allowed: none, log, standard; got 'standart' (did you mean standard?)",
+    ),
     "when": ({"of": "event", "is": "time"}, "when: events have one time, and it is called time"),
     "nothing": ({}, "nothing.of: missing; allowed: event, item, user, request"),
-}  # fmt: skip
+}
 GOOD = {
     "user": {"of": "user", "is": "id"},
     "artist": {"of": "item", "is": "id", "dim": 16, "map": "direct"},
