@@ -83,7 +83,12 @@ def test_every_block_runs(clone: Path, python: str) -> None:
         for language, text in blocks(page):
             result = run(language, text, clone, python)
             assert result.returncode == 0, f"{page}\n{text}\n{result.stdout}\n{result.stderr}"
-    for made in ("runs/default/report.html", "runs/on/compare.html", "runs/on/.gitignore", "export/ml1m/manifest.json"):
+    for made in (
+        "runs/default/report.html",
+        "runs/on/compare.html",
+        "runs/on/.gitignore",
+        "export/ml1m/manifest.json",
+    ):
         assert (clone / made).exists(), made
 
 
