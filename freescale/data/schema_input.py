@@ -59,6 +59,14 @@ def schema_input(
     _check_files(schema, files)
     if schema is None:
         return SchemaInput(columns)
+    if columns.action and "action" not in schema:
+        raise DataError(
+            "The schema names no action, so none is kept",
+            got=f"--action {columns.action}",
+            next_step="name it in the schema: action: {of: event, is: number, outcome: true}",
+        )
+    if columns.action and schema["action"].column is None:
+        schema = schema.with_feature(replace(schema["action"], column=columns.action))
     action = schema.features.get("action")
     # An action that is a number is read as it always was: words are numbered, true is 1.
     usual = action is not None and (action.of, action.kind) == ("event", "number")

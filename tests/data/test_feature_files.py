@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from freescale.data import (
     NONE,
     BatchFeatures,
+    ColumnNames,
     Examples,
     ParquetSource,
     differences,
@@ -359,3 +361,72 @@ def test_features_that_are_not_there_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="does not know mean and deviation"):
         BatchFeatures(source, scaled)
+
+
+def test_users_a_row_have_lists_of_their_features(tmp_path: Path) -> None:
+    rows = [
+        {
+            "user": 1,
+            "item": [3, 4, 5],
+            "time": [1, 2, 3],
+            "tags": [["a"], [], ["b", "a"]],
+            "w": [1.0, None, 3.0],
+        },
+        {"user": 2, "item": [4, 5, 3], "time": [3, 2, 1], "tags": [[], ["c"], None], "w": [4.0, 5.0, 6.0]},
+    ]
+    schema = {"tags": {"of": "event", "is": "ids"}, "w": {"of": "event", "is": "number"}}
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "e.parquet")
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("e.parquet", "e.jsonl"):
+        prepare(tmp_path / name, tmp_path / "out", schema=schema, overwrite=True)
+        source = ParquetSource(tmp_path / "out")
+        columns = source.read([0, 1]).columns
+        assert columns["item"].tolist() == [3, 4, 5, 3, 5, 4]
+        np.testing.assert_array_equal(columns["w"], np.float32([1, np.nan, 3, 6, 5, 4]))
+        words = [source.feature_words("tags", row[row != NONE]) for row in columns["tags"]]
+        assert words == [["a"], [], ["b", "a"], [], ["c"], []]
+
+
+def test_folders_may_be_features(tmp_path: Path) -> None:
+    for shop in ("ulm", "bonn"):
+        (tmp_path / "in" / f"shop={shop}").mkdir(parents=True)
+        lines = "user,item,time\n" + "".join(f"1,{n},{n + len(shop)}\n" for n in range(3))
+        (tmp_path / "in" / f"shop={shop}" / "x.csv").write_text(lines)
+    prepare(
+        tmp_path / "in",
+        tmp_path / "out",
+        schema={"shop": {"of": "event", "is": "id", "values": ["bonn", "ulm"]}},
+    )
+    assert ParquetSource(tmp_path / "out").read([0]).columns["shop"].tolist() == [1, 0, 1, 0, 1, 0]
+
+
+def test_items_may_have_times_that_are_never_missing(tmp_path: Path) -> None:
+    schema = {**SCHEMA, "released": {"of": "item", "is": "time"}}
+    dates = ["released", "2001-02-03", "1999-01-01", "2020-05-06"]
+    items = "\n".join(f"{line},{date}" for line, date in zip(ITEMS.splitlines(), dates)) + "\n"
+    made(tmp_path, schema=schema, items=items)
+    found = ParquetSource(tmp_path / "out").item_features().take(np.arange(3), ["released"])["released"]
+    assert sorted(found.tolist()) == [915148800, 981158400, 1588723200]
+    shutil.rmtree(tmp_path / "out")
+    assert "i.csv, line 3: the released is missing" in refused(
+        tmp_path, schema=schema, items=items.replace("1999-01-01", "")
+    )
+    assert "A time cannot be missing" in refused(
+        tmp_path, schema=schema, items="\n".join(items.splitlines()[:3]) + "\n", lacking="none"
+    )
+
+
+def test_an_action_that_the_schema_does_not_name_is_refused(tmp_path: Path) -> None:
+    assert "The schema names no action" in refused(tmp_path, columns=ColumnNames(action="event"))
+    schema = {name: words for name, words in SCHEMA.items() if name != "event"}
+    schema["action"] = {"of": "event", "is": "bits", "names": ["view", "like", "skip"], "outcome": True}
+    made(tmp_path, schema=schema, columns=ColumnNames(action="event"))
+    assert sorted(ParquetSource(tmp_path / "out").read([0, 1]).columns["action"].tolist()) == [
+        0,
+        1,
+        1,
+        1,
+        2,
+        3,
+        4,
+    ]
