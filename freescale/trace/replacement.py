@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
@@ -35,7 +39,7 @@ def _locked(aside: Path) -> IO[str]:
     """The new file, locked; one that another writer took for abandoned, before it was, is made again."""
     while True:
         file = aside.open("w", encoding="utf-8", errors="replace")
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError, AttributeError):  # a file system or a system without locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if aside.exists():
             return file
@@ -44,6 +48,6 @@ def _locked(aside: Path) -> IO[str]:
 
 def _remove_abandoned(aside: Path) -> None:
     """Unless somebody holds its lock."""
-    with contextlib.suppress(OSError), aside.open("rb") as file:
+    with contextlib.suppress(OSError, AttributeError), aside.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         aside.unlink(missing_ok=True)
