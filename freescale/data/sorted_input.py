@@ -81,12 +81,13 @@ def read_sorted(
                 events.add(words.take(chunk))
                 report(fraction)
             return SortedInput(events, words, kinds, tuple(remarks.values()), values, known)
-        except OtherIdsError as found:
-            table = tables[found.role]
-            if table in asked:
-                raise _not_as_asked(found, table, asked[table]) from None
-            by_table[table] = found.kind
-            remarks[table] = _remark(found)
+        except OtherIdsError as first:
+            for found in (first, *first.others):
+                table = tables[found.role]
+                if table in asked:
+                    raise _not_as_asked(found, table, asked[table]) from None
+                by_table[table] = found.kind
+                remarks[table] = _remark(found)
             for folder in (spill, spill.with_name("spilled-words")):
                 shutil.rmtree(folder, ignore_errors=True)
 

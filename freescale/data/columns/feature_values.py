@@ -66,7 +66,19 @@ class FeatureValues:
             OtherIdsError: its ids are of another kind.
         """
         column = _known_type(column)
-        return self._readers[role](self.features[role], column, kind)
+        reader, feature = self._readers[role], self.features[role]
+        if not is_text(column.type) or feature.kind in ("number", "time"):
+            return reader(feature, column, kind)
+        # The same words come again and again: a cell that occurs twice is taken apart once.
+        encoded = column.dictionary_encode(null_encoding="encode")
+        if 2 * len(encoded.dictionary) > len(column):
+            return reader(feature, column, kind)
+        index = encoded.indices.to_numpy(zero_copy_only=False)
+        try:
+            found = reader(feature, encoded.dictionary, kind)
+        except OtherIdsError as other:
+            raise OtherIdsError(other.kind, other.value, int(np.argmax(index == other.index))) from None
+        return {**found, role: found[role][index]}
 
     def saw(self, events: Events) -> None:
         """Cut the longest lists of events that were kept, and count them."""

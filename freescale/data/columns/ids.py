@@ -49,6 +49,8 @@ class OtherIdsError(Exception):
         self.kind, self.value, self.index = kind, value, index
         self.role = ""
         self.place = ""
+        self.others: list[OtherIdsError] = []
+        """Of other columns of the same lines."""
 
     def at(self, role: str, place: str) -> OtherIdsError:
         """The same, with the role of the column and the place of the value in the input."""

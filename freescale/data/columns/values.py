@@ -131,11 +131,19 @@ class ValueReader:
 
     def _numbers(self, columns: Mapping[str, Any], locate: Locate | None) -> Events:
         events: Events = {}
+        others: list[OtherIdsError] = []
         for role, column in columns.items():
             try:
                 events.update(self._read(role, column))
             except OtherIdsError as found:
-                raise found.at(role, locate(found.index)[0] if locate else "the input") from None
+                others.append(found.at(role, locate(found.index)[0] if locate else "the input"))
+            except _BAD_VALUE:
+                if not others:
+                    raise
+        if others:
+            # All at once: for each of them alone the input would be read once more.
+            others[0].others = others[1:]
+            raise others[0]
         return events
 
     def _saw(self, events: Events) -> None:
