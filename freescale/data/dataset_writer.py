@@ -133,6 +133,7 @@ class DatasetWriter:
                 if self._extra.is_shared(table):
                     keep[table] = None
             digests = words.write(self._folder, keep)
+            self._extra.check_rows(words.num_words)
         usual = [name for name in self._features if name in FEATURE_DTYPES and self._extra.is_usual(name)]
         said = self._extra.check(self._words_of)
         if said:

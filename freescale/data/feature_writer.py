@@ -110,6 +110,24 @@ class FeatureWriter:
             self._item_digest = digest_arrays(*arrays)
         return {name: to_arrow(column) for name, column in columns.items()}
 
+    def check_rows(self, num_words: Mapping[str, int]) -> None:
+        """With map: direct every id has a row of its own: refuse more words than rows.
+
+        Args:
+            num_words: different words of every table of text.
+        """
+        found = [
+            f"{name}: {num_words[name]:,} different words, rows is {use.rows}"
+            for name, use in self.schema.tables.items()
+            if use.map == "direct" and use.rows is not None and num_words.get(name, 0) > use.rows
+        ]
+        if found:
+            raise DataError(
+                "With map: direct every id has a row of its own, and there are too few",
+                got="; ".join(found),
+                next_step="give the table more rows, or another map: hash or zero_collision",
+            )
+
     def check(self, word_of: Callable[[str, IntArray], Sequence[object]]) -> list[str]:
         """Refuse items and users that their files lack, all of them in one error, or tell of them.
 

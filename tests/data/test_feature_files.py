@@ -430,3 +430,17 @@ def test_an_action_that_the_schema_does_not_name_is_refused(tmp_path: Path) -> N
         3,
         4,
     ]
+
+
+def test_direct_rows_must_do_for_all_words(tmp_path: Path) -> None:
+    few = {**SCHEMA, "shop": {"of": "event", "is": "id", "map": "direct", "rows": 2}}
+    assert "shop: 3 different words, rows is 2" in refused(tmp_path, schema=few)
+    made(tmp_path, schema={**SCHEMA, "shop": {"of": "event", "is": "id", "map": "direct", "rows": 3}})
+
+
+def test_statistics_that_are_gone_are_noticed(tmp_path: Path) -> None:
+    made(tmp_path)
+    file = tmp_path / "out" / "dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "statistics": {}}))
+    with pytest.raises(DataError, match="do not tell the longest list of genres"):
+        ParquetSource(tmp_path / "out")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from freescale.app.commands import _check_same_recipe
 from freescale.data import SyntheticSource
 from freescale.errors import ConfigError
 from freescale.recipe import (
@@ -166,3 +167,14 @@ def test_words_are_listed_among_the_keys() -> None:
     assert "tables.NAME.map" in rows
     assert "tables.NAME.id_map" not in rows
     assert Config().features.extra == {}
+
+
+def test_a_run_goes_on_with_the_features_it_began_with() -> None:
+    there = load_config(None, ["features.genre={of: item, is: id}", "tables.genre.dim=8"])
+    path = Path("runs/x/checkpoints/step-1")
+    for other in ([], ["features.genre={of: item, is: id}", "tables.genre.dim=16"]):
+        with pytest.raises(ConfigError, match="holds a run with another recipe"):
+            _check_same_recipe(path, there.as_dict(), load_config(None, other))
+    _check_same_recipe(path, there.as_dict(), there)
+    before = {name: keys for name, keys in Config().as_dict().items() if name not in ("features", "tables")}
+    _check_same_recipe(path, before, Config())

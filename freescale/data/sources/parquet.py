@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from freescale.data.columns.lists import Lists, from_arrow, plain_arrays
-from freescale.data.digest import FileStamp, digest_arrays
+from freescale.data.columns.lists import from_arrow
+from freescale.data.dataset_index import (
+    check_sum,
+    load_item_features,
+    load_items,
+    load_lengths,
+    load_schema_of,
+)
+from freescale.data.digest import FileStamp
 from freescale.data.feature_source import ItemFeatures, empty_column, padded_column
-from freescale.data.feature_statistics import Statistics
 from freescale.data.manifest import (
     DATASET_FILE,
     ITEMS_FILE,
@@ -27,8 +32,7 @@ from freescale.data.manifest import (
     load_manifest,
     words_file,
 )
-from freescale.data.schema.feature import Feature, Schema, legacy_schema
-from freescale.data.schema.reading import read_schema
+from freescale.data.schema.feature import Feature
 from freescale.data.shards import shards_of
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.data.storage import is_address, local_path, open_elsewhere
@@ -81,8 +85,7 @@ class ParquetSource:
         self.name: str = manifest["name"]
         self.features: tuple[str, ...] = tuple(manifest["features"])
         self.id_kinds: dict[str, Any] = id_kinds_of(manifest)
-        self.schema = _schema_of(self.path, manifest, self.features)
-        self.statistics: Statistics = manifest.get("statistics", {})
+        self.schema, self.statistics = load_schema_of(self.path, manifest)
         self._event_features = [each for each in self.schema if each.of == "event" and not each.cross]
         self._user_features = self.schema.stored("user")
         own = [each.name for each in (*self._event_features, *self._user_features)]
@@ -104,8 +107,8 @@ class ParquetSource:
         if int(self._groups.sum()) != self._num_rows:
             raise damaged(self.path / DATASET_FILE, "its row groups do not add up to its number of users")
         self._start_process()
-        self._lengths: IntArray | None = _load_lengths(self.path, self._num_rows)
-        _check_sum(self.path, self._lengths, manifest.get("num_events"))
+        self._lengths: IntArray | None = load_lengths(self.path, self._num_rows)
+        check_sum(self.path, self._lengths, manifest.get("num_events"))
 
     def _start_process(self) -> None:
         self._pid = os.getpid()
@@ -132,7 +135,7 @@ class ParquetSource:
     def lengths(self) -> IntArray:
         """[rows] number of events of each history, mapped from disk."""
         if self._lengths is None:
-            self._lengths = _load_lengths(self.path, self._num_rows)
+            self._lengths = load_lengths(self.path, self._num_rows)
         return self._lengths
 
     @property
@@ -144,35 +147,15 @@ class ParquetSource:
     def items(self) -> ItemCatalog:
         """The items that occur, read on first use."""
         if self._items is None:
-            path = self.path / ITEMS_FILE
-            try:
-                names = ["item", "count", "train_count"]
-                table = pq.read_table(path, columns=names, use_threads=False, partitioning=None)
-                columns = [table[name].to_numpy() for name in names]
-            except (OSError, KeyError, pa.ArrowException) as error:
-                raise damaged(path, str(error)) from error
-            if self._catalogue not in (None, digest_arrays(*columns)):
-                raise damaged(path, f"it is not the catalogue that {DATASET_FILE} tells of")
-            self._items = ItemCatalog(*columns)
+            self._items = load_items(self.path, self._catalogue)
         return self._items
 
     def item_features(self) -> ItemFeatures:
         """What is known of the items, read on first use."""
         if self._item_features is None:
-            path, features = self.path / ITEMS_FILE, self.schema.stored("item")
-            names = [each.name for each in features]
-            try:
-                table = pq.read_table(path, columns=names, use_threads=False, partitioning=None)
-                columns = {name: from_arrow(table[name]) for name in names}
-            except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
-                raise damaged(path, str(error)) from error
-            arrays = [array for column in columns.values() for array in plain_arrays(column)]
-            if self._item_digest not in (None, digest_arrays(*arrays)):
-                raise damaged(path, f"it does not hold the features of items that {DATASET_FILE} tells of")
-            longest = {
-                name: self._longest(name) for name, column in columns.items() if isinstance(column, Lists)
-            }
-            self._item_features = ItemFeatures(columns, longest)
+            self._item_features = load_item_features(
+                self.path, self.schema, self.statistics, self._item_digest
+            )
         return self._item_features
 
     def feature_words(self, table: str, ids: IntArray) -> list[str]:
@@ -345,17 +328,6 @@ def make_parquet(path: str, options: ParquetOptions, *, seed: int) -> ParquetSou
     return ParquetSource(path, cache_mb=options.cache_mb, disk_cache_gb=options.disk_cache_gb)
 
 
-def _schema_of(folder: Path, manifest: dict[str, Any], features: tuple[str, ...]) -> Schema:
-    """What the manifest says of features; before there were schemas: items, times, and numbers of actions."""
-    if "schema" not in manifest:
-        return legacy_schema(features)
-    problems: list[str] = []
-    schema = read_schema(manifest["schema"], problems)
-    if problems:
-        raise damaged(folder / DATASET_FILE, f"'schema': {problems[0]}")
-    return schema
-
-
 def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """The numbers start, start + 1, ..., start + length - 1 of every pair, one after another."""
     before = np.cumsum(lengths) - lengths
@@ -368,25 +340,3 @@ def _exchanged(path: Path, why: object) -> DataError:
         got=why,
         next_step="put the data set back as it was and run the same command again: it resumes from the last checkpoint",
     )
-
-
-def _check_sum(folder: Path, lengths: IntArray, num_events: object) -> None:
-    """No single length can be damaged and the sum be right; read without this, one could ask for any memory."""
-    if num_events is None or not len(lengths):
-        return
-    total = int(lengths.sum())
-    if total != num_events or int(lengths.min()) < 0:
-        raise damaged(
-            folder / LENGTHS_FILE, f"it adds up to {total:,} events, {DATASET_FILE} says {num_events:,}"
-        )
-
-
-def _load_lengths(folder: Path, num_rows: int) -> IntArray:
-    path = folder / LENGTHS_FILE
-    try:
-        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise damaged(path, str(error)) from error
-    if lengths.shape != (num_rows,) or lengths.dtype != np.int64:
-        raise damaged(path, f"{lengths.dtype} of shape {lengths.shape} for {num_rows} users")
-    return lengths

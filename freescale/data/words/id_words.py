@@ -41,6 +41,7 @@ class IdWords:
             for table in dict.fromkeys(self._tables.values())
         }
         self._folder = folder
+        self.num_words: dict[str, int] = {}
 
     def take(self, events: Events, *, key: str | None = None) -> Events:
         """The same events without the columns of words, which are kept here.
@@ -68,6 +69,7 @@ class IdWords:
         for table, sorter in self._sorters.items():
             file = words_file(table)
             digest = sorter.write(folder / file, ids.get(table))
+            self.num_words[table] = sorter.num_written
             if ids.get(table) is None:
                 digests[file] = digest
         return digests

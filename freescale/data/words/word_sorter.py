@@ -40,6 +40,7 @@ class WordSorter:
         self._pending: list[_Words] = []
         self._pending_bytes = 0
         self._runs: list[_Run] = []
+        self.num_written = 0
 
     def add(self, hashes: IntArray, words: Any) -> None:
         """Take the words of a chunk of events; those that no longer fit go to disk."""
@@ -61,10 +62,12 @@ class WordSorter:
     def write(self, path: Path, keep: IntArray | None = None) -> str:
         """Write the words of these ids (ascending), or all, as Parquet: id ascending, word; returns a digest."""
         digest = hashlib.blake2b(digest_size=8)
+        self.num_written = 0
         with pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
             for words in self._blocks():
                 kept = words if keep is None else words.take(_among(words.hashes, keep))
                 # The hash of a word stands for it: two words with one hash have been refused.
+                self.num_written += len(kept.hashes)
                 digest.update(kept.hashes.astype("<i8", copy=False).tobytes())
                 table = pa.table([pa.array(kept.hashes), kept.words.cast(pa.string())], schema=SCHEMA)
                 if table.num_rows:
