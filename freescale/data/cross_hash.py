@@ -10,6 +10,7 @@ cross has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,11 @@ from freescale.data.words.word_hash import hash_words
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
+@cache
+def _key_of(name: str) -> np.uint64:
+    return np.uint64(hash_words(pa.array([name])).view(np.uint64)[0])
+
+
 def cross_ids(name: str, members: Sequence[IntArray]) -> IntArray:
     """[n] the ids of a cross of these ids.
 
@@ -29,8 +35,7 @@ def cross_ids(name: str, members: Sequence[IntArray]) -> IntArray:
         name: of the cross.
         members: [n] ids of each member, in the order of the cross.
     """
-    key = hash_words(pa.array([name])).view(np.uint64)
-    hashes = np.repeat(key, len(members[0]))
+    hashes = np.full(len(members[0]), _key_of(name), dtype=np.uint64)
     missing = np.zeros(len(members[0]), dtype=bool)
     with np.errstate(over="ignore"):
         for ids in members:

@@ -90,14 +90,19 @@ class BatchFeatures:
         """
         users = self._raw_users(histories)
         owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
-        here = self._events(histories, index, users, owner)
-        following = self._events(histories, index + 1, users, owner)
-        found: Arrays = dict(here)
+        # Most events are both an input and a target: each is made once.
+        used = np.zeros(int(histories.offsets[-1]), dtype=bool)
+        used[index] = True
+        used[index + 1] = True
+        number = np.cumsum(used) - 1
+        made = self._events(histories, np.flatnonzero(used), users, owner)
+        here, following = number[index], number[index + 1]
+        found: Arrays = {name: values[here] for name, values in made.items()}
         for each in self.schema:
             prefix = LABEL if each.outcome else TARGET
-            found |= {
-                prefix + name: following[name] for name in self._names(each.name, each) if name in following
-            }
+            for name in self._names(each.name, each):
+                if name in made:
+                    found[prefix + name] = made[name][following]
         return found
 
     def samples(self, histories: Histories) -> Arrays:
