@@ -15,7 +15,7 @@ from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_i
 from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
-from freescale.model import compresses, retrieves
+from freescale.model import compresses, drawn_by_rank, retrieves
 from freescale.pages import write_report
 from freescale.recipe import (
     Config,
@@ -87,7 +87,7 @@ def train_run(
             progress.start(
                 describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
             )
-            for text in [*resumed.notices, *run.evaluation.notices]:
+            for text in [*resumed.notices, *run.evaluation.notices, *drawn_by_rank(run.state.model)]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
@@ -310,8 +310,10 @@ def _check_same_recipe(path: Path, saved: Mapping[str, Any], config: Config) -> 
     different = [
         f"{section}.{key}: {then!r} there, {value!r} now"
         for section, keys in config.as_dict().items()
-        for key, value in keys.items()
-        for then in [_plain(saved.get(section, {}).get(key, defaults[section][key]))]
+        # Of sections whose keys are made up, such as features, one may be gone, too.
+        for key in {**keys, **({} if defaults[section] else saved.get(section, {}))}
+        for value in [keys.get(key)]
+        for then in [_plain(saved.get(section, {}).get(key, defaults[section].get(key)))]
         if f"{section}.{key}" not in free and _plain(value) != then
     ]
     if different:
