@@ -6,7 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.model.compressor import Compressor
-    from freescale.model.encoder import Encoder, EncoderShape, compresses, uses_time
+    from freescale.model.encoder import Encoder, EncoderShape, compresses, takes_pads, uses_time
     from freescale.model.encoders import HSTU, Decoder, SASRec
     from freescale.model.head import (
         Head,

@@ -7,6 +7,8 @@ keeps other threads from the driver while it waits; into page-locked memory, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,63 @@ from freescale.kernels.runtime.readback import Readback
 
 # Kernels compiled for aligned tensors take each table as one.
 _ALIGN = 16
-_TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(bool): torch.bool}
+
+Move = Callable[..., tuple[Tensor, ...]]
+"""Arrays as tensors on a device, as `to_device` brings them there."""
+
+
+class Parcel:
+    """Tables that travel together: each is put in when it is made, and one copy brings all of them to the device.
+
+    Apart, a table of a few KB takes longer to send than to make. What `add` returns may be read after `send`.
+
+    Args:
+        device: where they go.
+        room: bytes; what does not fit any more travels alone.
+        into: memory of the device to fill; new memory unless given.
+    """
+
+    def __init__(self, device: torch.device, *, room: int, into: Tensor | None = None) -> None:
+        self.device = device
+        self._host = torch.empty(room, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._flat = self._host.numpy()
+        self.memory = torch.empty(room, dtype=torch.uint8, device=device) if into is None else into
+        self.filled = 0
+        self.wanted = 0
+        self.shapes: list[tuple[int, ...]] = []
+        self._others: list[Tensor] = []
+
+    def add(self, *arrays: npt.NDArray[Any]) -> tuple[Tensor, ...]:
+        """The arrays as tensors on the device."""
+        return tuple(self._add(x) for x in arrays)
+
+    def _add(self, x: npt.NDArray[Any]) -> Tensor:
+        begin, end = self.filled, self.filled + x.nbytes
+        self.wanted += _padded(x)
+        self.shapes.append((x.itemsize, *x.shape))
+        if end > len(self._flat):
+            self._others += to_device(x, device=self.device)
+            return self._others[-1]
+        self._flat[begin:end].view(x.dtype).reshape(x.shape)[...] = x
+        self.filled += _padded(x)
+        return self.memory[begin:end].view(_torch_type(x.dtype)).view(x.shape)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All memory of the device that it has taken."""
+        return self.memory, *self._others
+
+    def send(self) -> None:
+        """Copy all of it; only queues."""
+        self.memory[: self.filled].copy_(self._host[: self.filled], non_blocking=True)
+
+
+@cache
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def to_device(*arrays: npt.NDArray[Any], device: torch.device) -> tuple[Tensor, ...]:
-    """The arrays as tensors on the device, in one copy; int64, int32 or bool."""
+    """The arrays as tensors on the device, in one copy."""
     if device.type == "cpu":
         return tuple(torch.from_numpy(x) for x in arrays)
     packed = pack(arrays, pinned=device.type == "cuda")
@@ -56,7 +110,7 @@ def unpack(packed: Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Tensor
     """What `pack` put together, as tensors in the shapes of the arrays."""
     found, begin = [], 0
     for x in arrays:
-        found.append(packed[begin : begin + x.nbytes].view(_TORCH[x.dtype]).view(x.shape))
+        found.append(packed[begin : begin + x.nbytes].view(_torch_type(x.dtype)).view(x.shape))
         begin += _padded(x)
     return tuple(found)
 

@@ -74,6 +74,17 @@ class StepTimer:
         away, self._away = self._away, []
         self._running.append(_TimedStep(batch, self._start, self._end, away))
 
+    @contextmanager
+    def replaying(self, batch: SequenceBatch) -> Iterator[None]:
+        """Forward and backward as a replay of recorded work, instead of `start` and `finish`."""
+        self._arrival, self._away = None, []
+        self._start, self._began = self._now(), trace.mark()
+        yield
+        self._end, self._last_gradient = self._now(), trace.mark()
+        self._waiting = self._last_gradient
+        trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
+        self._running.append(_TimedStep(batch, self._start, self._end, []))
+
     def wait_for_sums(self) -> None:
         """Only now this rank begins to wait for dense gradients, not where the backward ended."""
         self._waiting = trace.mark()

@@ -9,7 +9,8 @@ end of the full pairs, end of all pairs, tokens before the targets, blocks of bi
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
-from freescale.kernels.attention.plan.bias import BiasPlan, joined, plan_bias
+from freescale.kernels.attention.plan.bias import BiasPlan, joined, plan_bias, with_room
+from freescale.kernels.attention.plan.room import LayoutRoom, padded
 from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, group_index
-from freescale.kernels.runtime import to_device
+from freescale.kernels.attention.plan.wishes import LayoutWishes
+from freescale.kernels.runtime import Move, to_device
 
 # Bias is kept in blocks of this many rows; every tile size divides it.
 BIAS_ROWS = 128
+# From this mean length on, as a token sees it, larger tiles pay.
+LONG = 3000
 
 Side = Literal["queries", "keys"]
 
@@ -62,12 +67,14 @@ class BiasStore(NamedTuple):
     Args:
         blocks: [blocks, 2] where a block starts and how wide its rows are.
         rows: [blocks, 3] start and length of its sequence, and its first row.
+        pieces: [pieces, 2] of every square piece the block it is in, and its number there, counted from 1; 0: no piece.
         size: numbers in all.
         widest: the widest row.
     """
 
     blocks: Tensor
     rows: Tensor
+    pieces: Tensor
     size: int
     widest: int
 
@@ -99,16 +106,30 @@ class AttentionSchedule:
     Args:
         offsets: [B + 1] on the CPU.
         device: where the kernels run.
+        room: of a padded batch, whose lists without a mask have fixed sizes.
+        wishes: told what is asked for.
     """
 
-    def __init__(self, offsets: Tensor, *, device: torch.device) -> None:
-        self._starts: Ints = offsets.numpy().astype(np.int64)
+    def __init__(
+        self,
+        offsets: Tensor,
+        *,
+        device: torch.device,
+        room: LayoutRoom | None = None,
+        wishes: LayoutWishes | None = None,
+    ) -> None:
+        self._starts: Ints = offsets.numpy().astype(np.int64, copy=False)
         self._lengths = np.diff(self._starts)
         self._device = device
+        self.room = room
+        self._alone: Move = partial(to_device, device=device)
+        self._move = self._alone
+        self._wishes = wishes or LayoutWishes()
         # Stands for a tensor that a kernel does not use.
         self.nothing = torch.empty(16, device=device)
         # As a token sees it: long sequences count once for each of their tokens.
         self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
+        self.is_long = self.mean_length >= LONG
         self._order = np.argsort(-self._lengths, kind="stable")
         self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
@@ -126,6 +147,8 @@ class AttentionSchedule:
         whole = (side, block, other if mask is not None else None, mask)
         key = (*whole, part)
         if key not in self._lists:
+            if mask is None:
+                self._wishes.note("tiles", side, block, other, self._room_of(part))
             if whole not in self._planned:
                 self._planned[whole] = (
                     self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
@@ -133,8 +156,36 @@ class AttentionSchedule:
             tiles, pairs = self._planned[whole]
             if part is not None:
                 tiles = tiles[_within(tiles, part)] - np.array([0, 0, 0, 0, 0, 0, 0, part.block])
-            self._lists[key] = WorkList(*to_device(tiles, pairs, device=self._device))
+            if self.room is not None and mask is None:
+                tiles = padded(tiles, self.room.tiles(len(self._lengths), block))
+            self._lists[key] = WorkList(*self._move(tiles, pairs))
         return self._lists[key]
+
+    def prepare(self, move: Move) -> None:
+        """Make all that layouts before this one were asked for; `move` brings it to the device."""
+        self._move = move
+        for name, *how in self._wishes.noted():
+            if name == "tiles":
+                side, block, other, room = how
+                for part in [None] if room is None else self.parts(None, room=room):
+                    self.tiles(side, block=block, other=other, mask=None, part=part)
+            elif name == "bias_store":
+                self.bias_store(None)
+            elif name == "table_plan":
+                rows, columns, room, programs = how
+                parts = [] if room is None else self.parts(None, room=room)
+                # Where parts decide, and there are none, another list will be asked for.
+                if room is None or parts:
+                    self.table_plan(rows=rows, columns=columns, mask=None, parts=parts, programs=programs)
+        self._move = self._alone
+
+    def seal(self) -> None:
+        """From now on nothing is brought to the device."""
+        self._alone = self._move = _refuse
+
+    def _room_of(self, part: Part | None) -> int | None:
+        """What room the batch was cut by, so that this is one of its parts."""
+        return next((room for (_, room), parts in self._parts.items() if part in parts), None)
 
     def parts(self, mask: AttentionMask | None, *, room: int) -> list[Part]:
         """The batch in parts of about equal size, of which none takes more than `room` numbers of the bias store.
@@ -147,6 +198,10 @@ class AttentionSchedule:
         return self._parts[key]
 
     def _cut(self, blocks: Ints, room: int) -> list[Part]:
+        if self.room is not None:
+            # One part, as large as it may get; none where that is too large.
+            most = self.room.pairs(len(self._lengths), BIAS_ROWS)
+            return [Part((0, int(self._starts[-1]) + 1), 0, most)] if 0 < most <= room else []
         if not 0 < blocks.max(initial=0) <= room:
             return []
         total = int(blocks.sum())
@@ -182,7 +237,7 @@ class AttentionSchedule:
         num_tokens = int(self._starts[-1])
         history = self._lengths - mask.target_counts(len(self._lengths))
         per_sequence = (self._lengths, self._starts[1:], self._starts[:-1] + history)
-        sizes, ends, targets, *pieces = to_device(*per_sequence, *(segment_ends or ()), device=self._device)
+        sizes, ends, targets, *pieces = self._alone(*per_sequence, *(segment_ends or ()))
 
         def spread(values: Tensor, counts: Tensor) -> Tensor:
             return torch.repeat_interleave(values, counts, output_size=num_tokens)
@@ -211,28 +266,33 @@ class AttentionSchedule:
             pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
             seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, to_device(seen, device=self._device)[0].to(torch.uint8))
+            self._seen = (mask, self._alone(seen)[0].to(torch.uint8))
         return self._seen[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""
         square = is_square(mask)
         if square not in self._stores:
+            if mask is None:
+                self._wishes.note("bias_store")
             blocks = self._bias_blocks()
             sequence, number = group_index(blocks)
-            widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
+            across = blocks[sequence] if square else number + 1
+            pieces = np.stack(group_index(across), axis=1)
+            pieces[:, 1] += 1
+            widths = across * BIAS_ROWS
             sizes = widths * BIAS_ROWS
             table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
             rows = np.stack(
                 [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
             )
-            on_device = to_device(table, rows, device=self._device)
-            self._stores[square] = BiasStore(
-                blocks=on_device[0],
-                rows=on_device[1],
-                size=int(sizes.sum()),
-                widest=int(widths.max(initial=BIAS_ROWS)),
-            )
+            size, widest = int(sizes.sum()), int(widths.max(initial=BIAS_ROWS))
+            if self.room is not None and mask is None:
+                num_blocks = self.room.tiles(len(blocks), BIAS_ROWS)
+                table, rows = padded(table, num_blocks), padded(rows, num_blocks)
+                pieces = padded(pieces, self.room.pairs(len(blocks), BIAS_ROWS))
+                size, widest = len(pieces) * BIAS_ROWS**2, -(-self.room.longest // BIAS_ROWS) * BIAS_ROWS
+            self._stores[square] = BiasStore(*self._move(table, rows, pieces), size=size, widest=widest)
         return self._stores[square]
 
     def table_plan(
@@ -244,6 +304,9 @@ class AttentionSchedule:
         """
         key = (rows, columns, mask, *parts, programs)
         if key not in self._table_plans:
+            if mask is None:
+                room = self._room_of(parts[0]) if parts else None
+                self._wishes.note("table_plan", rows, columns, room, programs)
             runs = (
                 self._pair_tiles(rows, columns, mask)
                 if programs is None
@@ -253,8 +316,18 @@ class AttentionSchedule:
             for n, of in enumerate(parts):
                 own = _within(runs, of)
                 part[own], runs[own, 7] = n, runs[own, 7] - of.block
-            made = plan_bias(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
-            self._table_plans[key] = made.to(self._device)
+            fixed = self.room if mask is None and programs is not None else None
+            made = plan_bias(
+                *(runs, part, max(1, len(parts))),
+                wide=rows // columns,
+                columns=columns,
+                last_diagonal=0 if fixed is None else -(-fixed.longest // columns) - 1,
+            )
+            if fixed is not None and programs is not None:
+                made = with_room(
+                    made, fixed, num_sequences=len(self._lengths), columns=columns, programs=programs
+                )
+            self._table_plans[key] = made.moved(self._move)
         return self._table_plans[key]
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
@@ -345,6 +418,10 @@ class AttentionSchedule:
         if mask is not None:
             out[:, 6] -= mask.target_counts(len(self._lengths))[sequence]
         return out
+
+
+def _refuse(*arrays: Any) -> tuple[Tensor, ...]:
+    raise RuntimeError("a list of tiles was asked for that does not travel with the batch")
 
 
 def is_square(mask: AttentionMask | None) -> bool:
