@@ -67,7 +67,8 @@ CHECKED = (
     "synthetic.users=2000",
     "synthetic.items=900",
     "synthetic.mean_length=40",
-    "data.global_batch=48",
+    "synthetic.sigma=0.6",
+    "data.global_batch=128",
     "data.max_length=150",
     "model.dim=64",
     "model.heads=2",
@@ -84,7 +85,19 @@ def make_run(keys: tuple[str, ...], steps: int) -> Any:
     out = tempfile.mkdtemp()
     config = load_config(None, [*ONE_GPU, *keys, f"run.steps={steps}", f"run.out={out}"])
     device = torch.device("cuda")
-    return build_run(config, build_source(config), Ranks(rank=0, num_ranks=1, device=device), Progress())
+    ranks = Ranks(rank=0, num_ranks=1, device=device)
+    return build_run(config, build_source(config), ranks, Progress([Notices()]))
+
+
+class Notices:
+    """A sink that shows what a run wants to be known."""
+
+    def write(self, event: dict[str, Any]) -> None:
+        if event["event"] == "notice":
+            print(f"note   {event['text']}", file=sys.stderr)
+
+    def close(self) -> None:
+        pass
 
 
 def train(keys: tuple[str, ...], steps: int, *, records: bool = True) -> dict[str, Any]:
@@ -137,11 +150,11 @@ def check() -> dict[str, Any]:
     poisoned = train(CHECKED, steps)
     torch.use_deterministic_algorithms(False)
     assert same_bits(replayed, poisoned), "FAILED: what stands in memory nobody has written changes results"
-    plain = train((*CHECKED, "run.capture=off"), steps)
+    plain = train((*CHECKED, "run.capture='off'"), steps)
     worst = max(abs(a / b - 1) for a, b in zip(replayed["losses"], plain["losses"], strict=True))
     assert worst < 2e-2, f"FAILED: padded and plain batches differ by {worst:.1e}"
     exact = [
-        (*CHECKED, "model.dtype=float32", capture) for capture in ("run.capture=auto", "run.capture=off")
+        (*CHECKED, "model.dtype=float32", capture) for capture in ("run.capture=auto", "run.capture='off'")
     ]
     curves = [train(keys, steps)["losses"] for keys in exact]
     single = max(abs(a / b - 1) for a, b in zip(*curves, strict=True))
@@ -190,7 +203,7 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
 
 def measure(name: str, *, rounds: int, steps: int, warm: int, before: str | None) -> dict[str, Any]:
     _, keys = WORKLOADS[name]
-    ways = {"usual": (*keys, "run.capture=off"), "replayed": (*keys, "run.capture=auto")}
+    ways = {"usual": (*keys, "run.capture='off'"), "replayed": (*keys, "run.capture=auto")}
     found: dict[str, list[dict[str, float]]] = {way: [] for way in (*(["before"] if before else []), *ways)}
     for _ in range(rounds):
         if before:
@@ -241,9 +254,10 @@ def main() -> None:
     checked = None if options.no_check else check()
     if checked:
         print(
-            f"{checked['replayed']} of {checked['of']} steps replayed from {checked['recordings']} recordings: the bits "
+            f"{checked['replayed']} of {checked['of']} steps replayed, {checked['recordings']} recordings: the bits "
             f"of padded batches computed as usual, also with NaN in unwritten memory; plain batches differ by "
-            f"{checked['padded_against_plain_fp32']:.1e} (float32), {checked['padded_against_plain_bf16']:.1e} (bf16)"
+            f"{checked['padded_against_plain_fp32']:.1e} (float32) "
+            f"and {checked['padded_against_plain_bf16']:.1e} (bf16)"
         )
     rows = {}
     print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}")

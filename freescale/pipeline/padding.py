@@ -12,9 +12,10 @@ so that a copy of one parcel onto another replaces one batch by the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.kernels import LayoutRoom, LayoutWishes, SequenceLayout
+from freescale.kernels.attention import ListFiller, is_long
 from freescale.kernels.runtime import Parcel
 from freescale.pipeline.streams import record_stream
 
@@ -40,30 +42,81 @@ def padded_size(size: int, *, steps: int = 16) -> int:
     return -(-size // step) * step
 
 
-@dataclass(frozen=True, eq=False)
-class PaddedBatch:
-    """A batch of a fixed size on its device.
+class _Feature(NamedTuple):
+    """Values of a batch before it is padded.
 
     Args:
-        batch: its features, padded, with indices into `num_rows` rows.
+        name: of the feature.
+        values: of real tokens or sequences.
+        pad: what stands behind them.
+    """
+
+    name: str
+    values: Array
+    pad: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A batch on the CPU, and the size it is to have."""
+
+    offsets: Tensor
+    tokens: list[_Feature]
+    samples: list[_Feature]
+    room: LayoutRoom
+    num_rows: int
+    real_rows: int
+    global_tokens: int
+
+    def padded(self) -> Iterator[tuple[_Feature, tuple[int, ...]]]:
+        """The tokens that the loss is divided by, then all features; each with its padded shape."""
+        yield _Feature("count", np.array([max(1, self.global_tokens)], np.float64)), (1,)
+        sizes = ((self.tokens, self.room.tokens), (self.samples, len(self.offsets) - 1))
+        for features, size in sizes:
+            for feature in features:
+                yield feature, (size, *feature.values.shape[1:])
+
+    @property
+    def size(self) -> tuple[Any, ...]:
+        """All that decides how large its tensors are, and which kernels they are computed by."""
+        kinds = ((f.name, f.values.dtype, f.values.shape[1:]) for f in (*self.tokens, *self.samples))
+        return self.room, len(self.offsets), self.num_rows, is_long(np.diff(self.offsets.numpy())), *kinds
+
+
+class PaddedViews(NamedTuple):
+    """What the model is given of a padded batch.
+
+    Args:
+        batch: its features, padded, with indices into rows.
         layout: where its sequences stand.
         count: [] float64, the tokens of all ranks, which the loss is divided by.
-        num_rows: places for unique rows; the last one is for pads.
-        real_rows: unique rows there are.
-        memory: all of it, as it came.
-        num_bytes: of the parcel, which is the first of it.
-        key: what all batches have in common whose parcels can take each other's place.
-        again: makes the same in other memory of the device.
     """
 
     batch: SequenceBatch
     layout: SequenceLayout
     count: Tensor
-    num_rows: int
-    real_rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedBatch:
+    """A batch of a fixed size on its device.
+
+    Args:
+        memory: all of it, the parcel first.
+        num_bytes: of the parcel.
+        num_rows: places for unique rows; the last one is for pads.
+        real_rows: unique rows there are.
+        key: what all batches have in common whose parcels can take each other's place.
+        sent: what the model is given, where somebody has asked for it.
+        again: makes the same in this or other memory of the device.
+    """
+
     memory: tuple[Tensor, ...]
     num_bytes: int
+    num_rows: int
+    real_rows: int
     key: tuple[Any, ...]
+    sent: PaddedViews | None
     again: Callable[[Tensor], PaddedBatch]
 
     @property
@@ -71,27 +124,34 @@ class PaddedBatch:
         """Whether all of it is in the parcel, so that it can be copied over another."""
         return len(self.memory) == 1
 
+    @cached_property
+    def views(self) -> PaddedViews:
+        """What the model is given; made now where a replay was expected, which needs none of it."""
+        if self.sent is not None:
+            return self.sent
+        sent = self.again(self.memory[0]).sent
+        assert sent is not None
+        return sent
+
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
         for tensor in self.memory:
             record_stream(tensor)
 
 
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """A padded batch on the CPU."""
+class _Template(NamedTuple):
+    """How parcels of one size are filled: the lists behind the features, in their order."""
 
-    offsets: Tensor
-    tokens: Mapping[str, Array]
-    samples: Mapping[str, Array]
-    room: LayoutRoom
-    num_rows: int
-    real_rows: int
-    global_tokens: int
+    key: tuple[Any, ...]
+    num_bytes: int
+    lists: list[tuple[Any, list[tuple[int, ...]]]]
 
 
 class Padder:
     """Pads batches and sends them to their device.
+
+    The first batches of a size are sent with all that the model reads; for later ones it is known what that is, and
+    they are only written to where it lies.
 
     Args:
         device: where the model computes.
@@ -102,6 +162,7 @@ class Padder:
     def __init__(self, device: torch.device, *, longest: int, table_rows: int) -> None:
         self._device, self._longest, self._table_rows = device, longest, table_rows
         self._wishes = LayoutWishes()
+        self._templates: dict[tuple[Any, ...], _Template] = {}
 
     def pad(self, batch: SequenceBatch, inverse: Tensor, *, num_rows: int, global_tokens: int) -> PaddedBatch:
         """The batch padded and on its way to the device.
@@ -112,49 +173,83 @@ class Padder:
             num_rows: unique rows.
             global_tokens: of all ranks.
         """
-        tokens, samples = padded_size(batch.num_tokens), padded_size(len(batch))
-        rows = self._rows_for(num_rows)
-        source = _Source(
-            _longer(batch.offsets, samples + 1),
-            {name: _longer(x.numpy(), tokens) for name, x in batch.tokens.items() if name not in _NOT_SENT},
-            {name: _longer(x.numpy(), samples) for name, x in batch.samples.items() if name not in _NOT_SENT},
-            LayoutRoom(tokens=tokens, longest=self._longest),
-            num_rows=rows,
-            real_rows=num_rows,
-            global_tokens=global_tokens,
-        )
-        return self.send(_with_indices(source, batch, inverse.numpy().ravel(), pad=rows - 1))
+        source = self._source(batch, inverse.numpy().ravel(), num_rows, global_tokens)
+        template = self._templates.get((self._wishes.count, *source.size))
+        return self.send(source) if template is None else self._write(source, template)
 
     def send(self, source: _Source, *, into: Tensor | None = None) -> PaddedBatch:
-        """A padded batch on its device, in new memory or in some that is given."""
+        """A padded batch on its device with all that the model reads, in new memory or in some that is given."""
+        noted = self._wishes.count
         room = self._wishes.parcel_bytes if into is None else len(into)
         parcel = Parcel(self._device, room=room, into=into)
-        tokens, samples = source.tokens, source.samples
-        sent = parcel.add(
-            np.array([max(1, source.global_tokens)], np.float64), *tokens.values(), *samples.values()
-        )
+        sent = [parcel.add(_longer(feature, shape))[0] for feature, shape in source.padded()]
         layout = SequenceLayout(source.offsets, device=self._device, room=source.room, wishes=self._wishes)
-        if self._device.type == "cuda":
-            layout.prepare(parcel)
+        layout.prepare(parcel)
         parcel.send()
         if into is None:
             self._wishes.took(parcel.wanted)
-        batch = SequenceBatch(
-            source.offsets,
-            dict(zip(tokens, sent[1:])),
-            dict(zip(samples, sent[1 + len(tokens) :])),
-            pads=source.room.tokens - int(source.offsets[-1]),
-        )
-        return PaddedBatch(
-            batch,
+        names = [feature.name for feature, _ in source.padded()]
+        first, last = 1, 1 + len(source.tokens)
+        views = PaddedViews(
+            SequenceBatch(
+                source.offsets,
+                dict(zip(names[first:last], sent[first:last])),
+                dict(zip(names[last:], sent[last:])),
+                pads=source.room.tokens - int(source.offsets[-1]),
+            ),
             layout,
             sent[0][0],
+        )
+        made = self._made(source, parcel, (source.num_rows, *layout.kernel_choice, *parcel.shapes), views)
+        if made.in_one_piece and noted:
+            lists = parcel.filled_in
+            self._templates[noted, *source.size] = _Template(made.key, parcel.filled, lists)
+        return made
+
+    def _write(self, source: _Source, template: _Template) -> PaddedBatch:
+        """The same parcel without any tensor of what is in it."""
+        parcel = Parcel(self._device, room=template.num_bytes)
+        for feature, shape in source.padded():
+            values, to = feature.values, parcel.room_for(shape, feature.values.dtype)
+            to[: len(values)] = values
+            to[len(values) :] = feature.pad
+        filler = ListFiller(source.offsets.numpy(), source.room)
+        for wish, shapes in template.lists:
+            filler.fill(wish, [parcel.room_for(shape, np.int64) for shape in shapes])
+        assert parcel.filled == template.num_bytes
+        parcel.send()
+        return self._made(source, parcel, template.key, None)
+
+    def _made(
+        self, source: _Source, parcel: Parcel, key: tuple[Any, ...], views: PaddedViews | None
+    ) -> PaddedBatch:
+        return PaddedBatch(
+            parcel.tensors(),
+            parcel.filled,
             num_rows=source.num_rows,
             real_rows=source.real_rows,
-            memory=parcel.tensors(),
-            num_bytes=parcel.filled,
-            key=(source.num_rows, *layout.kernel_choice, *parcel.shapes),
+            key=key,
+            sent=views,
             again=lambda into: self.send(source, into=into),
+        )
+
+    def _source(self, batch: SequenceBatch, inverse: Array, num_rows: int, global_tokens: int) -> _Source:
+        num_tokens, num_samples = padded_size(batch.num_tokens), padded_size(len(batch))
+        rows = self._rows_for(num_rows)
+        item, target, negative = np.split(inverse, [batch.num_tokens, 2 * batch.num_tokens])
+        tokens = [_Feature("item_index", item, rows - 1), _Feature("target_index", target, rows - 1)]
+        tokens += [_Feature(name, x.numpy()) for name, x in batch.tokens.items() if name not in _NOT_SENT]
+        samples = [_Feature(name, x.numpy()) for name, x in batch.samples.items() if name not in _NOT_SENT]
+        if (ids := batch.samples.get("negatives")) is not None:
+            samples.append(_Feature("negative_index", negative.reshape(ids.shape), rows - 1))
+        return _Source(
+            torch.cat([batch.offsets, batch.offsets[-1:].expand(num_samples - len(batch))]),
+            tokens,
+            samples,
+            LayoutRoom(tokens=num_tokens, longest=self._longest),
+            num_rows=rows,
+            real_rows=num_rows,
+            global_tokens=global_tokens,
         )
 
     def _rows_for(self, num_rows: int) -> int:
@@ -164,33 +259,7 @@ class Padder:
         return min(self._table_rows + 1, padded_size(num_rows + 1, steps=4))
 
 
-def _with_indices(source: _Source, batch: SequenceBatch, inverse: Array, *, pad: int) -> _Source:
-    """With indices instead of ids; pads have the row that is theirs."""
-    num_tokens, room = batch.num_tokens, source.room.tokens
-    tokens = {
-        "item_index": _longer(inverse[:num_tokens], room, pad),
-        "target_index": _longer(inverse[num_tokens : 2 * num_tokens], room, pad),
-        **source.tokens,
-    }
-    samples = dict(source.samples)
-    if (negatives := batch.samples.get("negatives")) is not None:
-        index = inverse[2 * num_tokens :].reshape(negatives.shape)
-        samples["negative_index"] = _longer(index, len(source.offsets) - 1, pad)
-    return _Source(
-        source.offsets,
-        tokens,
-        samples,
-        source.room,
-        num_rows=source.num_rows,
-        real_rows=source.real_rows,
-        global_tokens=source.global_tokens,
-    )
-
-
-def _longer(x: Any, size: int, value: int = 0) -> Any:
-    """An array, or offsets, with values behind it; offsets go on as they end."""
-    if isinstance(x, Tensor):
-        return torch.cat([x, x[-1:].expand(size - len(x))])
-    out = np.full((size, *x.shape[1:]), value, x.dtype)
-    out[: len(x)] = x
+def _longer(feature: _Feature, shape: tuple[int, ...]) -> Array:
+    out = np.full(shape, feature.pad, feature.values.dtype)
+    out[: len(feature.values)] = feature.values
     return out

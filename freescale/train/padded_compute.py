@@ -23,9 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freescale.data import SequenceBatch
-from freescale.kernels import SequenceLayout
-from freescale.pipeline import PaddedBatch
+from freescale.pipeline import PaddedBatch, PaddedViews
 
 RECORD_AT = 4
 """How often a size is met before it is recorded: kernels are compiled and loaded by then, and rare sizes never pay."""
@@ -158,7 +156,7 @@ class PaddedCompute:
             room.rows[: padded.real_rows].copy_(rows)
         found = self._recordings.get(padded.key)
         if found is None:
-            self._compute(room, padded.batch, padded.layout, padded.count)
+            self._compute(room, padded.views)
         else:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
@@ -175,9 +173,9 @@ class PaddedCompute:
             self._rooms[key] = _RowRoom(zeros.requires_grad_(), torch.zeros_like(zeros))
         return self._rooms[key]
 
-    def _compute(self, room: _RowRoom, batch: SequenceBatch, layout: SequenceLayout, count: Tensor) -> None:
+    def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
         with self._precision():
-            loss = self._model(room.rows, batch, layout) / count
+            loss = self._model(room.rows, views.batch, views.layout) / views.count
         # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
         with torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(loss, [room.rows, *self._parameters], allow_unused=True)
@@ -193,9 +191,10 @@ class PaddedCompute:
         again = padded.again(memory)
         if again.key != padded.key:
             return False  # it was made before all was known; the next one is not
-        again.layout.seal()
+        views = again.views
+        views.layout.seal()
         room = next(room for (num_rows, *_), room in self._rooms.items() if num_rows == padded.num_rows)
-        graph = self._recorder.record(lambda: self._compute(room, again.batch, again.layout, again.count))
+        graph = self._recorder.record(lambda: self._compute(room, views))
         if graph is not None:
             self._recordings[padded.key] = _Recording(graph, memory, again)
         return graph is not None

@@ -246,7 +246,7 @@ def _recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> Tenso
         if device.type == "cuda":
             group["capturable"] = True
     # Steps of sizes that are not recorded are no mistake.
-    optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+    optimizer._warned_capturable_if_run_uncaptured = True
     return rate
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -68,18 +70,7 @@ def indexed(batch):
 
 
 def compute_of(model):
-    return PaddedCompute(
-        model,
-        list(model.parameters()),
-        precision=torch.no_grad().__class__ and _plain,
-        recorder=Recorder(CPU),
-    )
-
-
-def _plain():
-    import contextlib
-
-    return contextlib.nullcontext()
+    return PaddedCompute(model, list(model.parameters()), precision=nullcontext, recorder=Recorder(CPU))
 
 
 @settings(max_examples=15, deadline=None)
@@ -96,10 +87,11 @@ def test_padded_computes_what_the_batch_alone_computes(lengths, seed):
     leaf = rows.clone().requires_grad_()
     loss = model(leaf, with_index, SequenceLayout(batch.offsets)) / 77
     wanted = torch.autograd.grad(loss, [leaf, *model.parameters()])
+    loss = loss.detach()
 
     padder = Padder(CPU, longest=LONGEST, table_rows=30)
     padded = padder.pad(batch, inverse, num_rows=len(unique), global_tokens=77)
-    assert padded.batch.pads == padded.layout.num_tokens - batch.num_tokens
+    assert padded.views.batch.pads == padded.views.layout.num_tokens - batch.num_tokens
     got_loss, row_grad = compute_of(model).run(rows, padded)
     assert float(got_loss) == pytest.approx(float(loss), rel=1e-12)
     for got, want in zip([row_grad, *(p.grad for p in model.parameters())], wanted, strict=True):
@@ -120,17 +112,12 @@ def test_what_stands_in_pads_changes_no_bit():
         if poison:
             real = batch.num_tokens
             for name in ("time", "target_time"):
-                padded.batch.tokens[name][real:] = -(2**62)
-            for name in ("item_index", "target_index"):
-                padded.batch.tokens[name][real:] = torch.arange(padded.batch.pads) % padded.num_rows
-            padded.batch.samples["negative_index"][len(batch) :] = 0
+                padded.views.batch.tokens[name][real:] = -(2**62)
+            padded.views.batch.samples["negative_index"][len(batch) :] = 0
             for room in compute._rooms.values():
                 room.rows.data[len(unique) : -1] = torch.nan
                 room.rows.data[-1] = 1e3
-            padded.batch.tokens["item_index"][real:] = padded.num_rows - 1
-            padded.batch.tokens["target_index"][real:] = padded.num_rows - 1
-        with torch.utils.deterministic.fill_uninitialized_memory_set(poison) if False else _plain():
-            loss, row_grad = compute.run(rows, padded)
+        loss, row_grad = compute.run(rows, padded)
         results.append([loss.clone(), row_grad.clone(), *(p.grad.clone() for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -150,7 +137,43 @@ def test_batches_of_a_size_take_each_others_place():
     assert static.key == made[0].key
     for padded in made:
         memory.copy_(padded.memory[0][: padded.num_bytes])
-        for name, values in padded.batch.tokens.items():
-            assert torch.equal(static.batch.tokens[name], values)
-        for name, values in padded.batch.samples.items():
-            assert torch.equal(static.batch.samples[name], values)
+        for name, values in padded.views.batch.tokens.items():
+            assert torch.equal(static.views.batch.tokens[name], values)
+        for name, values in padded.views.batch.samples.items():
+            assert torch.equal(static.views.batch.samples[name], values)
+
+
+WISHES = [
+    ("device_offsets",),
+    ("token_tiles", 64),
+    ("by_length",),
+    ("bias_store",),
+    ("tiles", "queries", 64, 64, None),
+    ("table_plan", 32, 32, 2**27, 8192),
+    ("tiles", "keys", 64, 32, 2**27),
+]
+
+
+def test_what_is_only_written_is_what_would_be_sent():
+    draws = np.random.default_rng(6)
+    padder = Padder(CPU, longest=LONGEST, table_rows=30)
+    for wish in WISHES:
+        padder._wishes.note(*wish)
+    padder._wishes.took(2**20)
+    made = []
+    for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
+        batch = make_batch(lengths, draws)
+        unique, inverse, _ = indexed(batch)
+        made.append(padder.pad(batch, inverse, num_rows=len(unique), global_tokens=9))
+    assert [padded.sent is None for padded in made] == [False, True, True]
+    assert len({padded.key for padded in made}) == 1
+    for padded in made:
+        other = padded.again(torch.zeros(padded.num_bytes, dtype=torch.uint8))
+        here = memoryview(padded.memory[0][: padded.num_bytes].numpy())
+        there = memoryview(other.memory[0].numpy())
+        begin = 0
+        for itemsize, *shape in other.key[4:]:
+            end = begin + itemsize * int(np.prod(shape))
+            assert here[begin:end] == there[begin:end]
+            begin = -(-end // 16) * 16
+        assert begin == padded.num_bytes

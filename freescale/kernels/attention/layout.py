@@ -5,7 +5,7 @@ Each way to compute attention wants the batch prepared differently; what it need
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +19,13 @@ from freescale.kernels.attention.cpu.tile_masks import RuleTiles
 from freescale.kernels.attention.inputs import check_offsets
 from freescale.kernels.attention.mask import AttentionMask, kernels_know
 from freescale.kernels.attention.mask_rule import MaskRule, check_attributes
-from freescale.kernels.attention.plan.room import LayoutRoom, padded
-from freescale.kernels.attention.plan.schedule import AttentionSchedule
+from freescale.kernels.attention.plan.fills import ListFiller
+from freescale.kernels.attention.plan.room import LayoutRoom
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, is_long
 from freescale.kernels.attention.plan.wishes import LayoutWishes
 from freescale.kernels.attention.segment_runs import SegmentRuns
 from freescale.kernels.attention.triton.pair_bias import time_buckets
-from freescale.kernels.runtime import Move, Parcel, to_device
-
-
-def _refuse(*arrays: Any) -> tuple[Tensor, ...]:
-    raise RuntimeError("a list of tiles was asked for that does not travel with the batch")
+from freescale.kernels.runtime import Alone, Carrier, Parcel, Sealed
 
 
 class ByLength(NamedTuple):
@@ -77,8 +74,8 @@ class SequenceLayout:
         if room is not None and (self.num_real > room.tokens or self.longest > room.longest):
             raise ValueError(f"{self.num_real} tokens, {self.longest} in a sequence, do not fit into {room}")
         self._wishes = wishes or LayoutWishes()
-        self._alone: Move = partial(to_device, device=self.device)
-        self._move = self._alone
+        self._alone: Carrier = Alone(self.device)
+        self._carrier = self._alone
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
         self._checked: MaskRule | None = None
@@ -94,44 +91,51 @@ class SequenceLayout:
     @property
     def kernel_choice(self) -> tuple[object, ...]:
         """What, beside the sizes of its lists, decides which kernels a batch is computed by."""
-        return self.num_tokens, len(self.lengths), self.work.is_long
+        return self.num_tokens, len(self.lengths), is_long(self.lengths)
 
     def prepare(self, parcel: Parcel) -> None:
         """Make all that layouts before this one were asked for, and put it into the parcel, which is not sent yet."""
-        self._move = parcel.add
+        self._carrier = parcel
         for name, *how in self._wishes.noted():
             if name == "token_tiles":
                 self.token_tiles(*how)
             elif name in ("by_length", "device_offsets"):
                 getattr(self, name)
-        self.work.prepare(parcel.add)
-        self._move = self._alone
+        self.work.prepare(parcel)
+        self._carrier = self._alone
 
     def seal(self) -> None:
         """From now on nothing is brought to the device: a recording would read it again when it is old."""
-        self._alone = self._move = _refuse
+        self._alone = self._carrier = Sealed()
         self.work.seal()
+
+    def _fixed(self, *wish: Any) -> Tensor:
+        """A list of a padded batch on its way to the device."""
+        assert self.room is not None
+        filler = ListFiller(self.offsets.numpy(), self.room)
+        return self._carrier.fill(wish, filler.shapes(wish), lambda arrays: filler.fill(wish, arrays))[0]
 
     @cached_property
     def by_length(self) -> ByLength:
         """The sequences, longest first."""
         self._wishes.note("by_length")
+        if self.room is not None:
+            sent, num = self._fixed("by_length"), len(self.lengths)
+            return ByLength(sent[0, :num], sent[1, :num], sent[2, : self.room.longest])
         order = np.argsort(-self.lengths, kind="stable")
         reach = len(order) - np.cumsum(np.bincount(self.lengths, minlength=1))[: self.longest]
-        if self.room is not None:
-            reach = padded(reach, self.room.longest)
         # Each row begins on 16 bytes, which kernels rely on.
         table = np.zeros((3, max(len(order), len(reach)) + 1 & ~1), np.int64)
         table[0, : len(order)], table[1, : len(order)] = order, self.offsets.numpy()[:-1][order]
         table[2, : len(reach)] = reach
-        moved = self._move(table)[0]
+        moved = self._carrier.add(table)[0]
         return ByLength(moved[0, : len(order)], moved[1, : len(order)], moved[2, : len(reach)])
 
     @cached_property
     def tiles(self) -> TileLayout:
         """The batch for batched products."""
-        if self._move is _refuse:
-            _refuse()
+        if isinstance(self._carrier, Sealed):
+            self._carrier.add()
         return TileLayout(self.offsets, block=self._block, device=self.device, num_tokens=self.num_tokens)
 
     @cached_property
@@ -148,7 +152,9 @@ class SequenceLayout:
     def device_offsets(self) -> Tensor:
         """The offsets where the tensors of the batch live."""
         self._wishes.note("device_offsets")
-        return self._move(self.offsets.numpy())[0]
+        if self.room is not None:
+            return self._fixed("device_offsets")
+        return self._carrier.add(self.offsets.numpy())[0]
 
     @cached_property
     def positions(self) -> Tensor:
@@ -163,15 +169,16 @@ class SequenceLayout:
     def token_tiles(self, block: int) -> Tensor:
         """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""
         if block not in self._token_tiles:
+            self._wishes.note("token_tiles", block)
+            if self.room is not None:
+                self._token_tiles[block] = self._fixed("token_tiles", block)
+        if block not in self._token_tiles:
             tiles = -(-self.lengths // block)
             sequence = np.repeat(np.arange(len(tiles)), tiles)
             position = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
             count = np.minimum(self.lengths[sequence] - position, block)
             table = np.stack([sequence, self.offsets.numpy()[sequence] + position, count], axis=1)
-            if self.room is not None:
-                table = padded(table, self.room.tiles(len(tiles), block))
-            self._wishes.note("token_tiles", block)
-            self._token_tiles[block] = self._move(table)[0]
+            self._token_tiles[block] = self._carrier.add(table)[0]
         return self._token_tiles[block]
 
     def check(self, mask: MaskRule | None) -> None:

@@ -7,9 +7,10 @@ keeps other threads from the driver while it waits; into page-locked memory, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +22,66 @@ from freescale.kernels.runtime.readback import Readback
 # Kernels compiled for aligned tensors take each table as one.
 _ALIGN = 16
 
-Move = Callable[..., tuple[Tensor, ...]]
-"""Arrays as tensors on a device, as `to_device` brings them there."""
+Array = npt.NDArray[Any]
+Shapes = list[tuple[int, ...]]
+Fill = Callable[[list[Array]], None]
+
+
+class Carrier(Protocol):
+    """Brings tables of whole numbers to a device."""
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """The arrays as tensors on the device."""
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Arrays of int64 that `fill` writes, as tensors on the device."""
+
+
+class Alone:
+    """Carries what it is given at once, by a copy of its own.
+
+    Args:
+        device: where it goes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """The arrays as tensors on the device."""
+        return to_device(*arrays, device=self._device)
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Arrays of int64 that `fill` writes, as tensors on the device."""
+        arrays = [np.empty(shape, np.int64) for shape in shapes]
+        fill(arrays)
+        return self.add(*arrays)
+
+
+class Sealed:
+    """Carries nothing: a recording would read it again when it is old."""
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """Refused."""
+        raise RuntimeError("a list was asked for that does not travel with the batch")
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Refused."""
+        return self.add()
 
 
 class Parcel:
     """Tables that travel together: each is put in when it is made, and one copy brings all of them to the device.
 
-    Apart, a table of a few KB takes longer to send than to make. What `add` returns may be read after `send`.
+    Apart, a table of a few KB takes longer to send than to make. What is returned may be read after `send`.
 
     Args:
         device: where they go.
         room: bytes; what does not fit any more travels alone.
         into: memory of the device to fill; new memory unless given.
+
+    `filled` and `wanted` are the bytes in it, and with those that found no room; `shapes` of all that was put in, and
+    `filled_in` the names and shapes of what `fill` wrote, in their order.
     """
 
     def __init__(self, device: torch.device, *, room: int, into: Tensor | None = None) -> None:
@@ -43,22 +91,47 @@ class Parcel:
         self.memory = torch.empty(room, dtype=torch.uint8, device=device) if into is None else into
         self.filled = 0
         self.wanted = 0
-        self.shapes: list[tuple[int, ...]] = []
+        self.shapes: Shapes = []
+        self.filled_in: list[tuple[Any, Shapes]] = []
         self._others: list[Tensor] = []
 
-    def add(self, *arrays: npt.NDArray[Any]) -> tuple[Tensor, ...]:
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
         """The arrays as tensors on the device."""
         return tuple(self._add(x) for x in arrays)
 
-    def _add(self, x: npt.NDArray[Any]) -> Tensor:
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Arrays of int64 that `fill` writes straight into the parcel, as tensors on the device."""
+        if self.filled + 8 * sum(math.prod(shape) + 1 for shape in shapes) > len(self._flat):
+            arrays = [np.empty(shape, np.int64) for shape in shapes]
+            fill(arrays)
+            return self.add(*arrays)
+        self.filled_in.append((name, shapes))
+        begin = self.filled
+        fill([self.room_for(shape, np.int64) for shape in shapes])
+        found = []
+        for shape in shapes:
+            end = begin + 8 * math.prod(shape)
+            found.append(self.memory[begin:end].view(torch.int64).view(shape))
+            begin = _aligned(end)
+        return tuple(found)
+
+    def room_for(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array in the parcel, to be filled; there must be room."""
+        kind = np.dtype(dtype)
+        begin, end = self.filled, self.filled + kind.itemsize * math.prod(shape)
+        self.shapes.append((kind.itemsize, *shape))
+        self.filled = _aligned(end)
+        self.wanted += self.filled - begin
+        return self._flat[begin:end].view(kind).reshape(shape)
+
+    def _add(self, x: Array) -> Tensor:
         begin, end = self.filled, self.filled + x.nbytes
-        self.wanted += _padded(x)
-        self.shapes.append((x.itemsize, *x.shape))
         if end > len(self._flat):
+            self.wanted += _padded(x)
+            self.shapes.append((x.itemsize, *x.shape))
             self._others += to_device(x, device=self.device)
             return self._others[-1]
-        self._flat[begin:end].view(x.dtype).reshape(x.shape)[...] = x
-        self.filled += _padded(x)
+        self.room_for(x.shape, x.dtype)[...] = x
         return self.memory[begin:end].view(_torch_type(x.dtype)).view(x.shape)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -116,4 +189,8 @@ def unpack(packed: Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Tensor
 
 
 def _padded(x: npt.NDArray[Any]) -> int:
-    return -(-x.nbytes // _ALIGN) * _ALIGN
+    return _aligned(x.nbytes)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN

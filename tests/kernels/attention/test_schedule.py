@@ -97,6 +97,8 @@ def test_lists_of_padded_batches_have_sizes_that_no_length_changes(lengths, pads
             )
             for work in (plain, ours, other)
         ]
+        assert torch.equal(plans[1].runs[: len(plans[0].runs)], plans[0].runs)
+        assert not plans[1].runs[len(plans[0].runs) :].any()
         assert plans[1].part_runs == plans[2].part_runs
         assert shapes_of(plans[1]) == shapes_of(plans[2])
         # Each row of sums by the group it is added to: the same for real runs, none for others.

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import Ints
-from freescale.kernels.attention.plan.room import LayoutRoom, padded
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS
-from freescale.kernels.runtime import Move
+from freescale.kernels.runtime import Carrier
 
 # Rows that a program adds up in the first step.
 CHUNK = 128
@@ -52,10 +51,10 @@ class BiasPlan(NamedTuple):
     chunks: SumStep
     groups: SumStep
 
-    def moved(self, move: Move) -> BiasPlan:
+    def carried(self, carrier: Carrier) -> BiasPlan:
         """The same on another device."""
         arrays = [x.numpy() for x in (self.runs, *self.chunks, *self.groups)]
-        runs, *steps = move(*arrays)
+        runs, *steps = carrier.add(*arrays)
         return self._replace(runs=runs, chunks=SumStep(*steps[:2]), groups=SumStep(*steps[2:]))
 
 
@@ -78,17 +77,12 @@ def joined(tiles: Ints, *, limit: int) -> Ints:
     return out
 
 
-def plan_bias(
-    runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int, last_diagonal: int = 0
-) -> BiasPlan:
-    """Plan for these runs of these parts; a tile is `columns` wide and `wide` times as high.
-
-    There are groups up to `last_diagonal` at least.
-    """
+def plan_bias(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int) -> BiasPlan:
+    """Plan for these runs of these parts; a tile is `columns` wide and `wide` times as high."""
     from freescale.kernels.attention.plan.tile_pair_loops import ordered
 
     diagonal = runs[:, 2] * wide - runs[:, 3]
-    lowest, highest = int(diagonal.min(initial=0)), int(diagonal.max(initial=last_diagonal))
+    lowest, highest = int(diagonal.min(initial=0)), int(diagonal.max(initial=0))
     span = highest - lowest + 1
     # Near the diagonal a tile has most buckets, so most to do: these first.
     order, edges = ordered(part * span + (diagonal - lowest), num_parts * span)
@@ -116,36 +110,18 @@ def plan_bias(
     )
 
 
-def with_room(
-    plan: BiasPlan, room: LayoutRoom, *, num_sequences: int, columns: int, programs: int
-) -> BiasPlan:
-    """The same plan of one part in lists of fixed sizes; what is not used has no tiles, and adds nothing."""
-    rows = len(plan.chunks.order) // max(1, len(plan.runs))
-    most = min(room.pairs(num_sequences, columns), programs + room.tiles(num_sequences, columns))
-    num_distances = plan.num_groups
-    num_buckets = len(plan.groups.starts) - 1 - num_distances
-    # Rows of sums by distance, two a run, then those of buckets: chunks that are full, and one more a group.
-    sizes = -(-2 * most // CHUNK) + num_distances, -(-most // CHUNK) * num_buckets + num_buckets
-    if rows:
-        assert rows == 2 + num_buckets, "tiles of a padded batch are square"
-    starts, groups = plan.chunks.starts.numpy(), plan.groups.starts.numpy()
-    used, end = plan.num_chunks, len(starts) - 1
-    chunk_starts = np.concatenate(
-        [
-            starts[:used],
-            np.full(sizes[0] - used, starts[used]),
-            starts[used:end],
-            np.full(sizes[1] - (end - used) + 1, starts[end]),
-        ]
-    )
-    group_starts = groups.copy()
-    group_starts[num_distances:] += sizes[0] - used
-    return plan._replace(
-        runs=torch.from_numpy(padded(plan.runs.numpy(), most)),
-        part_runs=[0, most],
-        num_chunks=sizes[0],
-        chunks=_step(padded(plan.chunks.order.numpy(), (2 + num_buckets) * most), chunk_starts),
-        groups=_step(np.arange(sum(sizes)), group_starts),
+def padded_plan(lists: tuple[Tensor, ...], *, columns: int) -> BiasPlan:
+    """The plan of a padded batch, of one part, from its lists (`fills.ListFiller`)."""
+    runs, members, chunk_starts, chunks, group_starts = lists
+    num_groups = len(group_starts) - 1 - bucket_rows(columns)
+    return BiasPlan(
+        runs=runs,
+        part_runs=[0, len(runs)],
+        first_group=0,
+        num_groups=num_groups,
+        num_chunks=-(-2 * len(runs) // CHUNK) + num_groups,
+        chunks=SumStep(members, chunk_starts),
+        groups=SumStep(chunks, group_starts),
     )
 
 

@@ -6,11 +6,8 @@ fits its tokens; what is not used is a tile of a sequence without tokens, at whi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
-
-import numpy as np
-
-from freescale.kernels.attention.mask import Ints
 
 
 class LayoutRoom(NamedTuple):
@@ -37,13 +34,4 @@ class LayoutRoom(NamedTuple):
         most = -(-self.longest // block)
         slope = (most * (most + 1) // 2 - 1) / max(1, (most - 1) * block)
         tokens = max(0, self.tokens - num_sequences)
-        return min(num_sequences * most * (most + 1) // 2, num_sequences + int(np.ceil(tokens * slope)))
-
-
-def padded(rows: Ints, size: int) -> Ints:
-    """Rows with zeros behind them, `size` in all."""
-    if len(rows) > size:
-        raise ValueError(f"{len(rows)} rows do not fit into room for {size}")
-    out = np.zeros((size, *rows.shape[1:]), rows.dtype)
-    out[: len(rows)] = rows
-    return out
+        return min(num_sequences * most * (most + 1) // 2, num_sequences + math.ceil(tokens * slope))

@@ -9,8 +9,7 @@ end of the full pairs, end of all pairs, tokens before the targets, blocks of bi
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
-from freescale.kernels.attention.plan.bias import BiasPlan, joined, plan_bias, with_room
-from freescale.kernels.attention.plan.room import LayoutRoom, padded
+from freescale.kernels.attention.plan.bias import BiasPlan, joined, padded_plan, plan_bias
+from freescale.kernels.attention.plan.fills import BIAS_ROWS, ListFiller
+from freescale.kernels.attention.plan.room import LayoutRoom
 from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, group_index
-from freescale.kernels.attention.plan.wishes import LayoutWishes
-from freescale.kernels.runtime import Move, to_device
+from freescale.kernels.attention.plan.wishes import LayoutWishes, Wish
+from freescale.kernels.runtime import Alone, Carrier, Sealed
 
-# Bias is kept in blocks of this many rows; every tile size divides it.
-BIAS_ROWS = 128
 # From this mean length on, as a token sees it, larger tiles pay.
 LONG = 3000
 
@@ -122,14 +120,14 @@ class AttentionSchedule:
         self._lengths = np.diff(self._starts)
         self._device = device
         self.room = room
-        self._alone: Move = partial(to_device, device=device)
-        self._move = self._alone
+        self._fixed = None if room is None else ListFiller(self._starts, room)
+        self._alone: Carrier = Alone(device)
+        self._carrier = self._alone
         self._wishes = wishes or LayoutWishes()
         # Stands for a tensor that a kernel does not use.
         self.nothing = torch.empty(16, device=device)
-        # As a token sees it: long sequences count once for each of their tokens.
-        self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
-        self.is_long = self.mean_length >= LONG
+        self._no_pairs = self.nothing.view(torch.int32)
+        self.mean_length = _mean_length(self._lengths)
         self._order = np.argsort(-self._lengths, kind="stable")
         self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
@@ -146,9 +144,11 @@ class AttentionSchedule:
         """Tiles of `block` tokens on one side, of all sequences or of a part; `other` is the other side's tile size."""
         whole = (side, block, other if mask is not None else None, mask)
         key = (*whole, part)
+        if key not in self._lists and mask is None:
+            wish = self._note("tiles", side, block, other, self._room_of(part))
+            if self._fixed is not None:
+                self._lists[key] = WorkList(*self._filled(wish), self._no_pairs)
         if key not in self._lists:
-            if mask is None:
-                self._wishes.note("tiles", side, block, other, self._room_of(part))
             if whole not in self._planned:
                 self._planned[whole] = (
                     self._plain(side, block) if mask is None else self._masked(side, block, other, mask)
@@ -156,14 +156,12 @@ class AttentionSchedule:
             tiles, pairs = self._planned[whole]
             if part is not None:
                 tiles = tiles[_within(tiles, part)] - np.array([0, 0, 0, 0, 0, 0, 0, part.block])
-            if self.room is not None and mask is None:
-                tiles = padded(tiles, self.room.tiles(len(self._lengths), block))
-            self._lists[key] = WorkList(*self._move(tiles, pairs))
+            self._lists[key] = WorkList(*self._carrier.add(tiles, pairs))
         return self._lists[key]
 
-    def prepare(self, move: Move) -> None:
-        """Make all that layouts before this one were asked for; `move` brings it to the device."""
-        self._move = move
+    def prepare(self, carrier: Carrier) -> None:
+        """Make all that layouts before this one were asked for."""
+        self._carrier = carrier
         for name, *how in self._wishes.noted():
             if name == "tiles":
                 side, block, other, room = how
@@ -177,11 +175,21 @@ class AttentionSchedule:
                 # Where parts decide, and there are none, another list will be asked for.
                 if room is None or parts:
                     self.table_plan(rows=rows, columns=columns, mask=None, parts=parts, programs=programs)
-        self._move = self._alone
+        self._carrier = self._alone
 
     def seal(self) -> None:
         """From now on nothing is brought to the device."""
-        self._alone = self._move = _refuse
+        self._alone = self._carrier = Sealed()
+
+    def _note(self, *wish: object) -> Wish:
+        self._wishes.note(*wish)
+        return wish
+
+    def _filled(self, wish: Wish) -> tuple[Tensor, ...]:
+        """A list of a padded batch on its way to the device."""
+        fixed = self._fixed
+        assert fixed is not None
+        return self._carrier.fill(wish, fixed.shapes(wish), lambda arrays: fixed.fill(wish, arrays))
 
     def _room_of(self, part: Part | None) -> int | None:
         """What room the batch was cut by, so that this is one of its parts."""
@@ -237,7 +245,7 @@ class AttentionSchedule:
         num_tokens = int(self._starts[-1])
         history = self._lengths - mask.target_counts(len(self._lengths))
         per_sequence = (self._lengths, self._starts[1:], self._starts[:-1] + history)
-        sizes, ends, targets, *pieces = self._alone(*per_sequence, *(segment_ends or ()))
+        sizes, ends, targets, *pieces = self._alone.add(*per_sequence, *(segment_ends or ()))
 
         def spread(values: Tensor, counts: Tensor) -> Tensor:
             return torch.repeat_interleave(values, counts, output_size=num_tokens)
@@ -266,33 +274,32 @@ class AttentionSchedule:
             pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
             seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, self._alone(seen)[0].to(torch.uint8))
+            self._seen = (mask, self._alone.add(seen)[0].to(torch.uint8))
         return self._seen[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""
         square = is_square(mask)
+        if square not in self._stores and mask is None:
+            wish = self._note("bias_store")
+            if self._fixed is not None and self.room is not None:
+                table, rows, pieces = self._filled(wish)
+                widest = -(-self.room.longest // BIAS_ROWS) * BIAS_ROWS
+                self._stores[square] = BiasStore(table, rows, pieces, len(pieces) * BIAS_ROWS**2, widest)
         if square not in self._stores:
-            if mask is None:
-                self._wishes.note("bias_store")
             blocks = self._bias_blocks()
             sequence, number = group_index(blocks)
             across = blocks[sequence] if square else number + 1
-            pieces = np.stack(group_index(across), axis=1)
-            pieces[:, 1] += 1
+            of, piece = group_index(across)
             widths = across * BIAS_ROWS
             sizes = widths * BIAS_ROWS
-            table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
-            rows = np.stack(
-                [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
+            table, rows, pieces = self._carrier.add(
+                np.stack([np.cumsum(sizes) - sizes, widths], axis=1),
+                np.stack([self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1),
+                np.stack([of, piece + 1], axis=1),
             )
             size, widest = int(sizes.sum()), int(widths.max(initial=BIAS_ROWS))
-            if self.room is not None and mask is None:
-                num_blocks = self.room.tiles(len(blocks), BIAS_ROWS)
-                table, rows = padded(table, num_blocks), padded(rows, num_blocks)
-                pieces = padded(pieces, self.room.pairs(len(blocks), BIAS_ROWS))
-                size, widest = len(pieces) * BIAS_ROWS**2, -(-self.room.longest // BIAS_ROWS) * BIAS_ROWS
-            self._stores[square] = BiasStore(*self._move(table, rows, pieces), size=size, widest=widest)
+            self._stores[square] = BiasStore(table, rows, pieces, size, widest)
         return self._stores[square]
 
     def table_plan(
@@ -303,10 +310,12 @@ class AttentionSchedule:
         `columns` divides `rows`. About so many `programs` share the tiles, which must be square, or each has its own.
         """
         key = (rows, columns, mask, *parts, programs)
+        if key not in self._table_plans and mask is None:
+            room = self._room_of(parts[0]) if parts else None
+            wish = self._note("table_plan", rows, columns, room, programs)
+            if self._fixed is not None and programs is not None:
+                self._table_plans[key] = padded_plan(self._filled(wish), columns=columns)
         if key not in self._table_plans:
-            if mask is None:
-                room = self._room_of(parts[0]) if parts else None
-                self._wishes.note("table_plan", rows, columns, room, programs)
             runs = (
                 self._pair_tiles(rows, columns, mask)
                 if programs is None
@@ -316,18 +325,8 @@ class AttentionSchedule:
             for n, of in enumerate(parts):
                 own = _within(runs, of)
                 part[own], runs[own, 7] = n, runs[own, 7] - of.block
-            fixed = self.room if mask is None and programs is not None else None
-            made = plan_bias(
-                *(runs, part, max(1, len(parts))),
-                wide=rows // columns,
-                columns=columns,
-                last_diagonal=0 if fixed is None else -(-fixed.longest // columns) - 1,
-            )
-            if fixed is not None and programs is not None:
-                made = with_room(
-                    made, fixed, num_sequences=len(self._lengths), columns=columns, programs=programs
-                )
-            self._table_plans[key] = made.moved(self._move)
+            made = plan_bias(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
+            self._table_plans[key] = made.carried(self._carrier)
         return self._table_plans[key]
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
@@ -420,8 +419,14 @@ class AttentionSchedule:
         return out
 
 
-def _refuse(*arrays: Any) -> tuple[Tensor, ...]:
-    raise RuntimeError("a list of tiles was asked for that does not travel with the batch")
+def _mean_length(lengths: Ints) -> float:
+    """As a token sees it: long sequences count once for each of their tokens."""
+    return float(np.dot(lengths, lengths) / max(1, lengths.sum()))
+
+
+def is_long(lengths: Ints) -> bool:
+    """Whether larger tiles pay."""
+    return _mean_length(lengths) >= LONG
 
 
 def is_square(mask: AttentionMask | None) -> bool:

@@ -24,6 +24,11 @@ class LayoutWishes:
         """A layout was asked for this."""
         self._noted.setdefault(wish, None)
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._noted)
+
     def noted(self) -> list[Wish]:
         """All of it, in a fixed order."""
         return list(self._noted)
