@@ -34,10 +34,10 @@ _NOT_SENT = ("item", "target", "negatives")
 """Raw ids; the model reads their indices."""
 
 
-def padded_size(size: int, *, steps: int = 16) -> int:
-    """The next larger of the sizes that lie 1/16 apart, so that at most as much is wasted; the fewest are 64."""
-    if size <= _FEWEST:
-        return _FEWEST
+def padded_size(size: int, *, steps: int = 16, fewest: int = _FEWEST) -> int:
+    """The next larger of the sizes that lie 1/16 apart, so that at most as much is wasted."""
+    if size <= fewest:
+        return fewest
     step = max(1, (1 << (size - 1).bit_length() - 1) // steps)
     return -(-size // step) * step
 
@@ -61,15 +61,16 @@ class _Source:
     """A batch on the CPU, and the size it is to have."""
 
     offsets: Tensor
+    unique: Array
     tokens: list[_Feature]
     samples: list[_Feature]
     room: LayoutRoom
     num_rows: int
-    real_rows: int
     global_tokens: int
 
     def padded(self) -> Iterator[tuple[_Feature, tuple[int, ...]]]:
-        """The tokens that the loss is divided by, then all features; each with its padded shape."""
+        """Unique rows, the tokens that the loss is divided by, then all features; each with its padded shape."""
+        yield _Feature("unique", self.unique), (self.num_rows,)
         yield _Feature("count", np.array([max(1, self.global_tokens)], np.float64)), (1,)
         sizes = ((self.tokens, self.room.tokens), (self.samples, len(self.offsets) - 1))
         for features, size in sizes:
@@ -120,6 +121,11 @@ class PaddedBatch:
     again: Callable[[Tensor], PaddedBatch]
 
     @property
+    def unique(self) -> Tensor:
+        """[U] the numbers of the unique rows, with which every parcel begins."""
+        return self.memory[0][: 8 * self.real_rows].view(torch.int64)
+
+    @property
     def in_one_piece(self) -> bool:
         """Whether all of it is in the parcel, so that it can be copied over another."""
         return len(self.memory) == 1
@@ -164,23 +170,25 @@ class Padder:
         self._wishes = LayoutWishes()
         self._templates: dict[tuple[Any, ...], _Template] = {}
 
-    def pad(self, batch: SequenceBatch, inverse: Tensor, *, num_rows: int, global_tokens: int) -> PaddedBatch:
+    def pad(
+        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int
+    ) -> PaddedBatch:
         """The batch padded and on its way to the device.
 
         Args:
             batch: on the CPU.
-            inverse: index of every id among the unique rows, in the order items, targets, negatives.
-            num_rows: unique rows.
+            unique: [U] numbers of its unique rows.
+            inverse: index of every id among them, in the order items, targets, negatives.
             global_tokens: of all ranks.
         """
-        source = self._source(batch, inverse.numpy().ravel(), num_rows, global_tokens)
+        source = self._source(batch, unique.numpy(), inverse.numpy().ravel(), global_tokens)
         template = self._templates.get((self._wishes.count, *source.size))
         return self.send(source) if template is None else self._write(source, template)
 
     def send(self, source: _Source, *, into: Tensor | None = None) -> PaddedBatch:
         """A padded batch on its device with all that the model reads, in new memory or in some that is given."""
         noted = self._wishes.count
-        room = self._wishes.parcel_bytes if into is None else len(into)
+        room = len(into) if into is not None else self._wishes.parcel_bytes + 8 * source.num_rows
         parcel = Parcel(self._device, room=room, into=into)
         sent = [parcel.add(_longer(feature, shape))[0] for feature, shape in source.padded()]
         layout = SequenceLayout(source.offsets, device=self._device, room=source.room, wishes=self._wishes)
@@ -189,7 +197,7 @@ class Padder:
         if into is None:
             self._wishes.took(parcel.wanted)
         names = [feature.name for feature, _ in source.padded()]
-        first, last = 1, 1 + len(source.tokens)
+        first, last = 2, 2 + len(source.tokens)
         views = PaddedViews(
             SequenceBatch(
                 source.offsets,
@@ -198,7 +206,7 @@ class Padder:
                 pads=source.room.tokens - int(source.offsets[-1]),
             ),
             layout,
-            sent[0][0],
+            sent[1][0],
         )
         made = self._made(source, parcel, (source.num_rows, *layout.kernel_choice, *parcel.shapes), views)
         if made.in_one_piece and noted:
@@ -227,15 +235,15 @@ class Padder:
             parcel.tensors(),
             parcel.filled,
             num_rows=source.num_rows,
-            real_rows=source.real_rows,
+            real_rows=len(source.unique),
             key=key,
             sent=views,
             again=lambda into: self.send(source, into=into),
         )
 
-    def _source(self, batch: SequenceBatch, inverse: Array, num_rows: int, global_tokens: int) -> _Source:
-        num_tokens, num_samples = padded_size(batch.num_tokens), padded_size(len(batch))
-        rows = self._rows_for(num_rows)
+    def _source(self, batch: SequenceBatch, unique: Array, inverse: Array, global_tokens: int) -> _Source:
+        num_tokens, num_samples = padded_size(batch.num_tokens), padded_size(len(batch), fewest=8)
+        rows = self._rows_for(len(unique))
         item, target, negative = np.split(inverse, [batch.num_tokens, 2 * batch.num_tokens])
         tokens = [_Feature("item_index", item, rows - 1), _Feature("target_index", target, rows - 1)]
         tokens += [_Feature(name, x.numpy()) for name, x in batch.tokens.items() if name not in _NOT_SENT]
@@ -244,11 +252,11 @@ class Padder:
             samples.append(_Feature("negative_index", negative.reshape(ids.shape), rows - 1))
         return _Source(
             torch.cat([batch.offsets, batch.offsets[-1:].expand(num_samples - len(batch))]),
+            unique,
             tokens,
             samples,
             LayoutRoom(tokens=num_tokens, longest=self._longest),
             num_rows=rows,
-            real_rows=num_rows,
             global_tokens=global_tokens,
         )
 

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, learns_ids
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, check_range, learns_ids
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.pipeline.ahead import Ahead
+from freescale.kernels.rows import unique
+from freescale.pipeline.ahead import Ahead, ReadAhead
 from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
@@ -143,7 +144,9 @@ class PlainSchedule:
         self._device = device
         self._layouts = layouts if ahead else None
         self._ahead = None
+        self._reader: ReadAhead[PlannedBatch] | None = None
         if ahead:
+            self._reader = ReadAhead(batches)
             self._ahead = Ahead(self._prepare, device=device, first_step=first_step, look_past=look_past)
 
     def __iter__(self) -> Iterator[ReadyBatch]:
@@ -174,20 +177,22 @@ class PlainSchedule:
 
     def flush(self) -> None:
         """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
-        if self._ahead is not None:
+        if self._ahead is not None and self._reader is not None:
             self._ahead.wait_until_idle()
+            self._reader.wait_until_idle()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._ahead is not None:
+        if self._ahead is not None and self._reader is not None:
             self._ahead.close()
+            self._reader.close()
         end_loading(self._batches, error)
 
     def _prepare(self) -> _Prepared | None:
         """The next batch, as far as it follows from ids; reads no values of rows."""
-        planned = next(self._batches, None)
+        planned = next(self._batches, None) if self._reader is None else self._reader.next()
         if planned is None:
             return None
         plan, batch = planned
@@ -203,13 +208,14 @@ class PlainSchedule:
         """The same in a fixed size: features and lists go to the device in one piece, unique rows beside it."""
         plan, batch = planned
         with traffic.exposed() if self._ahead is None else nullcontext():
-            found = self._embedding.find(TABLE, self._id_map.rows(torch.cat(ids_of(batch)), step=plan.step))
-        padded = padder.pad(
-            batch, found.inverse, num_rows=len(found.unique), global_tokens=plan.global_tokens
-        )
+            # Ids are made unique first: a map then has a fraction of them to look up.
+            ids, id_index = unique(torch.cat(ids_of(batch)))
+            rows, row_index = unique(self._id_map.rows(ids, step=plan.step))
+            check_range(self._embedding.plan_of(TABLE).spec, rows)
+            padded = padder.pad(batch, rows, row_index[id_index], global_tokens=plan.global_tokens)
         # Nobody asks for the indices: the padded batch has them.
-        unique = found.unique.to(self._device, non_blocking=True)
-        return _Prepared(planned, batch, UniqueRows(unique, unique[:0]), traffic, padded=padded)
+        found = UniqueRows(padded.unique, padded.unique[:0])
+        return _Prepared(planned, batch, found, traffic, padded=padded)
 
 
 class PrioritizedSchedule:

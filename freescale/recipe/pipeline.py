@@ -110,7 +110,7 @@ def schedule_opener(
             first_step=first_step,
             num_steps=timetable.total_steps - first_step,
             workers=config.data.workers,
-            pin=ranks.device.type == "cuda",
+            pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
         )
         shared: dict[str, Any] = {
             "embedding": embedding,

@@ -90,7 +90,7 @@ def test_padded_computes_what_the_batch_alone_computes(lengths, seed):
     loss = loss.detach()
 
     padder = Padder(CPU, longest=LONGEST, table_rows=30)
-    padded = padder.pad(batch, inverse, num_rows=len(unique), global_tokens=77)
+    padded = padder.pad(batch, unique, inverse, global_tokens=77)
     assert padded.views.batch.pads == padded.views.layout.num_tokens - batch.num_tokens
     got_loss, row_grad = compute_of(model).run(rows, padded)
     assert float(got_loss) == pytest.approx(float(loss), rel=1e-12)
@@ -104,9 +104,7 @@ def test_what_stands_in_pads_changes_no_bit():
     model, rows = make_model(), torch.randn(len(unique), DIM, dtype=torch.float64)
     results = []
     for poison in (False, True):
-        padded = Padder(CPU, longest=LONGEST, table_rows=30).pad(
-            batch, inverse, num_rows=len(unique), global_tokens=9
-        )
+        padded = Padder(CPU, longest=LONGEST, table_rows=30).pad(batch, unique, inverse, global_tokens=9)
         compute = compute_of(model)
         compute.run(rows, padded)  # makes room for rows
         if poison:
@@ -129,7 +127,7 @@ def test_batches_of_a_size_take_each_others_place():
     for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
         batch = make_batch(lengths, draws)
         unique, inverse, _ = indexed(batch)
-        made.append(padder.pad(batch, inverse, num_rows=len(unique), global_tokens=9))
+        made.append(padder.pad(batch, unique, inverse, global_tokens=9))
     assert len({padded.key for padded in made}) == 1
     assert all(padded.in_one_piece for padded in made)
     memory = torch.empty(made[0].num_bytes, dtype=torch.uint8)
@@ -164,7 +162,7 @@ def test_what_is_only_written_is_what_would_be_sent():
     for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
         batch = make_batch(lengths, draws)
         unique, inverse, _ = indexed(batch)
-        made.append(padder.pad(batch, inverse, num_rows=len(unique), global_tokens=9))
+        made.append(padder.pad(batch, unique, inverse, global_tokens=9))
     assert [padded.sent is None for padded in made] == [False, True, True]
     assert len({padded.key for padded in made}) == 1
     for padded in made:
@@ -172,6 +170,7 @@ def test_what_is_only_written_is_what_would_be_sent():
         here = memoryview(padded.memory[0][: padded.num_bytes].numpy())
         there = memoryview(other.memory[0].numpy())
         begin = 0
+        assert torch.equal(padded.unique, other.unique)
         for itemsize, *shape in other.key[4:]:
             end = begin + itemsize * int(np.prod(shape))
             assert here[begin:end] == there[begin:end]
