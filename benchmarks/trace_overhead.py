@@ -23,10 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from freescale.balance import MeasuredStep
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.recipe import build_run, build_source, load_config, open_span_file
 from freescale.trace import spans
 from freescale.train.log.accounting import Accounts
+from freescale.train.log.busy import SeenStep
+from freescale.train.log.busy_meter import BusyMeter
 from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, take_steps, timed_batches
 from freescale.train.run import Run
@@ -103,11 +106,65 @@ def on_rank(rank: int, options: argparse.Namespace, folder: str, answers: Any) -
         dist.barrier()
 
 
-def calls_a_step(steps: int = 400) -> dict[str, float]:
-    """What a rank's calls cost without any training around them: the spans of a step of the plain schedule, split."""
-    recorder = spans.Recorder()
+class DeviceLike:
+    """The host's clock in the role of a GPU's: its moments have lags, and are read one by one."""
+
+    idle_lag = 5e-6
+    lag = 0
+    mark = staticmethod(time.monotonic)
+
+    def read(self, mark: Any) -> float | None:
+        """At once."""
+        return float(mark)
+
+    def wait_for_marks(self) -> None:
+        """Nothing is ever pending."""
+
+    def lag_of(self, mark: Any) -> float | None:
+        """Always the same."""
+        return 1e-5
+
+    def start(self) -> None:
+        """Nothing to see."""
+
+    def stop(self) -> list[tuple[float, float]]:
+        """It never worked."""
+        return []
+
+
+def busy_us_a_step() -> float:
+    """What telling work from gaps adds to a step: lags, and the busy time of its size. The shortest of nine turns."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(9):
+        for known in (True, False):
+            found[known].append(calls_a_step(known=known)["us_a_step"])
+    return min(found[True]) - min(found[False])
+
+
+class _Known(BusyMeter):
+    """A meter whose watches are over."""
+
+    def begin(self, step: int) -> None:
+        """No watch is planned."""
+        self._num_watches = 1
+
+
+def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, float]:
+    """What a rank's calls cost without any training around them: the spans of a step of the plain schedule, split.
+
+    Args:
+        steps: so many.
+        known: on a clock like a GPU's, with or without its busy time; on the host's clock unless given.
+    """
+    recorder = spans.Recorder(None if known is None else DeviceLike())
     spans.record_into(recorder)
     accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
+    load = MeasuredStep(num_samples=8, tokens=1000, squares=1e5, ms=0.0)
+    if known:
+        accounts.busy = _Known(watch=DeviceLike())
+        accounts.busy.times.learn(
+            [SeenStep(load._replace(tokens=n), 1.0, 0.1, 0.1, False, False) for n in range(20)]
+        )
     accounts.begin(1)
     begin = time.process_time()
     for step in range(1, steps + 1):
@@ -119,6 +176,8 @@ def calls_a_step(steps: int = 400) -> dict[str, float]:
             for _ in range(8):
                 with spans.stage("exchange"), spans.exchange("exchange"):
                     pass
+        if known:
+            spans.describe(load)
         accounts.end_step()
         accounts.add(step, {})
     seconds = time.process_time() - begin
@@ -190,6 +249,10 @@ def main() -> None:
     cost = rows["calls"]["us_a_step"]
     share = cost / 1000 / rows["cpu"]["off_ms"]
     print(f"calls: {cost:.0f} us a step for recording and splitting alone, {share:.2%} of its CPU time")
+    rows["busy"] = {"us_a_step": busy_us_a_step()}
+    print(
+        f"busy: {rows['busy']['us_a_step']:.0f} us a step more on a GPU, to tell work from gaps between kernels"
+    )
     print(f"span files: {size / 1e6:.2f} MB")
     facts = {"hardware": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__}
     print(json.dumps({"claim": "trace_overhead", **rows, **facts, "date": str(datetime.date.today())}))

@@ -79,7 +79,7 @@ PAGES = {
         "An export answers without the training around it: [exports](../checkpoints.md).",
         (
             "freescale.load_export",
-            "freescale.train.state.export.ExportedModel",
+            "freescale.train.state.exported_model.ExportedModel",
             "freescale.TokenCache",
             "freescale.model.Compressor",
         ),

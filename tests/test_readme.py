@@ -1,4 +1,4 @@
-"""The README's commands and code run as they stand, in an empty folder, on less data."""
+"""What the README and marked blocks of the docs tell to type runs as it stands, in an empty folder, on less data."""
 
 from __future__ import annotations
 
@@ -28,8 +28,19 @@ MAKE = """#!/bin/sh
 """
 
 
-def blocks() -> list[tuple[str, str]]:
-    return BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+PAGES = {  # page -> what its marked blocks are, in order
+    "README.md": ["bash", "bash", "python", "bash"],
+    "docs/balance.md": ["python"],
+    "docs/prioritized.md": ["python"],
+    "docs/ids.md": ["python"],
+    "docs/attention.md": ["python"],
+    "docs/moe.md": ["python"],
+    "docs/simulate.md": ["bash"],
+}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +67,28 @@ def run(language: str, text: str, folder: Path, python: str) -> subprocess.Compl
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
 
 
-def test_there_are_blocks_to_test() -> None:
-    languages = [language for language, _ in blocks()]
-    assert languages == [
-        *("bash", "bash", "python", "python", "bash"),
-        *("bash", "python", "python", "python", "python"),
-    ]
+@pytest.mark.parametrize("page", PAGES)
+def test_there_are_blocks_to_test(page: str) -> None:
+    assert [language for language, _ in blocks(page)] == PAGES[page]
+
+
+def test_the_readme_is_short_enough_to_read() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 # One test and in this order: later blocks use what earlier ones have made. Each has its own limit (`run`).
 @pytest.mark.timeout(400)
 def test_every_block_runs(clone: Path, python: str) -> None:
-    for language, text in blocks():
-        result = run(language, text, clone, python)
-        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
-    for made in ("runs/default/report.html", "runs/two/metrics.jsonl", "export/ml1m/manifest.json"):
+    for page in PAGES:
+        for language, text in blocks(page):
+            result = run(language, text, clone, python)
+            assert result.returncode == 0, f"{page}\n{text}\n{result.stdout}\n{result.stderr}"
+    for made in (
+        "runs/default/report.html",
+        "runs/on/compare.html",
+        "runs/on/.gitignore",
+        "export/ml1m/manifest.json",
+    ):
         assert (clone / made).exists(), made
 
 

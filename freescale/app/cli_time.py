@@ -302,11 +302,15 @@ def simulate(
             say(str(path))
 
 
-def doctor() -> None:
+def doctor(
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also measure whether the host keeps the GPU busy; some seconds.")
+    ] = False,
+) -> None:
     """Show versions and devices, and test that this installation computes what it should."""
     from freescale.app.doctor import examine
 
-    findings = examine()
+    findings = examine(gpu=gpu)
     table = Table("what", "found", "", show_header=False)
     for finding in findings:
         table.add_row(finding.what, escape(finding.found), "[green]ok[/]" if finding.ok else "[red]FAILED[/]")

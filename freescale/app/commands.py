@@ -329,6 +329,8 @@ def _open_sinks(run: Run, config: Config, step: int, terminal: MetricSink) -> No
     out, progress, pending = Path(config.run.out), run.progress, run.evaluation.pending
     recipe = out / "config.yaml"
     recipe.write_text(config.to_yaml(), encoding="utf-8")
+    if not (out / ".gitignore").exists():
+        (out / ".gitignore").write_text("*\n", encoding="utf-8")  # a run in a repository is no part of it
     progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step, evaluates_again=pending))
     if config.run.tensorboard:
         progress.add(TensorBoardSink(out / "tensorboard", resume_step=step))

@@ -15,6 +15,7 @@ import torch
 from freescale.comm.transports import survey
 from freescale.comm.world import can_share
 from freescale.kernels import hstu_attention
+from freescale.trace import host_bound
 
 _SMALL_RUN = ("run.steps=12", "synthetic.users=200", "synthetic.items=100", "model.dim=16")
 
@@ -30,8 +31,8 @@ class Finding:
     ok: bool = True
 
 
-def examine() -> list[Finding]:
-    """Versions, devices, and a self-test of each part."""
+def examine(*, gpu: bool = False) -> list[Finding]:
+    """Versions, devices, and a self-test of each part; with `gpu` also whether the host keeps the GPU busy."""
     packages = ("freescale", "torch", "numpy", "numba", "pyarrow", "safetensors", "triton", "tensorboard")
     findings = [
         Finding("python", f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
@@ -49,6 +50,8 @@ def examine() -> list[Finding]:
     for device in devices:
         findings.append(_check(f"attention on {device}", lambda d=device: _check_attention(d)))  # type: ignore[misc]
         findings.append(_check(f"training on {device}", lambda d=device: _check_training(d)))  # type: ignore[misc]
+    if gpu:
+        findings.append(_check("busy time of the gpu", check_busy_time))
     return findings
 
 
@@ -105,3 +108,36 @@ def _check_training(device: str) -> str:
     if not losses[-1] < losses[0]:
         raise ArithmeticError(f"the loss did not fall: {losses[0]:.3f} -> {losses[-1]:.3f}")
     return f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps"
+
+
+def check_busy_time() -> str:
+    """What share of a step the GPU has something to run, in the default recipe, and what to do where it is small."""
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    from freescale.comm.world import Ranks
+    from freescale.recipe import build_run, build_source, load_config
+    from freescale.trace import record_into, total
+    from freescale.train import AccountedStep, Progress, open_nvml, take_steps
+
+    seen: list[AccountedStep] = []
+    device = torch.device("cuda", torch.cuda.current_device())
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(None, ["run.steps=48", "run.device=cuda", f"run.out={folder}"])
+        run = build_run(config, build_source(config), Ranks(rank=0, num_ranks=1, device=device), Progress())
+        run.accounts.write = seen.append
+        try:
+            with run.open_schedule(0) as schedule:
+                take_steps(run, schedule)
+        finally:
+            run.accounts.close()
+            record_into(None)
+    steps = [step for step in seen if step.ranks and not step.watched][-20:]
+    if any(step.unknown for step in steps) or run.accounts.busy is None:
+        problem = "" if run.accounts.busy is None else run.accounts.busy.times.problem
+        raise RuntimeError(f"busy time unknown: {problem}")
+    parts = total(step.ranks[0] for step in steps)
+    driver = open_nvml(device)
+    checked = f"; not checked against the driver: {driver}" if isinstance(driver, str) else ""
+    step_ms = 1000 * parts.total / len(steps)
+    told = f"{parts.share('compute'):.0%} of a step of {step_ms:.1f} ms of the default recipe{checked}"
+    return f"{told}. {host_bound(parts.share('host'))}".strip()

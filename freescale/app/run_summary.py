@@ -61,6 +61,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         facts["run"]["clocks"] = (
             f"of the machines, compared to within {1000 * run.accounts.clock_error:.3g} ms"
         )
+    slow = {name: table.not_fused for name, table in run.state.embedding.tables.items() if table.not_fused}
+    if run.ranks.device.type == "cuda":
+        for name, reason in slow.items():
+            facts["run"][f"{name} rows"] = f"updated operation by operation, not by one kernel: {reason}"
     if run.ranks.num_ranks > 1 and plans:
         facts["run"]["rows travel by"] = describe_transport(run.state.embedding.transport)
         for row in plan_rows(plans, unique_ids=min(distinct, plans[0].spec.num_rows)):

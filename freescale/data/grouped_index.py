@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.columns.dates import num_date_digits
 from freescale.data.columns.roles import ColumnNames, choose_columns
 from freescale.data.dataset_writer import ItemCounts, write_catalogue
 from freescale.data.digest import add_arrays, digest_arrays, digest_footer
@@ -252,6 +253,8 @@ def _check_values(where: str, columns: dict[str, Any], offsets: IntArray) -> Non
         return
     if int(np.abs(times).max()) > _MOST_SECONDS:
         raise _UnfitError(f"{where} has times that are not in seconds")
+    if num_date_digits(times) is not None:
+        raise _UnfitError(f"{where} has dates written as digits, such as {int(times[0])}, not seconds")
     falls = times[1:] < times[:-1]
     starts = offsets[1:-1]
     falls[starts[(starts > 0) & (starts < len(times))] - 1] = False

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.embedding.direct import DirectLookup, PlannedRows
     from freescale.embedding.evicted_ids import MOST_TOLD
     from freescale.embedding.eviction import make_eviction
     from freescale.embedding.id_map import IdMap, IdMapKind, LearningIdMap, TableRows, learns_ids
     from freescale.embedding.id_maps.direct import DirectMap
     from freescale.embedding.id_maps.hash import HashMap
     from freescale.embedding.id_stats import COUNTS, advice, merged
+    from freescale.embedding.lookup import Lookup, UniqueRows, as_leaf
     from freescale.embedding.numbered import NumberedMap, needs_numbers
     from freescale.embedding.optimizer import SparseOptimizer, make_optimizer
     from freescale.embedding.optimizers.adam import Adam
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from freescale.embedding.optimizers.sgd import SGD
     from freescale.embedding.plan import TableSpec, plan_rows
     from freescale.embedding.request import Request, RowSubset, check_range, exchange_ids, find_overlap
-    from freescale.embedding.sharded import Lookup, ShardedEmbedding, UniqueRows, as_leaf
+    from freescale.embedding.sharded import ShardedEmbedding
     from freescale.embedding.sharded_compute import ShardedCompute
     from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids
     from freescale.embedding.sizing import size_table

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from freescale import registry
 from freescale.errors import ConfigError
-from freescale.kernels.rows import add_scaled
+from freescale.kernels.rows import UpdateRule, add_scaled
 
 
 class SparseOptimizer(Protocol):
@@ -49,6 +49,13 @@ def make_optimizer(name: str, **options: Any) -> SparseOptimizer:
     """The sparse optimizer of that name; an option it does not know is refused."""
     kind = registry.find("optimizer", name)
     return cast(SparseOptimizer, kind.make(registry.options_of(kind, options)))
+
+
+def rule_of(optimizer: SparseOptimizer) -> UpdateRule | None:
+    """The optimizer as the fused kernel knows it; None where only `move` says what it does."""
+    # A class that has changed `move` must say so itself: the rule it has inherited is another one.
+    own = next((kind for kind in type(optimizer).__mro__ if "move" in vars(kind)), object)
+    return cast(UpdateRule, optimizer.rule) if "rule" in vars(own) else None  # type: ignore[attr-defined]
 
 
 def updated(

@@ -23,7 +23,7 @@ from freescale.comm.traffic import OwnedKeys, Route, route_by_edges
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
-from freescale.kernels.rows import overlap, unique
+from freescale.kernels.rows import RowPlan, overlap, plan_of_unique, unique
 from freescale.kernels.runtime import on_device
 
 
@@ -35,11 +35,18 @@ class RowSubset:
         index: [P] where they stand among this rank's unique rows, ascending.
         route: between this rank and their owners.
         owned: the local rows among them that all ranks asked from this one.
+        plan: which of the gradients that come home belong to which of them, where one kernel sums and updates.
     """
 
     index: Tensor
     route: Route
     owned: OwnedKeys
+    plan: RowPlan | None = None
+
+    def planned(self, device: torch.device) -> RowSubset:
+        """The same for an update on a GPU: its kernel takes a plan, and what is owned stays on the CPU."""
+        plan = plan_of_unique(self.owned.unique, self.owned.inverse, device)
+        return RowSubset(on_device(self.index, device), self.route, self.owned, plan)
 
     def to(self, device: torch.device) -> RowSubset:
         """The same with its tensors on a device."""
@@ -49,7 +56,8 @@ class RowSubset:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them."""
-        return self.index, *self.owned.tensors()
+        planned = () if self.plan is None else self.plan.tensors()
+        return self.index, *self.owned.tensors(), *planned
 
 
 @dataclass(frozen=True)
@@ -126,10 +134,14 @@ def find_overlap(before: Request, after: Request, *, channel: Transport) -> tupl
 def check_range(spec: TableSpec, rows: Tensor) -> None:
     """Refuse rows outside the table. Unique rows are sorted, so the first and the last tell."""
     if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= spec.num_rows):
-        bad = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
-        raise DataError(
-            f"row {bad} lies outside table {spec.name!r}", got=bad, allowed=f"0 to {spec.num_rows - 1}"
-        )
+        raise outside(spec, int(rows[0]) if int(rows[0]) < 0 else int(rows[-1]))
+
+
+def outside(spec: TableSpec, row: int) -> DataError:
+    """That a row is none of the table's."""
+    return DataError(
+        f"row {row} lies outside table {spec.name!r}", got=row, allowed=f"0 to {spec.num_rows - 1}"
+    )
 
 
 def _subset(send: np.ndarray, receive: np.ndarray, *arrays: np.ndarray) -> RowSubset:

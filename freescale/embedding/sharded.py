@@ -23,63 +23,34 @@ from torch.distributed.tensor import DTensor, Shard
 
 from freescale import trace
 from freescale.comm import Transport
-from freescale.comm.traffic import OwnedKeys, Route, route_by_edges
+from freescale.comm.traffic import OwnedKeys, route_by_edges
 from freescale.comm.transports import make_transport
 from freescale.comm.world import all_reduce
+from freescale.embedding.direct import DirectLookup, PlannedRows
 from freescale.embedding.id_map import check_whole
+from freescale.embedding.lookup import Lookup, UniqueRows, as_leaf
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
-from freescale.embedding.request import check_range
-from freescale.embedding.table import EmbeddingTable, as_compute
+from freescale.embedding.request import check_range, outside
+from freescale.embedding.table import EmbeddingTable
 from freescale.errors import DataError
-from freescale.kernels.rows import sum_by_row, take, unique
+from freescale.kernels.rows import RowPlan, plan_again, sum_by_row, unique, unique_of
+from freescale.kernels.runtime import on_device
 from freescale.trace import compute, stage
 
 
 @dataclass(frozen=True)
-class UniqueRows:
-    """The unique rows of one batch, of which nothing has been read yet.
+class _Home:
+    """Gradients that have come home.
 
     Args:
-        unique: [U] row numbers, ascending.
-        inverse: where each id asked for stands among them; same shape as the ids.
+        rows: [W] the local row of each; unique where there is no plan.
+        values: [W, dim] summed where there is no plan.
+        plan: which of them belong together.
     """
 
-    unique: Tensor
-    inverse: Tensor
-
-    def to(self, device: torch.device) -> UniqueRows:
-        """The same on a device; the copies only queue."""
-        unique, inverse = (x.to(device, non_blocking=True) for x in (self.unique, self.inverse))
-        return UniqueRows(unique, inverse)
-
-
-@dataclass
-class Lookup:
-    """The unique rows of one batch, ready for a forward pass.
-
-    Args:
-        table: name of the table.
-        rows: [U, dim] leaf with requires_grad; its `.grad` after backward is what goes home.
-        inverse: where each id asked for stands in `rows`; same shape as the ids.
-        unique: [U] row numbers, ascending.
-        route: how they came, and how their gradients go home; None where every rank holds the table.
-        owned: the local rows that all ranks asked from this one, which it will update.
-    """
-
-    table: str
     rows: Tensor
-    inverse: Tensor
-    unique: Tensor
-    route: Route | None = None
-    owned: OwnedKeys | None = None
-
-    def vectors(self) -> Tensor:
-        """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""
-        return take(self.rows, self.inverse)
-
-    def gradient(self) -> Tensor:
-        """[U, dim] what goes home after the backward; zeros where nothing depended on the rows."""
-        return self.rows.grad if self.rows.grad is not None else torch.zeros_like(self.rows)
+    values: Tensor
+    plan: RowPlan | None = None
 
 
 class ShardedEmbedding:
@@ -118,15 +89,26 @@ class ShardedEmbedding:
         self._edges = {name: torch.tensor(plan.edges(), device=device) for name, plan in self.plans.items()}
         self.tables = {name: self._make_table(plan) for name, plan in self.plans.items()}
         self.before_reading: Callable[[], None] | None = None
-        self._pending: list[Lookup] = []
+        self._pending: list[Lookup | DirectLookup] = []
         self._num_steps = 0
 
-    def __call__(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def __call__(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
         """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
-        lookups = [self.lookup(name, asked) for name, asked in rows.items()]
+        lookups = [self._look_up(name, asked) for name, asked in rows.items()]
         if torch.is_grad_enabled():
             self._pending += lookups
         return {lookup.table: lookup.vectors() for lookup in lookups}
+
+    def prepare(self, name: str, rows: Tensor) -> PlannedRows | UniqueRows:
+        """What of a call follows from row numbers alone: call this ahead, on another stream if you like.
+
+        On one GPU that is the only sort of a step, and nothing waits for the device.
+        """
+        if not self._is_direct(name):
+            return self.find(name, rows)
+        check_whole(rows, what="rows")
+        rows = on_device(rows, self.device)
+        return PlannedRows(rows, self.tables[name].plan(rows))
 
     def step(self, *, lr: float) -> None:
         """Send the gradients of all calls since the last step home and update; every rank must call it.
@@ -134,12 +116,12 @@ class ShardedEmbedding:
         A row that several calls looked up is updated once, with the sum of its gradients.
         """
         self._num_steps += 1
-        home: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        home: dict[str, list[_Home]] = {}
         for lookup in self._pending:
             home.setdefault(lookup.table, []).append(self._scatter_gradients(lookup))
-        for name, parts in home.items():
-            self.tables[name].apply(*_merge_gradients(parts), lr=lr, step=self._num_steps)
         self._pending = []
+        for name, parts in home.items():
+            self._apply(name, _merge_gradients(parts, self.tables[name]), lr=lr, step=self._num_steps)
 
     def find(self, name: str, asked: Tensor) -> UniqueRows:
         """The unique rows of one batch: a matter of its ids alone, so it can be done under the compute of another.
@@ -148,6 +130,11 @@ class ShardedEmbedding:
         """
         spec = self.plan_of(name).spec
         check_whole(asked, what="rows")
+        if asked.is_cuda and self.tables[name].not_fused is None:
+            with compute("find distinct rows"):
+                found = UniqueRows(*unique_of(self.tables[name].plan(asked, num_rows=spec.num_rows), asked))
+            self._check_rows(name)
+            return found
         with compute("find distinct rows"):
             found = UniqueRows(*unique(asked.long()))
         check_range(spec, found.unique)
@@ -174,18 +161,23 @@ class ShardedEmbedding:
         with stage("exchange rows"):
             arriving = route.to_askers(gathered, channel=self.transport)
             with compute("find own rows"):
-                owned = OwnedKeys.of(wanted)  # needed for the update only, so done while rows travel
+                # Needed for the update only, so done while rows travel.
+                owned = OwnedKeys.of(wanted) if table.not_fused is not None else table.plan(wanted)
             return Lookup(name, as_leaf(arriving.wait()), inverse, rows, route, owned)
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
-        rows, summed = self._scatter_gradients(lookup)
-        with compute("update rows"):
-            self.tables[lookup.table].apply(rows, summed, lr=lr, step=step)
+        self._apply(lookup.table, self._scatter_gradients(lookup), lr=lr, step=step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
         self.wait_for_updates()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(
+                self.device
+            )  # what is saved must be what every row asked for has been told of
+        for name in self.tables:
+            self._check_rows(name)
         return {
             f"{name}.{part}": self.global_view(name, values)
             for name, plan in self.plans.items()
@@ -223,16 +215,51 @@ class ShardedEmbedding:
             first_row=first,
         )
 
-    def _scatter_gradients(self, lookup: Lookup) -> tuple[Tensor, Tensor]:
-        """The local rows that any rank looked up, and the sums of their gradients in rank order."""
+    def _is_direct(self, name: str) -> bool:
+        """Whether calls read rows straight from the table: one rank has it, and its update is fused."""
+        return self.plan_of(name).replicated and self.num_ranks == 1 and self.tables[name].not_fused is None
+
+    def _look_up(self, name: str, asked: Tensor | PlannedRows | UniqueRows) -> Lookup | DirectLookup:
+        """For a call: straight from the table where that can be done."""
+        if isinstance(asked, UniqueRows) or not self._is_direct(name):
+            assert not isinstance(asked, PlannedRows), "rows were planned for another embedding"
+            return self.lookup(name, asked)
+        self.wait_for_updates()
+        self._check_rows(name)
+        if isinstance(asked, Tensor):
+            check_whole(asked, what="rows")
+            asked = on_device(asked, self.device)
+        return DirectLookup(name, self.tables[name], asked)
+
+    def _check_rows(self, name: str) -> None:
+        """Refuse a row outside the table that a kernel has met."""
+        if (bad := self.tables[name].bad_row()) is not None:
+            raise outside(self.plans[name].spec, bad)
+
+    def _apply(self, name: str, home: _Home, *, lr: float, step: int) -> None:
+        """Update the rows whose gradients are home."""
+        table = self.tables[name]
+        with compute("update rows"):
+            if home.plan is not None:
+                table.apply_sums(home.plan, home.values, lr=lr, step=step)
+            else:
+                table.apply(home.rows, home.values, lr=lr, step=step)
+
+    def _scatter_gradients(self, lookup: Lookup | DirectLookup) -> _Home:
+        """The local rows that any rank looked up, and their gradients in rank order, summed or planned."""
         grad = lookup.gradient()
+        if isinstance(lookup, DirectLookup):
+            return _Home(lookup.keys, grad, lookup.plan or plan_again(lookup.keys))
         route, owned = lookup.route, lookup.owned
         if route is None or owned is None:
-            return self._sum_replicated(lookup, grad)
+            return _Home(*self._sum_replicated(lookup, grad))
         with stage("send row gradients home"):
             home = route.to_owners(grad, channel=self.transport).wait()
+        if isinstance(owned, RowPlan):
+            assert owned.keys is not None
+            return _Home(owned.keys, home, owned)
         with compute("sum row gradients"):
-            return owned.unique, owned.sum(home)
+            return _Home(owned.unique, owned.sum(home))
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
@@ -278,14 +305,13 @@ class ShardedEmbedding:
         )
 
 
-def _merge_gradients(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Unique rows of several (rows, gradients), and the sums of their gradients in the order given."""
+def _merge_gradients(parts: list[_Home], table: EmbeddingTable) -> _Home:
+    """Gradients of several calls, to be summed in the order given."""
     if len(parts) == 1:
         return parts[0]
-    rows, inverse = unique(torch.cat([rows for rows, _ in parts]))
-    return rows, sum_by_row(inverse, torch.cat([grad for _, grad in parts]), len(rows))
-
-
-def as_leaf(rows: Tensor) -> Tensor:
-    """Rows as the leaf of a graph."""
-    return as_compute(rows).detach().requires_grad_()
+    values = torch.cat([part.values for part in parts])
+    if table.not_fused is None:
+        keys = torch.cat([part.rows for part in parts])
+        return _Home(keys, values, plan_again(keys))
+    rows, inverse = unique(torch.cat([part.rows for part in parts]))
+    return _Home(rows, sum_by_row(inverse, values, len(rows)))

@@ -8,8 +8,17 @@ import torch
 from torch import Tensor
 
 from freescale.embedding.hashing import keyed, keyed_normal
-from freescale.embedding.optimizer import SparseOptimizer, updated
-from freescale.kernels.rows import add_scaled
+from freescale.embedding.optimizer import SparseOptimizer, rule_of, updated
+from freescale.kernels.rows import (
+    NO_ROW,
+    RowPlan,
+    add_scaled,
+    gather_rows,
+    no_bad_row,
+    plan_keys,
+    update_reason,
+    update_rows,
+)
 
 _INIT_CHUNK_ROWS = 1 << 16
 # Values drawn by key must not be those drawn by row number.
@@ -61,6 +70,10 @@ class EmbeddingTable:
         for start in range(0, num_rows, _INIT_CHUNK_ROWS):
             rows = torch.arange(start, min(start + _INIT_CHUNK_ROWS, num_rows), device=device)
             self.weight[rows] = self.initial(rows)
+        self._rule = rule_of(optimizer)
+        self.not_fused = update_reason(self.weight, self._rule)
+        """Why sums and updates of rows are not one kernel here; None where they are."""
+        self._bad = no_bad_row(self.weight.device)
 
     @property
     def num_rows(self) -> int:
@@ -85,9 +98,52 @@ class EmbeddingTable:
         """Copies of these local rows in storage type."""
         return self.weight.index_select(0, rows)
 
+    def read(self, asked: Tensor, *, plan: RowPlan | None = None) -> tuple[Tensor, Tensor]:
+        """[..., dim] float32 vectors straight from these local rows, and [N] their keys; for fused tables.
+
+        A row outside the table is read as zeros, and `bad_row` will tell.
+        """
+        keys = None if plan is None else plan.keys
+        vectors, keys = gather_rows(self.weight, asked, self._bad, keys=keys)
+        return vectors.view(*asked.shape, self.dim), keys
+
+    def plan(self, asked: Tensor, *, num_rows: int | None = None) -> RowPlan:
+        """Which of these rows are the same; follows from their numbers alone. For fused tables.
+
+        `num_rows`: of the whole table, where they are rows of other ranks, too.
+        """
+        return plan_keys(asked, self.num_rows if num_rows is None else num_rows, self._bad)
+
+    def bad_row(self) -> int | None:
+        """A row outside the table that a kernel has met since the last call; waits for no kernel."""
+        bad = int(self._bad)
+        if bad == NO_ROW:
+            return None
+        self._bad.fill_(NO_ROW)
+        return bad
+
+    def apply_sums(self, plan: RowPlan, values: Tensor, *, lr: float, step: int) -> None:
+        """Update the local rows of a plan with the sums of their values, in one pass; for fused tables."""
+        if self.before_writing is not None:
+            self._tell(plan.rows[: int(plan.count)].long())
+        self._fused(plan, values, lr=lr, step=step)
+
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Update these unique local rows with their summed gradients; step counts from 1."""
         self._tell(rows)
+        if self.not_fused is None:
+            self._fused(rows, grad, lr=lr, step=step)
+        else:
+            self._apply_plainly(rows, grad, lr=lr, step=step)
+
+    def _fused(self, rows: RowPlan | Tensor, values: Tensor, *, lr: float, step: int) -> None:
+        rule = self._rule
+        assert rule is not None
+        state = tuple(self.state[name] for name in rule.state)
+        update_rows(self.weight, state, rows, values, rule, lr=lr, step=step, first_row=self.first_row)
+
+    def _apply_plainly(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
+        """Operation by operation: what the fused kernel must compute."""
         wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         state = {name: values.index_select(0, rows) for name, values in self.state.items()}
         if self.weight.dtype == wide:

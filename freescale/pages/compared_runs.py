@@ -16,7 +16,17 @@ from freescale import units
 from freescale.errors import DataError
 from freescale.pages.protocols import protocol_doubts
 from freescale.pages.report import require_run
-from freescale.trace import CAUSES, Account, Event, MetricsLog, account_of, column, read_metrics, step_of
+from freescale.trace import (
+    CAUSES,
+    Account,
+    Event,
+    MetricsLog,
+    account_of,
+    busy_is_known,
+    column,
+    read_metrics,
+    step_of,
+)
 
 MOST_RUNS = 8
 """More curves than this cannot be told apart."""
@@ -80,6 +90,7 @@ def doubts(runs: Sequence[ComparedRun]) -> list[str]:
         f"{run.name} has no breakdown of its time in metrics.jsonl." for run in runs if run.account is None
     ]
     base, others = runs[0], runs[1:]
+    said += _unlike_busy_times(runs)
     for run in others:
         said += protocol_doubts((base.name, base.log), (run.name, run.log))
     steps = [{step_of(event) for event in run.log.steps} for run in runs]
@@ -106,6 +117,18 @@ def doubts(runs: Sequence[ComparedRun]) -> list[str]:
             told = ", ".join(f"{run.name} {units.fact(value)}" for run, value in zip(runs, values))
             said.append(f"The runs have different {name}: {told}.")
     return said
+
+
+def _unlike_busy_times(runs: Sequence[ComparedRun]) -> list[str]:
+    """Runs on GPUs whose gaps between kernels are compute, beside others where they are host time."""
+    told = {run.name: busy_is_known(run.log) for run in runs}
+    apart = [name for name, known in told.items() if not known]
+    if not apart or len(apart) == len(told):
+        return []
+    return [
+        f"{', '.join(apart)} {'counts' if len(apart) == 1 else 'count'} gaps between kernels as compute (an older "
+        "version, a CPU, or busy time unknown), the others as host time: only step times can be compared."
+    ]
 
 
 def num_ranks(run: ComparedRun) -> int | None:
@@ -140,7 +163,7 @@ def _step_times(log: MetricsLog) -> StepTimes:
     times: dict[int, tuple[float, Mapping[str, float]]] = {}
     for event, ms, *shares in zip(log.steps, *columns):
         known = [value for value in shares if value is not None]
-        if ms is not None and len(known) == len(CAUSES):
+        if ms is not None and len(known) == len(CAUSES) and not event.get("watched"):
             parts = {cause: ms * value for cause, value in zip(CAUSES, known)}
             bubble = sum(parts.values())
             times[step_of(event) or 0] = (ms, {"compute": ms - bubble, "bubble": bubble, **parts})

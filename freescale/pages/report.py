@@ -42,12 +42,14 @@ from freescale.trace import (
     RunSpans,
     account_of,
     column,
+    device_sentence,
     lateness,
     rank_parts,
     read_metrics,
     read_spans,
     slowest_of_steps,
     step_of,
+    whole_file,
     write_trace,
 )
 
@@ -78,9 +80,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 def replace_file(target: Path, text: str) -> Path:
     """Write a file aside and move it, so that a reader of an earlier one never sees half of this one."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8", errors="replace")
-    aside.replace(target)
+    with whole_file(target) as file:
+        file.write(text)
     return target
 
 
@@ -170,7 +171,8 @@ def time_panel(log: MetricsLog, spans: RunSpans) -> str:
     account = account_of(log.steps)
     if account is None:
         return ""
-    return headline_panel(account, lateness(rank_parts(log, spans), slowest_of_steps(log)))
+    said = (lateness(rank_parts(log, spans), slowest_of_steps(log)), device_sentence(log, account))
+    return headline_panel(account, " ".join(filter(None, said)))
 
 
 def rank_panel(log: MetricsLog, spans: RunSpans) -> str:

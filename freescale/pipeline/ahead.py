@@ -43,7 +43,7 @@ class ReadAhead(Generic[T]):
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead-reader")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead-reader", initializer=same_device())
         self._coming: Future[T | None] | None = None
 
     def next(self) -> T | None:

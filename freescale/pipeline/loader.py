@@ -9,6 +9,7 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
-from freescale.errors import TrainingError
+from freescale.errors import FreeScaleError, TrainingError
 
 _PREFETCH = 2
 _MOST_UNTAKEN = 2 * _PREFETCH + 4
@@ -37,15 +39,21 @@ class PlannedBatch(NamedTuple):
     batch: SequenceBatch
 
 
-class _Steps(Dataset[PlannedBatch]):
-    """Step number -> batch. A pure function, so any process can make any step."""
+class _Steps(Dataset[PlannedBatch | FreeScaleError]):
+    """Step number -> batch, or what is wrong with it. A pure function, so any process can make any step.
+
+    torch would make the text of a traceback out of an error that was raised in a loader process.
+    """
 
     def __init__(self, sampler: BalancedSampler, examples: Examples) -> None:
         self._sampler, self._examples = sampler, examples
 
-    def __getitem__(self, step: int) -> PlannedBatch:
-        plan = self._sampler.plan(step)
-        return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
+    def __getitem__(self, step: int) -> PlannedBatch | FreeScaleError:
+        try:
+            plan = self._sampler.plan(step)
+            return PlannedBatch(plan, self._examples.batch(plan.rows, step=step))
+        except FreeScaleError as error:
+            return error
 
 
 class _Packed:
@@ -126,7 +134,14 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // 64) * 64
 
 
-def _unchanged(planned: PlannedBatch) -> PlannedBatch:
+_Loaded = PlannedBatch | _Packed | FreeScaleError
+
+
+def _pack(planned: PlannedBatch | FreeScaleError) -> _Loaded:
+    return planned if isinstance(planned, FreeScaleError) else _Packed(planned)
+
+
+def _unchanged(planned: PlannedBatch | FreeScaleError) -> _Loaded:
     return planned
 
 
@@ -146,8 +161,8 @@ def _live_as_long_as_the_rank(worker: int) -> None:
 class LoadedBatches:
     """Batches in step order; closed before its end, its loader processes end with it."""
 
-    def __init__(self, loader: DataLoader[PlannedBatch | _Packed]) -> None:
-        self._batches: Iterator[PlannedBatch | _Packed] = iter(loader)
+    def __init__(self, loader: DataLoader[_Loaded]) -> None:
+        self._batches: Iterator[_Loaded] = iter(loader)
         _open.add(self)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
@@ -155,6 +170,8 @@ class LoadedBatches:
 
     def __next__(self) -> PlannedBatch:
         batch = next(self._batches)
+        if isinstance(batch, FreeScaleError):
+            raise batch
         return batch.open() if isinstance(batch, _Packed) else batch
 
     def close(self) -> None:
@@ -184,8 +201,8 @@ def load_batches(
     pin: bool = False,
 ) -> LoadedBatches:
     """Batches of steps first_step .. first_step + num_steps - 1; resuming is starting at another step."""
-    collate: Callable[..., PlannedBatch | _Packed] = _Packed if workers else _unchanged
-    loader: DataLoader[PlannedBatch | _Packed] = DataLoader(
+    collate: Callable[..., _Loaded] = _pack if workers else _unchanged
+    loader: DataLoader[_Loaded] = DataLoader(
         _Steps(sampler, examples),
         batch_size=None,
         sampler=range(first_step, first_step + num_steps),
@@ -202,7 +219,11 @@ def load_batches(
 def naming_lost_workers() -> Iterator[None]:
     """Around steps: a loader process that was killed is told as such; torch raises wherever Python is just then."""
     try:
-        yield
+        try:
+            yield
+        except BaseException:
+            _hear_no_more_of_workers()
+            raise
     except RuntimeError as error:
         if not str(error).startswith(_LOST):
             raise
@@ -211,3 +232,13 @@ def naming_lost_workers() -> Iterator[None]:
             got=str(error).splitlines()[0],
             next_step="see whether the machine ran out of memory; data.workers=0 loads in the rank itself",
         ) from error
+
+
+def _hear_no_more_of_workers() -> None:
+    """On the way out of an error: torch's handler would raise another one into whatever tells the first.
+
+    A loader made later sets the handler again.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal_handling._SIGCHLD_handler_set = False

@@ -78,8 +78,8 @@ class RowMoves:
         first, second = find_overlap(before.request, after.request, channel=self._channels.ids)
         before.urgent, before.parked = before.request.split(first)
         after.late, after.early = after.request.split(second)
-        device = self._embedding.device
-        before.urgent, before.parked = before.urgent.to(device), before.parked.to(device)
+        before.urgent = self._for_update(before.urgent, before.request.table)
+        before.parked = self._for_update(before.parked, before.request.table)
 
     def _to_device(self, table: TableFlight) -> None:
         device = self._embedding.device
@@ -157,7 +157,7 @@ class RowMoves:
                 grad = lookups[name].gradient()
                 subset = table.urgent
                 if subset is None:
-                    subset = table.request.whole().to(self._embedding.device)
+                    subset = self._for_update(table.request.whole(), name)
                     leaving = grad
                 else:
                     left[name] = grad
@@ -176,6 +176,12 @@ class RowMoves:
 
     # What the stages share.
 
+    def _for_update(self, subset: RowSubset, name: str) -> RowSubset:
+        """Where the table lives, in the form its update takes."""
+        device = self._embedding.device
+        fused = self._embedding.tables[name].not_fused is None
+        return subset.planned(device) if fused else subset.to(device)
+
     def _gather(self, flight: InFlightBatch[B], name: str, subset: RowSubset, where: str) -> Tensor:
         self._order.read(flight.step, name, subset.owned.wanted, stage=where)
         with compute("gather rows"):
@@ -186,10 +192,14 @@ class RowMoves:
     ) -> None:
         # What arrives stands in rank order, and so it is added up: as without subsets.
         owned = subset.owned
-        for tensor in owned.tensors():
+        for tensor in subset.tensors():
             record_stream(tensor)
+        table = self._embedding.tables[name]
         with compute("update rows"):
-            self._embedding.tables[name].apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
+            if subset.plan is not None:
+                table.apply_sums(subset.plan, home, lr=lr, step=flight.step + 1)
+            else:
+                table.apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
         self._order.updated(flight.step, name, owned.unique, stage="apply gradients")
 
     def _count(self, flight: InFlightBatch[B], subset: RowSubset, rows: Tensor, *, exposed: bool) -> None:

@@ -15,6 +15,8 @@ from freescale.sim import Timing
 from freescale.train import AccountedStep, Progress, take_steps
 
 _STEPS, _WARM = 14, 4
+_SEEN = 12
+"""Steps of a GPU that are seen kernel by kernel between the two: its host's time contains the gaps between kernels."""
 
 
 @dataclass(frozen=True)
@@ -85,27 +87,31 @@ class ShortRun:
 
 
 def _short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folder: Path) -> ShortRun:
+    warm = _WARM + (_SEEN if ranks.device.type == "cuda" else 0)
     small = replace(
         config,
-        run=replace(config.run, steps=_STEPS, out=str(folder), log_every=1, eval_every=10**9),
+        run=replace(config.run, steps=warm + _STEPS - _WARM, out=str(folder), log_every=1, eval_every=10**9),
         data=replace(config.data, global_batch=samples * ranks.num_ranks, global_tokens=None),
         eval=replace(config.eval, max_users=1),
         # Several ranks, which are to be foretold, load in turn.
         pipeline=replace(config.pipeline, ahead=False, prioritized=hiding, decide_every=None),
+        trace=replace(config.trace, enabled=True, kernels=True),
     )
     seen: list[AccountedStep] = []
     run = build_run(small, build_source(small), ranks, Progress())
     run.accounts.write = seen.append
+    if run.accounts.busy is not None:
+        run.accounts.busy.warm, run.accounts.busy.first = _WARM, _SEEN
     try:
         with run.open_schedule(0) as schedule:
             take_steps(run, schedule)
     finally:
         run.accounts.close()
         trace.record_into(None)
-    computed = run.train_step.timer.take()[_WARM:]
+    computed = run.train_step.timer.take()[warm:]
     if not ranks.is_first:
         return ShortRun(0.0, 0.0, 0.0, 0.0, computed)
-    steps = [step for step in seen if step.ranks][_WARM:]
+    steps = [step for step in seen if step.ranks][warm:]
     # The host's time is by the clock: what lies above the lower quarter is other programs' doing.
     host = sorted(1000 * fmean(one.host for one in step.ranks) for step in steps)[len(steps) // 4]
     tokens = fmean(float(str(step.line["tokens"])) for step in steps)

@@ -20,6 +20,11 @@ class TraceSection:
     enabled: bool = key(
         True, "account for the time of every step, and keep spans for the timeline of the report", free=True
     )
+    kernels: bool = key(
+        True,
+        "on a GPU, see a few steps kernel by kernel, so that gaps between kernels count as host time",
+        free=True,
+    )
 
 
 def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts:
@@ -36,14 +41,30 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
         return Accounts(ranks=ranks, recorder=None, write=write)
     recorder = trace.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
     trace.record_into(recorder)
-    return Accounts(
+    accounts = Accounts(
         ranks=ranks,
         recorder=recorder,
         write=write,
         every=config.run.log_every,
         clock=SharedClock(ranks),
         stalls=None if ranks.control is None else Stalls(),
+        say=lambda text: progress.notice(recorder.step, text),
     )
+    if ranks.device.type == "cuda" and config.trace.kernels:
+        measure_busy_time(accounts)
+    return accounts
+
+
+def measure_busy_time(accounts: Accounts) -> None:
+    """Let the accounts of a GPU's steps tell work from gaps between kernels."""
+    from freescale.comm.world import virtual_gpus_here
+    from freescale.train import BusyMeter, DriverCounter, KernelWatch, open_nvml
+
+    device, recorder = accounts.ranks.device, accounts.recorder
+    assert recorder is not None
+    accounts.busy = BusyMeter(watch=KernelWatch(device, recorder.clock), clock=recorder.clock)
+    if not virtual_gpus_here():  # the driver cannot tell ranks that share a GPU from each other
+        accounts.driver = DriverCounter(lambda: open_nvml(device), say=accounts.say)
 
 
 def open_span_file(run: Run, config: Config) -> None:

@@ -50,15 +50,20 @@ if TYPE_CHECKING:
     )
     from freescale.trace.spans import (
         MAIN,
+        WORK,
         Arrival,
+        Clock,
         Mark,
         Recorder,
         Span,
+        StepNotes,
         add,
         arrive,
         compute,
         current_stage,
+        describe,
         exchange,
+        lag_of,
         mark,
         record_into,
         stage,
@@ -70,10 +75,14 @@ if TYPE_CHECKING:
         WORDS,
         Account,
         account_of,
+        busy_is_known,
+        device_sentence,
         histogram,
+        host_bound,
         lateness,
         rank_parts,
         slowest_of_steps,
     )
+    from freescale.trace.whole_file import whole_file
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -2,22 +2,25 @@
 
 T is the time between the ends of two successive optimizer steps. Every moment of it is one of
 
-    compute    some thread or stream of the rank does useful work
+    compute    some thread or stream of the rank does useful work; on a GPU, a kernel or copy of it runs
     straggler  the rank stands at an exchange for which some rank is not ready yet, or at which one stands still
     comm       it stands at an exchange that all ranks have reached: the transfer is what it waits for
-    host       the rest: reading data, Python, launching kernels
+    host       the rest: reading data, Python, launching kernels; a device that has nothing to run
 
 so the four add up to T. The bubble is 1 - compute / T. Standing inside a collective is never work, also where it keeps
 a GPU spinning. Only waits of the main thread (or stream) count: what a communication thread waits for is hidden as long
 as the main thread has something to do, and is host time where the main thread has neither work nor a wait.
+
+What is recorded of a GPU's work are stretches between two moments of its stream, with gaps inside where the host was
+slow. Whoever knows how long the device worked in them (`train/log/busy.py`) says so, and the gaps become host time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from freescale.trace.spans import MAIN, Span
+from freescale.trace.spans import MAIN, WORK, Span
 
 CAUSES = ("straggler", "comm", "host")
 
@@ -53,23 +56,32 @@ class Parts:
         return {"bubble": sum(causes.values()), **causes}
 
 
-def split_step(start: float, end: float, spans: Iterable[Span]) -> Parts:
+def split_step(
+    start: float, end: float, spans: Iterable[Span], *, busy: Callable[[float, float], float] | None = None
+) -> Parts:
     """Account for the time from `start` to `end` of one rank.
 
     Args:
         start: end of the last optimizer step, in seconds of this rank's clock.
         end: end of this one.
         spans: of any time; only what lies between the two counts. A wait whose last arrival is not known is comm.
+        busy: (seconds of compute stretches without replays, seconds of replays) -> seconds that the device worked in
+            the first; all unless given.
     """
     inside = [span for span in spans if span.end > start and span.start < end]
-    busy = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind == "compute")
+    stretches = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind in WORK)
     waits = [span for span in inside if span.kind == "wait" and span.lane == MAIN]
-    exposed = _length(without(union((max(start, w.start), min(end, w.end)) for w in waits), busy))
+    exposed = _length(without(union((max(start, w.start), min(end, w.end)) for w in waits), stretches))
     missing = union(
         (max(start, low), min(end, high)) for wait in waits for low, high in _some_rank_missing(wait, inside)
     )
-    straggler = _length(without(missing, busy))
-    return Parts(end - start, _length(busy), straggler, exposed - straggler)
+    straggler = _length(without(missing, stretches))
+    compute = _length(stretches)
+    if busy is not None:
+        replays = [(max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay"]
+        gapless = _length(union(replays)) if replays else 0.0
+        compute = gapless + min(compute - gapless, busy(compute - gapless, gapless))
+    return Parts(end - start, compute, straggler, exposed - straggler)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from freescale.trace.bubbles import missing_of
 from freescale.trace.span_file import RankSpans, RunSpans, common_steps
 from freescale.trace.spans import MAIN, Span
+from freescale.trace.whole_file import whole_file
 
 MAX_EVENTS = 400_000
 """About 60 MB, which the viewer still opens; of longer runs the last steps are written."""
@@ -17,15 +17,13 @@ MAX_EVENTS = 400_000
 
 def write_trace(path: Path, spans: RunSpans) -> Path:
     """Write everything the span files hold: a process a rank, a thread a lane, a counter track of steps."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
+    with whole_file(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = ""
         for event in _events(spans):
             file.write(separator + json.dumps(event, separators=(",", ":"), allow_nan=False))
             separator = ",\n"
         file.write("\n]}\n")
-    aside.replace(path)
     return path
 
 

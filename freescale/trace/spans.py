@@ -1,10 +1,11 @@
 """What a rank does when: named intervals of every thread, recorded for almost nothing.
 
-`with stage("send gradients home", step=7):` names the stage for errors, and records it while a recorder is on. Three
+`with stage("send gradients home", step=7):` names the stage for errors, and records it while a recorder is on. These
 kinds matter to the accounting of bubbles (`bubbles.py`):
 
     stage      anything with a name; only shown
     compute    useful work; its union over all threads is what a step is for
+    replay     the same, of work recorded before that a device repeats without the host: no gap is inside
     wait       standing still at an exchange; `arrive` says since when this rank was ready for it
 
 Recording appends one tuple to a list: no lock, no file, no waiting for a device. Moments of work on a GPU are given
@@ -22,7 +23,13 @@ from typing import Any, NamedTuple, Protocol
 MAX_PENDING = 50_000
 """Spans kept in memory; more than this between two accounts are dropped and counted, never waited for."""
 
+MAX_NOTES = 1000
+"""Steps of which something is known that nobody has asked for; more, and those before the last one asked for go."""
+
 MAIN = "main"
+
+WORK = ("compute", "replay")
+"""Kinds of spans in which a rank does what a step is for."""
 
 Mark = Any
 """A moment: seconds of the monotonic clock, or what the device's clock will turn into such seconds."""
@@ -39,6 +46,9 @@ class Clock(Protocol):
     def read(self, mark: Mark) -> float | None:
         """Its time in seconds of this process's monotonic clock; None while it lies ahead."""
 
+    def lag_of(self, mark: Mark) -> float | None:
+        """Seconds by which the device came later than the host; None where both are one, or it has not come."""
+
     def wait_for_marks(self) -> None:
         """Wait until every mark has passed; only called where the run stands still anyway."""
 
@@ -52,6 +62,10 @@ class HostClock:
     def read(self, mark: Mark) -> float | None:
         """A moment of the host has passed when it is marked."""
         return float(mark)
+
+    def lag_of(self, mark: Mark) -> float | None:
+        """The host is its own device."""
+        return None
 
     def wait_for_marks(self) -> None:
         """Nothing is ever pending."""
@@ -71,7 +85,7 @@ class Span(NamedTuple):
 
     Args:
         name: what was done.
-        kind: "stage", "compute" or "wait".
+        kind: "stage", "compute", "replay" or "wait".
         lane: the thread, "main" for the one that trains.
         step: the step it belongs to, counted from 1.
         start: its beginning.
@@ -92,6 +106,21 @@ class Span(NamedTuple):
     missing: tuple[tuple[float, float], ...] | None = None
 
 
+class StepNotes:
+    """What is known of a step beside its spans.
+
+    Args:
+        load: what there was to compute, as `describe` was told; None where nobody said.
+        lags: seconds by which the device came later than the host to the ends of the main thread's work.
+    """
+
+    __slots__ = ("lags", "load")
+
+    def __init__(self) -> None:
+        self.load: Any = None
+        self.lags: list[float] = []
+
+
 class Recorder:
     """Collects the spans of one rank, from all its threads, and the moments at which its steps end.
 
@@ -107,6 +136,7 @@ class Recorder:
         self._spans: deque[Span] = deque()
         self._ends: deque[tuple[int, Mark, Mark]] = deque()
         self._begin: Mark = None
+        self._notes: dict[int, StepNotes] = {}
 
     def begin(self, step: int) -> None:
         """From here on time belongs to `step`; call it where training starts or goes on."""
@@ -131,6 +161,21 @@ class Recorder:
             self.num_dropped += 1
             return
         self._spans.append(span)
+
+    def describe(self, load: Any) -> None:
+        """What the step that is going on has to compute; a host's work has no gaps to be told by it."""
+        if not self.paused and not isinstance(self.clock, HostClock):
+            self._notes.setdefault(self.step, StepNotes()).load = load
+
+    def notes_of(self, step: int) -> StepNotes:
+        """What is known of a step; ask after `take`."""
+        return self._notes.get(step) or StepNotes()
+
+    def forget(self, step: int) -> None:
+        """Let go of what is known of a step, and of what is left of earlier ones."""
+        self._notes.pop(step, None)
+        if len(self._notes) > MAX_NOTES:
+            self._notes = {number: notes for number, notes in self._notes.items() if number > step}
 
     def ended_steps(self) -> list[tuple[int, float, float]]:
         """(step, start, end) of the steps that have passed since the last call, oldest first."""
@@ -170,6 +215,13 @@ class Recorder:
             if at is None:
                 return None
             arrival = Arrival(arrival.name, arrival.step, at, arrival.serial)
+        if lane == MAIN and kind in WORK:
+            lag = self.clock.lag_of(span.end)
+            if lag is not None:
+                notes = self._notes.get(step)
+                if notes is None:
+                    notes = self._notes[step] = StepNotes()
+                notes.lags.append(lag)
         return Span(name, kind, lane, step, start, end, arrival)
 
 
@@ -268,12 +320,23 @@ def mark(*, on_device: bool = True) -> Mark:
     return _recorder.clock.mark() if on_device else _host_now()
 
 
+def lag_of(moment: Mark) -> float | None:
+    """Seconds by which the device came later to a marked moment than the host; None where that is not known."""
+    return None if _recorder is None or moment is None else _recorder.clock.lag_of(moment)
+
+
 def add(name: str, *, kind: str, start: Mark, end: Mark, arrival: Arrival | None = None) -> None:
     """Record an interval whose ends were marked by hand."""
     recorder = _recorder
     if recorder is not None and start is not None and end is not None:
         step = recorder.step if _here.step is None else _here.step
         recorder.add(Span(name, kind, _here.lane, step, start, end, arrival))
+
+
+def describe(load: Any) -> None:
+    """What the step that is going on has to compute, for those who split its time."""
+    if _recorder is not None:
+        _recorder.describe(load)
 
 
 def arrive(name: str | None = None, *, on_device: bool = False) -> Arrival | None:

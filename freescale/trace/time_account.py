@@ -12,6 +12,9 @@ from freescale.trace.span_file import RunSpans
 from freescale.units import number
 
 PARTS = ("compute", *CAUSES)
+HOST_BOUND = 0.3
+"""A run whose devices wait for their hosts for so much of the time is bound by them."""
+
 WORDS = {
     "compute": "compute",
     "straggler": "waiting for the slowest rank",
@@ -25,7 +28,8 @@ class Account:
     """The time of a run's steps.
 
     Args:
-        num_steps: steps with a breakdown, the first of the run left out: it compiles kernels and opens connections.
+        num_steps: steps with a breakdown. The first of the run is left out: it compiles kernels and opens
+            connections; so are those seen kernel by kernel, which takes time.
         step_ms: mean length of a step.
         shares: compute, straggler, comm, host as shares of the time; they add up to 1.
     """
@@ -42,9 +46,10 @@ class Account:
 
 def account_of(steps: Sequence[Event]) -> Account | None:
     """All step lines that have a breakdown, weighted by their length; None if there is none."""
-    rows = [row for event in steps if (row := _row(event)) is not None]
-    if len(rows) > 1:
-        rows = rows[1:]
+    whole = [(row, event) for event in steps if (row := _row(event)) is not None]
+    if len(whole) > 1:
+        whole = whole[1:]
+    rows = [row for row, event in whole if not event.get("watched")] or [row for row, _ in whole]
     total = sum(ms for ms, _ in rows)
     if not rows or not total > 0:
         return None
@@ -76,6 +81,33 @@ def lateness(ranks: Mapping[int, Parts], named: Sequence[int] = ()) -> str:
         f"The others wait most for rank {rank}{times}: it {doing} for {late.excess:.1%} of the step more "
         "than the mean of all ranks."
     )
+
+
+def host_bound(host: float) -> str:
+    """What to do where devices have nothing to run for this share of the time, in a sentence; empty for a small one."""
+    if host < HOST_BOUND:
+        return ""
+    times = min(20, int(1 / max(1 - host, 0.05)))
+    more = f"{times} times the batch" if times > 1 else "A larger batch"
+    return (
+        f"Bound by its host: the GPU had nothing to run for {host:.0%} of the time. {more} (data.global_batch) would "
+        "take hardly longer; so would more layers or a wider model."
+    )
+
+
+def busy_is_known(log: MetricsLog) -> bool:
+    """Whether host time contains the gaps between kernels of a GPU in most steps of a run."""
+    known = sum("dry" in event and not event.get("busy_unknown") for event in log.steps)
+    return 2 * known > len(log.steps)
+
+
+def device_sentence(log: MetricsLog, account: Account) -> str:
+    """What the accounts of a run on GPUs say of its host, or that they cannot; nothing of a run on CPUs."""
+    if not any("dry" in event for event in log.steps):
+        return ""
+    if not busy_is_known(log):
+        return "Busy time of the GPUs is unknown: gaps between their kernels count as compute, not as host."
+    return host_bound(account.shares["host"])
 
 
 def slowest_of_steps(log: MetricsLog) -> list[int]:

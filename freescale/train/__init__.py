@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
     from freescale.train.learning_rate import lr_factor
     from freescale.train.log.accounting import AccountedStep, Accounts
+    from freescale.train.log.busy import BusyTimes, SeenStep
+    from freescale.train.log.busy_meter import BusyMeter
     from freescale.train.log.cuda_clock import CudaClock
+    from freescale.train.log.driver_counter import DriverCounter, open_nvml
     from freescale.train.log.events import JsonlSink, MetricSink, Progress, TensorBoardSink
     from freescale.train.log.expert_load import ExpertLoad, lengths_of_split_experts
     from freescale.train.log.id_report import IdReport
+    from freescale.train.log.kernel_watch import KernelWatch
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
     from freescale.train.log.stalls import Stalls

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from freescale.data import ContentFile, IntArray, NumberedTexts, SequenceBatch, item_numbers
 from freescale.embedding import IdMap, Lookup, Request, ShardedCompute, ShardedEmbedding, as_compute
-from freescale.kernels.rows import sum_by_row, unique
+from freescale.kernels.rows import sum_gradients, unique
 from freescale.kernels.runtime import on_device
 from freescale.pipeline import TABLE, ReadyBatch, ids_of, look_up, with_indices
 from freescale.trace import compute
@@ -198,7 +198,7 @@ class EncodedItems:
         def send_back() -> None:
             grad = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             if row_of is not None:
-                rows.grad = sum_by_row(row_of, grad, len(rows))
+                rows.grad = sum_gradients(grad, row_of, len(rows))
             home = grad if request is None else self._work.collect(grad, request)
             with compute("item encoder backward"):
                 encoded.backward(home)

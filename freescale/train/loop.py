@@ -46,14 +46,16 @@ class Covered:
         self.tokens += plan.global_tokens
         self.samples += plan.global_samples
 
-    def speed(self, run: Run) -> dict[str, float]:
-        """How long it took and how fast it was, for the summary."""
+    def speed(self, run: Run) -> dict[str, Any]:
+        """How long it took, how fast it was and what would make it faster, for the summary."""
         seconds = time.monotonic() - self.started
-        speed = {"seconds": seconds}
+        speed: dict[str, Any] = {"seconds": seconds}
         if self.tokens:
             speed |= {"tokens_per_s": self.tokens / seconds, "samples_per_s": self.samples / seconds}
         if run.accounts.totals:
             speed["bubble"] = total(run.accounts.totals).bubble
+        if run.accounts.advice:
+            speed["advice"] = run.accounts.advice
         return speed
 
 
@@ -242,7 +244,7 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
         run.progress.picture(step, extension.name, extension.picture())
 
 
-def finish(run: Run, step: int, *, speed: dict[str, float]) -> dict[str, Any]:
+def finish(run: Run, step: int, *, speed: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the best state on the test targets, if the run is evaluated at all, and close the books."""
     best, tested = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint"), step
     books = {"steps": step, **speed, "checkpoint": None if best is None else str(best)}

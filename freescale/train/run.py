@@ -116,6 +116,8 @@ class Run:
     stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
+        if self.accounts.busy is not None:  # balance and accounts mean the same by compute
+            self.train_step.timer.busy = self.accounts.busy.times
         if tuple(self.state.extensions) != self.train_step.extensions:
             raise ConfigError(
                 "a run and its step must have the same extensions",

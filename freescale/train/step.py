@@ -212,7 +212,7 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.is_recorded(padded)
-        with self.timer.replaying(ready.batch):
+        with self.timer.replaying(ready.batch, replayed=captured):
             loss, items.rows.grad = self._padded.run(items.rows, padded)
         return loss, captured
 

@@ -32,3 +32,14 @@ def test_the_message_of_this_linker_has_the_form_that_is_known() -> None:
 
 def test_other_findings_stay_as_they_are() -> None:
     assert without_driver_jargon("no: MPS is switched off") == "no: MPS is switched off"
+
+
+def test_busy_time_is_looked_at_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_check", lambda what, test: Finding(what, "left out"))
+    asked = {finding.what for finding in examine(gpu=True)} - {finding.what for finding in examine()}
+    assert asked == {"busy time of the gpu"}
+
+
+def test_busy_time_without_a_gpu_is_told_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    assert doctor.check_busy_time() == "there is no GPU"

@@ -28,16 +28,25 @@ def resumed_on_others(trial: Trial) -> None:
 
 
 def kill_anywhere(trial: Trial) -> None:
-    """SIGKILL of one rank, of the launcher or of all, at a moment of the whole run: set-up and last step included."""
+    """SIGKILL of one rank, of the launcher or of all, at a moment of the whole run: set-up and last step included.
+
+    The moment is drawn as a step and a while after it began: on a busy machine times alone would all be set-up.
+    """
     run = trial.train()
     span = trial.references[trial.num_ranks].seconds
-    time.sleep(trial.rng.uniform(0.1, 0.95) * span)
+    step = trial.rng.randint(-1, workload.STEPS - 1)
+    while _furthest(trial) < step and run.poll() is None:
+        time.sleep(0.005)
+    time.sleep(trial.rng.uniform(0.0, 1.0 if step < 0 else 0.1) * span)
     if run.poll() is not None:
         raise Missed("the run was over")
     trial.strike()
     who = trial.rng.choice(("rank", "launcher", "all"))
-    _kill(trial, run, who)
-    at = max(trial.rank_at(rank)[1] for rank in range(trial.num_ranks))
+    try:
+        _kill(trial, run, who)
+    except ProcessLookupError:
+        raise Missed("the run was over") from None
+    at = _furthest(trial)
     saved = [path.name for path in workload.checkpoints(trial.run)]
     trial.verdict.outcome = (
         f"{who} of {trial.num_ranks} ranks killed at step {at}, saved: {(saved or ['none'])[-1]}"
@@ -47,6 +56,11 @@ def kill_anywhere(trial: Trial) -> None:
     elif run.code == 0:
         raise Missed("the run was over")
     trial.check_saved()
+
+
+def _furthest(trial: Trial) -> int:
+    """The step that some rank is in; -1 before the first."""
+    return max(trial.rank_at(rank)[1] for rank in range(trial.num_ranks))
 
 
 def _kill(trial: Trial, run: Program, who: str) -> None:

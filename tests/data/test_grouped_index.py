@@ -112,6 +112,7 @@ def test_what_does_not_fit_is_written_anew_and_told(tmp_path: Path, case: str) -
     [
         ([[1, 3, 2], [4, 5, 6]], "not in the order of time"),
         ([[10**12, 2 * 10**12, 2 * 10**12], [10**12] * 3], "not in seconds"),
+        ([[20240131, 20240201, 20240301], [20240131] * 3], "dates written as digits, such as 20240131"),
         ([[1.5, 2.0, 3.0], [4.0, 5.0, 6.0]], "times .* are double"),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.errors import TrainingError
+from freescale.errors import DataError, TrainingError
 from freescale.pipeline.loader import load_batches, naming_lost_workers
 
 
@@ -31,6 +31,22 @@ def test_a_killed_loader_process_is_named():
     with ended as caught, naming_lost_workers():
         next(load_batches(Killed(), None, first_step=0, num_steps=3, workers=1))
     assert "data.workers=0" in str(caught.value)
+
+
+class Damaged:
+    """A sampler that finds the data other than it was."""
+
+    def plan(self, step: int) -> None:
+        raise DataError("shard 3 is not as it was written", got=f"step {step}", next_step="prepare it again")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_wrong_with_the_data_is_told_without_a_traceback(workers):
+    with pytest.raises(DataError) as caught:
+        next(load_batches(Damaged(), None, first_step=5, num_steps=3, workers=workers))
+    assert str(caught.value).splitlines()[0] == "shard 3 is not as it was written"
+    assert caught.value.got == "step 5"
+    assert "Traceback" not in str(caught.value)
 
 
 BUSY = """
@@ -89,6 +105,20 @@ def test_batches_need_no_temporary_files_and_no_shared_memory(monkeypatch):
             assert all(torch.equal(there[name], here[name]) for name in there)
             assert all(there[name].dtype == here[name].dtype for name in there)
             assert not any(values.is_shared() for values in here.values())
+
+
+def test_a_loader_process_that_ends_while_an_error_is_told_does_not_raise_into_it(request):
+    batches = load_batches(Rows(), AnyBatch(), first_step=0, num_steps=9, workers=1)
+    next(batches)
+    (worker,) = batches._batches._workers
+    handler = signal.getsignal(signal.SIGCHLD)
+    assert callable(handler), "torch hears of its processes by this signal"
+    request.addfinalizer(lambda: signal.signal(signal.SIGCHLD, handler))
+    with pytest.raises(TrainingError, match="a process that loads batches has ended"), naming_lost_workers():
+        raise RuntimeError("DataLoader worker (pid 1) has ended, and a batch with it")
+    os.kill(worker.pid, signal.SIGKILL)
+    time.sleep(0.5)  # where torch's handler would raise
+    batches.close()
 
 
 ORPHAN = """

@@ -38,6 +38,9 @@ class LateClock:
             return float(mark)
         return float(mark[0]) if mark[0] <= self.passed else None
 
+    def lag_of(self, mark):
+        return None
+
     def wait_for_marks(self):
         self.passed = self.marked
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from freescale.kernels.rows import adam_direction
+from freescale.kernels.rows import UpdateRule, adam_direction
 from freescale.registry import register
 
 
@@ -23,6 +23,11 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-8
+
+    @property
+    def rule(self) -> UpdateRule:
+        """For the kernel that sums and updates in one pass."""
+        return UpdateRule("adam", ("moment1", "moment2"), eps=self.eps, beta1=self.beta1, beta2=self.beta2)
 
     def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, int]]:
         """Two moments of the size of the table."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from freescale.kernels.rows import mean_squares
+from freescale.kernels.rows import UpdateRule, mean_squares
 from freescale.registry import register
 
 
@@ -19,6 +19,11 @@ class RowwiseAdagrad:
     """
 
     eps: float = 1e-8
+
+    @property
+    def rule(self) -> UpdateRule:
+        """For the kernel that sums and updates in one pass."""
+        return UpdateRule("rowwise_adagrad", ("square_sum",), eps=self.eps)
 
     def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, int]]:
         """One number a row."""

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from freescale.kernels.rows import UpdateRule
 from freescale.registry import register
 
 
 @dataclass(frozen=True)
 class SGD:
     """w -= lr * g."""
+
+    @property
+    def rule(self) -> UpdateRule:
+        """For the kernel that sums and updates in one pass."""
+        return UpdateRule("sgd")
 
     def state_shapes(self, num_rows: int, dim: int) -> dict[str, tuple[int, int]]:
         """No state."""

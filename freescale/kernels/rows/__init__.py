@@ -16,6 +16,19 @@ if TYPE_CHECKING:
         take,
         unique,
     )
+    from freescale.kernels.rows.fused import (
+        NO_ROW,
+        gather_rows,
+        no_bad_row,
+        plan_again,
+        plan_keys,
+        step_numbers,
+        sum_planned,
+        unique_of,
+        update_reason,
+        update_rows,
+    )
+    from freescale.kernels.rows.plan import RowPlan, UpdateRule, plan_of_unique
     from freescale.kernels.rows.split_loops import split_index, split_values, split_wanted
     from freescale.kernels.rows.triton.sums import sum_by_index, sum_by_position
 else:

@@ -12,6 +12,7 @@ from numba import boolean, float32, float64, int64, njit, void
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
 FloatArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
 INTS = int64[::1]
@@ -166,3 +167,23 @@ def adam(
             second = beta2 * moment2[n, column] + (one - beta2) * g * g
             moment1[n, column], moment2[n, column] = first, second
             direction[n, column] = first / (np.sqrt(second / correction2) + eps)
+
+
+@njit((INTS, int64), cache=True, nogil=True, error_model="numpy")
+def order_by_row(inverse: IntArray, num_rows: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Values by their row, equal ones as they stand; where each row begins among them; the row of each."""
+    starts = np.zeros(num_rows + 1, np.int32)
+    for row in inverse:
+        if not 0 <= row < num_rows:
+            raise IndexError("row index out of range")
+        starts[row + 1] += 1
+    for row in range(num_rows):
+        starts[row + 1] += starts[row]
+    ends = starts[:num_rows].copy()
+    order, index = np.empty(len(inverse), np.int32), np.empty(len(inverse), np.int32)
+    for at in range(len(inverse)):
+        row = inverse[at]
+        order[ends[row]] = at
+        index[ends[row]] = row
+        ends[row] += 1
+    return order, starts, index

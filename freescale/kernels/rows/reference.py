@@ -21,6 +21,13 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.unique(ids, return_inverse=True)
 
 
+def row_plan(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys by their row, equal ones as they stand; the rows; where each begins; the row of each key in that order."""
+    rows, counts = torch.unique(keys, return_counts=True)
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return keys.argsort(stable=True), rows, starts, torch.arange(len(rows)).repeat_interleave(counts)
+
+
 def overlap(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Which values of each list stand in the other, too."""
     return torch.isin(first, second), torch.isin(second, first)

@@ -4,6 +4,9 @@ A rank alone cannot tell whether it waits for a transfer or for another rank. So
 log step, where two small maxima over the ranks say of every exchange since the last one when the last rank came and why
 so late (`notes.py`), and one gather brings each rank's parts to rank 0: three small exchanges every `run.log_every`
 steps, on any number of ranks, and one more where some rank has stood still.
+
+On a GPU the lines of the first steps are held until a few have been seen kernel by kernel (`busy_meter.py`): only then
+it is known how much of a stretch of work was work.
 """
 
 from __future__ import annotations
@@ -12,15 +15,28 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.world import Ranks, SharedClock
-from freescale.trace import Parts, Recorder, Span, SpanWriter, exchange, is_kept, split_step, total
+from freescale.trace import (
+    Parts,
+    Recorder,
+    Span,
+    SpanWriter,
+    exchange,
+    host_bound,
+    is_kept,
+    split_step,
+    total,
+)
+from freescale.train.log.busy_meter import BusyMeter
+from freescale.train.log.driver_counter import DriverCounter
 from freescale.train.log.notes import Notes
 from freescale.train.log.stalls import Stalls
 
@@ -39,12 +55,27 @@ class AccountedStep:
         line: what the loop had to say about it.
         ranks: the parts of every rank; none where they are not recorded, or the run ended before they were compared.
         seconds: how long it took, by this rank's host.
+        dry: share of the moments of a step, over the ranks, at which a device had nothing left to run; None on CPUs.
+        unknown: ranks whose devices' busy time is not known: their gaps between kernels are counted as compute.
+        watched: it was seen kernel by kernel, which makes a step slower.
     """
 
     step: int
     line: dict[str, object]
     ranks: tuple[Parts, ...] = ()
     seconds: float | None = None
+    dry: float | None = None
+    unknown: tuple[int, ...] = ()
+    watched: bool = False
+
+
+class _Closed(NamedTuple):
+    """A step of one rank, split: its parts, dry share, whether the busy time is known, and whether it was watched."""
+
+    parts: Parts
+    dry: float = 0.0
+    known: bool = True
+    watched: bool = False
 
 
 @dataclass(kw_only=True)
@@ -58,9 +89,12 @@ class Accounts:
         every: steps between two accounts.
         clock: brings this rank's times to those of rank 0.
         stalls: when this process stood still; None is never.
+        busy: how long the device works in its stretches; None: all of the time, as on a CPU.
+        driver: what the driver says of the device, to be held against the accounts.
+        say: told once what whoever started the run should know.
         spans: where the spans of kept steps go.
         totals: the parts of each rank (on rank 0; elsewhere its own) over all steps so far but the first, which
-            compiles kernels and opens connections and says nothing about the others.
+            compiles kernels and opens connections and says nothing about the others, and those that were watched.
     """
 
     ranks: Ranks
@@ -69,6 +103,9 @@ class Accounts:
     every: int = 20
     clock: SharedClock | None = None
     stalls: Stalls | None = None
+    busy: BusyMeter | None = None
+    driver: DriverCounter | None = None
+    say: Callable[[str], None] = lambda text: None
     spans: SpanWriter | None = None
     totals: list[Parts] = field(default_factory=list)
     _ended_at: float = 0.0
@@ -78,9 +115,17 @@ class Accounts:
     _due_first: int = 0
     _num_accounts: int = 0
     _warm: bool = False
+    _told: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._notes = Notes(ranks=self.ranks, clock=self.clock, stalls=self.stalls)
+
+    @property
+    def advice(self) -> str:
+        """One sentence for whoever started the run, where its devices wait for their hosts; empty elsewhere."""
+        if self.ranks.device.type != "cuda" or not self.totals:
+            return ""
+        return host_bound(total(self.totals).share("host"))
 
     @property
     def clock_error(self) -> float | None:
@@ -92,20 +137,28 @@ class Accounts:
         self._ended_at = time.monotonic()
         if self.recorder is not None and self.recorder.paused:
             self._due_first = step + self.recorder.clock.lag
+            if self.busy is not None:
+                self.busy.begin(step)
             self.recorder.begin(step)
 
     def end_step(self) -> float:
         """The optimizer step is over; returns the seconds it took, by this rank's host."""
         began, self._ended_at = self._ended_at, time.monotonic()
+        seconds = self._ended_at - began
         if self.recorder is not None:
             self.recorder.end_step()
-        return self._ended_at - began
+            if self.busy is not None:
+                self._watch(self.busy, self.recorder)
+        return seconds
 
     def add(self, step: int, line: dict[str, object], *, seconds: float | None = None) -> None:
         """Hold the line of a step that took this long; where an account is due, write all that are complete."""
         self._held.append(AccountedStep(step, line, seconds=seconds))
         if self.recorder is None:
             self._write_held()
+            return
+        if self.busy is not None and self.busy.holds(step):
+            self._due_first = self.busy.known_after
             return
         lag = self.recorder.clock.lag
         if self.ranks.control is None or (step - lag) % self.every == 0 or step == self._due_first:
@@ -116,8 +169,12 @@ class Accounts:
         if self.recorder is None or self.recorder.paused:
             return
         self.recorder.clock.wait_for_marks()
+        if self.busy is not None and self.busy.is_open:
+            self._close_watch(self.busy, self.recorder)
         if self._held:
             self._account(self._held[-1].step)
+        if self.driver is not None and self.totals:
+            self.driver.compare(compute=self.totals[0].share("compute"), host=self.totals[0].share("host"))
         self.recorder.pause()
         self._spans.clear()
 
@@ -125,6 +182,8 @@ class Accounts:
         """Write what is held, without bubbles where the other ranks can no longer be asked."""
         if self.recorder is not None:
             self.recorder.pause()
+        if self.busy is not None:
+            self.busy.abandon()
         self._write_held()
         if self.spans is not None:
             self.spans.close()
@@ -133,10 +192,32 @@ class Accounts:
         while self._held:
             self.write(self._held.popleft())
 
+    def _watch(self, busy: BusyMeter, recorder: Recorder) -> None:
+        """Open or close the watch between two steps; the time this takes belongs to none."""
+        step = recorder.step - 1
+        if busy.opens_after(step):
+            busy.open()
+        elif busy.closes_after(step):
+            recorder.clock.wait_for_marks()
+            self._close_watch(busy, recorder)
+        else:
+            return
+        recorder.begin(step + 1)
+        self._ended_at = time.monotonic()
+
+    def _close_watch(self, busy: BusyMeter, recorder: Recorder) -> None:
+        self._collect(recorder)
+        notes = [recorder.notes_of(step) for step, _, _ in self._ended]
+        busy.close(recorder.step - 1, self._ended, self._spans, notes)
+
+    def _collect(self, recorder: Recorder) -> None:
+        """Take over what has passed on the device."""
+        self._ended.extend(recorder.ended_steps())
+        self._spans.extend(recorder.take())
+
     def _account(self, up_to: int) -> None:
         assert self.recorder is not None
-        self._ended.extend(self.recorder.ended_steps())
-        self._spans.extend(self.recorder.take())
+        self._collect(self.recorder)
         first = self._held[0].step
         # Later steps may have ended, too; their lines are still to come.
         done = min(up_to, self._ended[-1][0]) if self._ended else first - 1
@@ -150,13 +231,40 @@ class Accounts:
         mine = [self._close_step() for _ in range(done - first + 1)]
         if self.spans is not None:
             self.spans.flush()
-        for parts in self._everybodys(mine):
-            if self._warm:
-                self.totals = [total(pair) for pair in zip(self.totals, parts)] if self.totals else parts
-            self._warm = True
-            self.write(replace(self._held.popleft(), ranks=tuple(parts)))
+        if self.driver is not None:
+            self.driver.look()
+        for everybody in self._everybodys(mine):
+            self._hand_on(self._held.popleft(), everybody)
 
-    def _close_step(self) -> Parts:
+    def _hand_on(self, held: AccountedStep, everybody: Sequence[_Closed]) -> None:
+        """Write the line of a step, and add its time to the totals."""
+        parts = [one.parts for one in everybody]
+        watched = any(one.watched for one in everybody)
+        if self._warm and not watched:
+            self.totals = [total(pair) for pair in zip(self.totals, parts)] if self.totals else parts
+        self._warm = True
+        dry: float | None = None
+        unknown: tuple[int, ...] = ()
+        if self.busy is not None:
+            dry = sum(one.dry for one in everybody) / len(everybody)
+            unknown = tuple(rank for rank, one in enumerate(everybody) if not one.known)
+            self._tell_unknown(unknown)
+        self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))
+
+    def _tell_unknown(self, ranks: tuple[int, ...]) -> None:
+        """Say once a reason that gaps between kernels count as compute, as far as this rank knows it."""
+        if not ranks:
+            return
+        assert self.busy is not None
+        reason = self.busy.times.problem or "not enough steps were seen, or only on other ranks"
+        if reason not in self._told:
+            self._told.add(reason)
+            self.say(
+                f"busy time of the GPU unknown on rank {', '.join(map(str, ranks))} ({reason}): gaps between kernels "
+                "count as compute, not as host"
+            )
+
+    def _close_step(self) -> _Closed:
         """Split the oldest ended step and let go of the spans that lie behind it; spans are in order of their starts.
 
         An account closes many steps: each looks at its own spans, not at those of all that follow.
@@ -164,24 +272,51 @@ class Accounts:
         step, start, end = self._ended.popleft()
         num_begun = bisect_left(self._spans, end, key=_start_of)
         begun = self._spans[:num_begun]
-        parts = split_step(start, end, begun)
+        closed = self._split(step, start, end, begun)
         if self.spans is not None and is_kept(step):
-            self.spans.write(step, start, end, parts, begun, offset=self._notes.offset)
+            self.spans.write(step, start, end, closed.parts, begun, offset=self._notes.offset)
         self._spans[:num_begun] = [span for span in begun if span.end > end]
-        return parts
+        return closed
 
-    def _everybodys(self, mine: Sequence[Parts]) -> list[list[Parts]]:
+    def _split(self, step: int, start: float, end: float, spans: Sequence[Span]) -> _Closed:
+        if self.busy is None:
+            return _Closed(split_step(start, end, spans))
+        assert self.recorder is not None
+        notes, busy, known = self.recorder.notes_of(step), self.busy, True
+        self.recorder.forget(step)
+        dry = busy.dry_share(notes.lags)
+
+        def worked(stretch_s: float, replayed_s: float) -> float:
+            nonlocal known
+            found = busy.times.busy_s(
+                notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0, dry=dry
+            )
+            known = found is not None
+            return stretch_s if found is None else found
+
+        parts = split_step(start, end, spans, busy=worked)
+        return _Closed(parts, dry, known, busy.was_watched(step))
+
+    def _everybodys(self, mine: Sequence[_Closed]) -> list[list[_Closed]]:
         """[steps][ranks] on rank 0, this rank's alone elsewhere."""
         if self.ranks.control is None or not mine:
-            return [[parts] for parts in mine]
-        numbers = torch.tensor(
-            [(one.total, one.compute, one.straggler, one.comm) for one in mine], dtype=torch.float64
-        )
+            return [[closed] for closed in mine]
+        numbers = torch.tensor([_numbers(one) for one in mine], dtype=torch.float64)
         gathered: list[Tensor] | None = None
         if self.ranks.is_first:
             gathered = [torch.empty_like(numbers) for _ in range(self.ranks.num_ranks)]
         with exchange("compare notes"):
             dist.gather(numbers, gathered, dst=0, group=self.ranks.control)
         if gathered is None:
-            return [[parts] for parts in mine]
-        return [[Parts(*row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
+            return [[closed] for closed in mine]
+        return [[_from_numbers(row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
+
+
+def _numbers(one: _Closed) -> tuple[float, ...]:
+    """As they travel."""
+    parts = one.parts
+    return (parts.total, parts.compute, parts.straggler, parts.comm, one.dry, one.known, one.watched)
+
+
+def _from_numbers(row: Sequence[float]) -> _Closed:
+    return _Closed(Parts(*row[:4]), row[4], bool(row[5]), bool(row[6]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class CudaClock:
         self._idle = torch.cuda.Stream(device)
         self._probe: _Moment | None = None
         self._probed_at = -float("inf")
+        self._idle_lags: deque[float] = deque(maxlen=31)
         torch.cuda.synchronize(device)  # once, before the run
         self._anchor = torch.cuda.Event(enable_timing=True)
         self._anchor_s = 0.0
@@ -68,11 +70,26 @@ class CudaClock:
             if not event.query():
                 return None
             probe, self._probe = self._probe, None
-            if probe is not None and self.read(probe) is None:
-                self._probe = probe
+            if probe is not None:
+                met = self.read(probe)
+                if met is None:
+                    self._probe = probe
+                else:
+                    self._idle_lags.append(met - probe.recorded)
             mark.seconds = self._passed(event, mark.recorded)
             mark.event = None
         return mark.seconds
+
+    def lag_of(self, mark: Any) -> float | None:
+        """Seconds by which the stream came later than the host; near `idle_lag` where it had run dry."""
+        if not isinstance(mark, _Moment) or mark.seconds is None:
+            return None
+        return mark.seconds - mark.recorded
+
+    @property
+    def idle_lag(self) -> float:
+        """The usual lag of a stream that never has anything to do: what recording an event takes."""
+        return sorted(self._idle_lags)[len(self._idle_lags) // 2] if self._idle_lags else 0.0
 
     def wait_for_marks(self) -> None:
         """Wait for the device, where the run stands still anyway."""

@@ -204,7 +204,19 @@ def write_step(progress: Progress, accounted: AccountedStep) -> None:
     """The event of a step, once its time is accounted for."""
     line: dict[str, Any] = dict(accounted.line)
     times = time_fields(accounted.ranks, tokens=line.pop("tokens"), seconds=accounted.seconds)
-    progress.step(accounted.step, **{**line, **times})
+    progress.step(accounted.step, **{**line, **times, **busy_fields(accounted)})
+
+
+def busy_fields(accounted: AccountedStep) -> dict[str, object]:
+    """What the line of a step on GPUs says of its busy time; nothing on CPUs, whose hosts are their devices."""
+    if accounted.dry is None:
+        return {}
+    fields: dict[str, object] = {"dry": round(accounted.dry, 4)}
+    if accounted.unknown:
+        fields["busy_unknown"] = list(accounted.unknown)
+    if accounted.watched:
+        fields["watched"] = True
+    return fields
 
 
 def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """How long this rank computes in a step, waits left out: from the start of the forward to the last gradient.
 
 The gradient of the looked-up rows is the last thing a backward pass produces. What comes after it in a step is waiting
-for other ranks (dense gradients) and the updates. On a GPU the two moments are events, read when they have passed.
-The same moments, and those at which dense gradients were handed over, are recorded as spans.
+for other ranks (dense gradients) and the updates. On a GPU the two moments are events, read when they have passed; what
+lies between them is longer than the device works where the host is slow, so that `busy` has the last word. The same
+moments, and those at which dense gradients were handed over, are recorded as spans.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from freescale import trace
 from freescale.balance import WHOLE, MeasuredStep, SampleWork
 from freescale.data import SequenceBatch
+from freescale.train.log.busy import BusyTimes
 
 Moment = float | torch.cuda.Event
 """Seconds of the host, or a place in the stream of a device."""
@@ -30,9 +32,13 @@ class StepTimer:
     Args:
         device: where the model computes.
         work: what a sequence of a length has to compute.
+
+    `busy` says how long the device works in a step of a size, once that is known; without it, or before, all that lies
+    between two events is taken for work.
     """
 
     def __init__(self, device: torch.device, *, work: SampleWork = WHOLE) -> None:
+        self.busy: BusyTimes | None = None
         self._work = work
         self._cuda = device.type == "cuda"
         self._running: deque[_TimedStep] = deque()
@@ -72,18 +78,25 @@ class StepTimer:
         self._waiting = self._last_gradient
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         away, self._away = self._away, []
-        self._running.append(_TimedStep(batch, self._start, self._end, away))
+        moments = (self._began, self._last_gradient)
+        self._add(_TimedStep(self._load_of(batch), self._start, self._end, away, moments))
 
     @contextmanager
-    def replaying(self, batch: SequenceBatch) -> Iterator[None]:
-        """Forward and backward as a replay of recorded work, instead of `start` and `finish`."""
+    def replaying(self, batch: SequenceBatch, *, replayed: bool = True) -> Iterator[None]:
+        """Forward and backward as a replay of recorded work, instead of `start` and `finish`.
+
+        The device needs no host inside, so all between the two events around it is work; not so where the same work is
+        launched kernel by kernel, before it is recorded or while it is (`replayed=False`).
+        """
         self._arrival, self._away = None, []
         self._start, self._began = self._now(), trace.mark()
         yield
         self._end, self._last_gradient = self._now(), trace.mark()
         self._waiting = self._last_gradient
-        trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
-        self._running.append(_TimedStep(batch, self._start, self._end, []))
+        kind = "replay" if replayed else "compute"
+        trace.add("forward and backward", kind=kind, start=self._began, end=self._last_gradient)
+        moments = None if replayed else (self._began, self._last_gradient)
+        self._add(_TimedStep(self._load_of(batch), self._start, self._end, [], moments))
 
     def wait_for_sums(self) -> None:
         """Only now this rank begins to wait for dense gradients, not where the backward ended."""
@@ -111,20 +124,32 @@ class StepTimer:
         event.record()
         return event
 
+    def _load_of(self, batch: SequenceBatch) -> MeasuredStep:
+        return MeasuredStep.of(batch.lengths.numpy(), ms=0.0, work=self._work)
+
+    def _add(self, step: _TimedStep) -> None:
+        trace.describe(step.load)
+        self._running.append(step)
+
     def _measured(self, step: _TimedStep) -> MeasuredStep:
-        stood = sum(_ms(*interval) for interval in step.away)
-        return MeasuredStep.of(
-            step.batch.lengths.numpy(), ms=_ms(step.start, step.end) - stood, work=self._work
-        )
+        ms = _ms(step.start, step.end) - sum(_ms(*interval) for interval in step.away)
+        if self.busy is not None and step.moments is not None:
+            lags = [lag for moment in step.moments if (lag := trace.lag_of(moment)) is not None]
+            ms = self.busy.model_ms(step.load, ms, lags=lags)
+        return step.load._replace(ms=ms)
 
 
 class _TimedStep(NamedTuple):
-    """When a step began and ended, and when it stood still in between."""
+    """What a step had to compute, when it began and ended, and when it stood still in between.
 
-    batch: SequenceBatch
+    `moments` are those of the recorder, which knows how far the host was ahead; None of a replay, which has no gaps.
+    """
+
+    load: MeasuredStep
     start: Moment
     end: Moment
     away: list[tuple[Moment, Moment]]
+    moments: tuple[trace.Mark, ...] | None
 
 
 def _has_passed(moment: Moment) -> bool:

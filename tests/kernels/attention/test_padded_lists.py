@@ -90,7 +90,9 @@ def padder():
     padder = Padder(CPU, longest=LONGEST, table_rows=ROWS)
     batch = make_batch(LENGTHS[0], 1)
     views = sent(padder, batch).views
-    computed(views.layout, views.batch.tokens, views.batch.samples["negative_index"], num_real=batch.num_tokens)
+    computed(
+        views.layout, views.batch.tokens, views.batch.samples["negative_index"], num_real=batch.num_tokens
+    )
     sent(padder, batch)
     assert sent(padder, make_batch(LENGTHS[0], 3)).sent is None, "by now it is known what is wanted"
     return padder

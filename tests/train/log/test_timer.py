@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from freescale.balance import MeasuredStep
 from freescale.data.sequence_batch import SequenceBatch
+from freescale.trace.spans import Recorder, record_into
 from freescale.train.log import timer as timer_module
+from freescale.train.log.busy import BusyTimes, SeenStep
 from freescale.train.log.timer import StepTimer
 
 
@@ -27,3 +30,38 @@ def test_exchanges_inside_a_step_are_not_its_compute(monkeypatch: pytest.MonkeyP
         timer.finish(batch)
     assert [step.ms for step in timer.take()] == pytest.approx([1500.0, 1500.0])
     assert timer.take() == []
+
+
+def test_a_replay_is_measured_by_the_moments_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(timer_module.time, "perf_counter", lambda: now[0])
+    timer = StepTimer(torch.device("cpu"))
+    recorder = Recorder()
+    recorder.begin(1)
+    record_into(recorder)
+    with timer.replaying(SequenceBatch.from_sequences([{"item": torch.zeros(5)}])):
+        now[0] += 2.0
+    record_into(None)
+    (step,) = timer.take()
+    assert (step.tokens, step.ms) == (5, pytest.approx(2000.0))
+    assert [(span.name, span.kind) for span in recorder.take()] == [("forward and backward", "replay")]
+
+
+def test_busy_time_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, all between two events was the cost of a batch, however long its host had kept the device waiting."""
+    now = [100.0]
+    monkeypatch.setattr(timer_module.time, "perf_counter", lambda: now[0])
+    timer = StepTimer(torch.device("cpu"))
+    timer.busy = BusyTimes()
+    load = MeasuredStep(num_samples=1, tokens=5, squares=25.0, ms=0.0)
+    timer.busy.learn(
+        [SeenStep(load._replace(tokens=n), 1500.0, 100.0 * n, 100.0 * n, False, False) for n in range(1, 13)]
+    )
+    batch = SequenceBatch.from_sequences([{"item": torch.zeros(5)}])
+    rows = torch.ones(2, requires_grad=True)
+    timer.start(rows)
+    now[0] += 1.5
+    rows.sum().backward()
+    timer.finish(batch)
+    (step,) = timer.take()
+    assert step.ms == pytest.approx(500.0, rel=0.05)

@@ -117,6 +117,12 @@ def test_recommendations_have_the_scores_of_training(tmp_path, options):
     assert [item for item, _ in top] == unseen[:3]
 
 
+def test_times_that_a_model_has_no_use_for_are_told(tmp_path):
+    served = load_export(export(tmp_path / "out", make_parts(time_bias=False)))
+    with pytest.warns(UserWarning, match="times are not used"):
+        served.recommend([3, 14], times=[10, 20])
+
+
 def test_no_more_than_the_unseen_items_are_recommended(tmp_path):
     served = load_export(export(tmp_path / "out", make_parts()))
     assert {item for item, _ in served.recommend(HISTORY, k=100, **times_of(HISTORY))} == {91, 92, 500}

@@ -1,0 +1,179 @@
+"""Decides which steps are seen kernel by kernel, and tells the accounts how long the device worked in all others.
+
+First as soon as the run is warm, once more when it has settled, then every few thousand steps. Which steps these are
+follows from step numbers alone, so all ranks open and close their watches together.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from freescale.balance import MeasuredStep
+from freescale.trace import WORK, Clock, Interval, Span, StepNotes, overlap, union, without
+from freescale.train.log.busy import FEWEST_STEPS, BusyTimes, SeenStep, dry_share, is_fed
+from freescale.train.log.kernel_watch import Watch
+
+MODEL = "forward and backward"
+"""The name of the spans that the balance's cost model is about."""
+
+
+@dataclass(kw_only=True)
+class BusyMeter:
+    """Opens and closes the watch, and learns from what it saw.
+
+    Args:
+        watch: sees when the device works.
+        clock: knows the lag of a stream that never has anything to do.
+        times: what is known of busy times.
+        warm: steps before the first watch.
+        first: steps that it lasts.
+        settled: the step after which the run is looked at once more.
+        later: steps of this and all later watches.
+        every: steps from one to the next.
+    """
+
+    watch: Watch
+    clock: Clock | None = None
+    times: BusyTimes = field(default_factory=BusyTimes)
+    warm: int = 8
+    first: int = 12
+    settled: int = 50
+    later: int = 3
+    every: int = 2000
+    is_open: bool = False
+    _opens: float = math.inf
+    _closes: float = math.inf
+    _num_watches: int = 0
+    _num_steps: int = 0
+    _sees: bool = False
+    _watched: set[int] = field(default_factory=set)
+
+    def begin(self, step: int) -> None:
+        """Training starts or goes on with this step."""
+        if self._opens == math.inf:
+            self._plan(step - 1 + self.warm, self.first)
+        elif self._opens < step - 1 and not self.is_open:
+            self._plan(step, self.first if self._num_watches == 0 else self.later)
+
+    def opens_after(self, step: int) -> bool:
+        """Whether the watch is to be opened at the end of this step."""
+        return step == self._opens and not self.is_open
+
+    def closes_after(self, step: int) -> bool:
+        """Whether it is to be closed there."""
+        return self.is_open and step >= self._closes
+
+    def holds(self, step: int) -> bool:
+        """Whether the line of a step should wait: what it needs will be known in a few steps."""
+        return step < self._closes and (self._num_watches == 0 or step > self._opens)
+
+    @property
+    def known_after(self) -> int:
+        """The step with which held lines can be written."""
+        return int(self._closes)
+
+    def open(self) -> None:
+        """See what the device does, if that is possible."""
+        self.is_open = self._sees = True
+        try:
+            self.watch.start()
+        except Exception as error:  # whatever a driver or another profiler may object to
+            self._sees = False
+            self.times.problem = f"the device could not be watched: {error}"
+
+    def close(
+        self,
+        step: int,
+        ended: Sequence[tuple[int, float, float]],
+        spans: Sequence[Span],
+        notes: Sequence[StepNotes],
+    ) -> None:
+        """Learn from the steps that were seen, up to this one.
+
+        Args:
+            step: the last of them.
+            ended: (step, start, end) of those whose time is known.
+            spans: of these steps, in any order.
+            notes: of these steps.
+        """
+        self.is_open = False
+        opened = self._opens
+        self._num_steps += int(step - opened)
+        if self._num_steps < FEWEST_STEPS:
+            self._opens = self._closes = -math.inf  # an evaluation came too early: `begin` tries again
+        else:
+            self._num_watches += 1
+            self._plan(self._next(step), self.later)
+        if not self._sees:
+            return
+        try:
+            worked = self.watch.stop()
+        except Exception as error:
+            self.times.problem = self.times.problem or f"what the device did is unknown: {error}"
+            return
+        seen = []
+        for (number, start, end), note in zip(ended, notes, strict=True):
+            if opened < number <= step:
+                self._watched.add(number)
+                if note.load is not None:
+                    seen.append(seen_step(start, end, spans, worked, note))
+        if self.clock is not None:
+            self.times.idle_lag = float(getattr(self.clock, "idle_lag", 0.0))
+        self.times.learn(seen)
+
+    def abandon(self) -> None:
+        """The run has ended in the middle of a watch: leave no profiler open."""
+        if self.is_open and self._sees:
+            self.is_open = False
+            with suppress(Exception):
+                self.watch.stop()
+
+    def was_watched(self, step: int) -> bool:
+        """Whether this step was seen, and so was slower than others; ask once."""
+        known = step in self._watched
+        self._watched.discard(step)
+        return known
+
+    def dry_share(self, lags: Sequence[float]) -> float:
+        """The share of a step's moments at which the device had nothing left to run."""
+        return dry_share(lags, self.times.idle_lag)
+
+    def _plan(self, opens: int, steps: int) -> None:
+        self._opens, self._closes = opens, opens + steps
+
+    def _next(self, step: int) -> int:
+        return self.settled if step < self.settled else (step // self.every + 1) * self.every
+
+
+def seen_step(
+    start: float, end: float, spans: Sequence[Span], worked: Sequence[Interval], notes: StepNotes
+) -> SeenStep:
+    """How long the device worked in the stretches of a step."""
+    inside = [span for span in spans if span.kind in WORK and span.end > start and span.start < end]
+    replays = union((span.start, span.end) for span in inside if span.kind == "replay")
+
+    def stretches(of: Sequence[Span]) -> list[Interval]:
+        return without(union((max(start, span.start), min(end, span.end)) for span in of), replays)
+
+    first = max(0, bisect_left(worked, (start,)) - 1)
+    near = worked[first : bisect_left(worked, (end,))]
+    whole = stretches(inside)
+    model = stretches([span for span in inside if span.name == MODEL])
+    stretch_s = _length(whole)
+    load: MeasuredStep = notes.load
+    return SeenStep(
+        load=load,
+        stretch_ms=1000 * stretch_s,
+        busy_ms=1000 * _length(overlap(whole, near)),
+        model_ms=1000 * _length(overlap(model, near)),
+        replayed=bool(replays),
+        fed=is_fed(notes.lags, stretch_s),
+    )
+
+
+def _length(intervals: Sequence[Interval]) -> float:
+    return sum(high - low for low, high in intervals)

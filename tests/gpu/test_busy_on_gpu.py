@@ -1,0 +1,117 @@
+"""Busy time of a real GPU: host time is what its kernels leave, and seeing them leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from freescale import trace
+from freescale.balance import MeasuredStep
+from freescale.comm.world.ranks import Ranks
+from freescale.recipe import build_run, build_source, load_config
+from freescale.trace import total
+from freescale.trace.spans import Recorder
+from freescale.train import AccountedStep, Progress, take_steps
+from freescale.train.log.accounting import Accounts
+from freescale.train.log.busy_meter import BusyMeter
+from freescale.train.log.cuda_clock import CudaClock
+from freescale.train.log.driver_counter import open_nvml
+from freescale.train.log.kernel_watch import KernelWatch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def cycles_a_ms() -> float:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(10_000_000)
+    began.record()
+    torch.cuda._sleep(10_000_000)
+    ended.record()
+    torch.cuda.synchronize()
+    return 10_000_000 / began.elapsed_time(ended)
+
+
+def test_the_watch_sees_kernels_where_the_clock_puts_them() -> None:
+    clock = CudaClock(torch.device("cuda"))
+    cycles = cycles_a_ms()
+    watch = KernelWatch(torch.device("cuda"), clock)
+    for _ in range(2):  # and again, after it was taken down
+        watch.start()
+        time.sleep(0.01)
+        before = clock.mark()
+        torch.cuda._sleep(int(5 * cycles))
+        after = clock.mark()
+        time.sleep(0.02)
+        found = watch.stop()
+        low, high = clock.read(before), clock.read(after)
+        assert low is not None
+        assert high is not None
+        ((start, end),) = found
+        assert end - start == pytest.approx(0.005, rel=0.05)
+        assert abs(end - high) < 1e-4
+        assert low - 1e-4 < start < low + 1e-3
+
+
+@pytest.mark.parametrize("idle", [0.2, 0.8])
+def test_known_idle_time_is_host_time(idle: float) -> None:
+    clock = CudaClock(torch.device("cuda"))
+    recorder, cycles = Recorder(clock), cycles_a_ms()
+    trace.record_into(recorder)
+    written: list[AccountedStep] = []
+    accounts = Accounts(
+        ranks=Ranks(0, 1, torch.device("cuda")),
+        recorder=recorder,
+        write=written.append,
+        busy=BusyMeter(watch=KernelWatch(torch.device("cuda"), clock), clock=clock),
+    )
+    accounts.begin(1)
+    try:
+        for step in range(1, 61):
+            tokens = 900 + 37 * step % 200
+            with trace.stage("train", step=step), trace.compute("forward and backward"):
+                for _ in range(10):
+                    until = time.perf_counter() + 2e-4 * tokens / 1000 / (1 - idle)
+                    torch.cuda._sleep(int(0.2 * cycles * tokens / 1000))
+                    while time.perf_counter() < until:
+                        pass
+            trace.describe(MeasuredStep(num_samples=1, tokens=tokens, squares=1.0, ms=0.0))
+            accounts.end_step()
+            accounts.add(step, {})
+        accounts.pause()
+    finally:
+        trace.record_into(None)
+    steps = [one for one in written if one.step > 20 and not one.watched]
+    assert not any(one.unknown for one in steps)
+    assert total(one.ranks[0] for one in steps).share("host") == pytest.approx(idle, abs=0.05)
+
+
+def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:
+    keys = ["run.steps=60", "run.device=cuda", "run.log_every=5", "model.dropout=0", f"run.out={tmp_path}"]
+    config = load_config(None, [*keys, "data.global_batch=8", "model.dim=32"])
+    seen: list[AccountedStep] = []
+    run = build_run(config, build_source(config), Ranks(0, 1, torch.device("cuda", 0)), Progress())
+    run.accounts.write = seen.append
+    with run.open_schedule(0) as schedule:
+        take_steps(run, schedule)
+    measured = run.train_step.timer.take()
+    trace.record_into(None)
+    assert [one.step for one in seen] == list(range(1, 61))
+    assert [one.step for one in seen if one.watched] == [*range(9, 21), 51, 52, 53]
+    assert not any(one.unknown for one in seen)
+    usual = total(one.ranks[0] for one in seen if one.step > 20 and not one.watched)
+    assert usual.share("host") > 0.5
+    assert "Bound by its host" in run.accounts.advice
+    # The cost of samples is what they cost the device, not the host.
+    assert measured
+    assert max(one.ms for one in measured[21:]) < 1000 * usual.total / 37 / 2
+
+
+def test_the_driver_answers_or_says_why_not() -> None:
+    found = open_nvml(torch.device("cuda", 0))
+    assert isinstance(found, str) or 0 <= found() <= 1

@@ -1,0 +1,326 @@
+"""Gaps between kernels are host time: held against a device in virtual time, whose every kernel is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freescale.balance import MeasuredStep
+from freescale.errors import DataError
+from freescale.trace import MetricsLog, Span, account_of, device_sentence, host_bound, split_step, total
+from freescale.trace.spans import HostClock
+from freescale.train.log.accounting import AccountedStep
+from freescale.train.log.busy import BusyTimes, SeenStep, dry_share, is_fed
+from freescale.train.log.busy_meter import BusyMeter
+from freescale.train.log.driver_counter import DriverCounter
+from freescale.train.log.kernel_watch import KernelWatch
+from freescale.train.log.reports import busy_fields
+from tests.made_up_device import MadeUpDevice, Program
+from tests.ranks import run_on_ranks
+from tests.small_run import these_ranks
+
+
+@pytest.mark.parametrize("idle", [0.05, 0.2, 0.5, 0.8, 0.95])
+def test_idle_time_is_host_time_wherever_it_lies(idle):
+    """Before, all of a stretch was compute: host was near 0 however long the device had nothing to run."""
+    kernel_us = 100.0
+    device = MadeUpDevice(launch=kernel_us * 1e-6 / (1 - idle))
+    program = Program(device, kernel_us=kernel_us)
+    program.begin()
+    program.run(120)
+    program.end()
+    assert [one.step for one in program.written] == list(range(1, 121))
+    host, truth = program.shares(2, 120)
+    assert truth > idle - 0.05
+    assert host == pytest.approx(truth, abs=0.02)
+
+
+def test_a_device_that_is_kept_busy_has_no_host_time():
+    device = MadeUpDevice(launch=10e-6)
+    program = Program(device, kernel_us=200.0)
+    program.begin()
+    program.run(100)
+    program.end()
+    host, truth = program.shares(2, 100)
+    assert truth < 0.01
+    assert host == pytest.approx(truth, abs=0.02)
+    assert not any(one.unknown for one in program.written)
+
+
+def test_twice_the_python_is_twice_the_host_and_the_same_compute():
+    found = []
+    for launch in (200e-6, 400e-6):
+        program = Program(MadeUpDevice(launch=launch), kernel_us=50.0)
+        program.begin()
+        program.run(100)
+        program.end()
+        steps = [one.ranks[0] for one in program.written if not one.watched and one.step > 1]
+        found.append((sum(s.compute for s in steps) / len(steps), sum(s.host for s in steps) / len(steps)))
+    assert found[1][0] == pytest.approx(found[0][0], rel=0.05)
+    assert found[1][1] > 1.9 * found[0][1]
+
+
+def test_replays_are_work_from_end_to_end():
+    device = MadeUpDevice(launch=300e-6)
+    program = Program(device, kernel_us=20.0, replayed=True)
+    program.begin()
+    program.run(100)
+    program.end()
+    host, truth = program.shares(2, 100)
+    assert truth > 0.2  # the update is still launched kernel by kernel
+    assert host == pytest.approx(truth, abs=0.02)
+
+
+def test_replays_that_begin_after_the_watch_leave_what_was_beside_the_model():
+    device = MadeUpDevice(launch=300e-6)
+    program = Program(device, kernel_us=20.0)
+    program.begin()
+    program.run(30)
+    program.replayed = True  # recorded by now
+    program.run(70)
+    program.end()
+    assert not any(one.unknown for one in program.written)
+    for first, last in ((2, 30), (31, 50), (54, 100)):
+        host, truth = program.shares(first, last)
+        assert host == pytest.approx(truth, abs=0.02)
+
+
+def test_lines_wait_until_the_first_watch_is_over_and_watched_steps_are_marked():
+    program = Program(MadeUpDevice(launch=100e-6), kernel_us=50.0)
+    program.begin()
+    program.run(19)
+    assert program.written == []
+    program.run(3)
+    assert [one.step for one in program.written] == list(range(1, 22))
+    program.run(60)
+    program.end()
+    watched = [one.step for one in program.written if one.watched]
+    assert watched == [*range(9, 21), 51, 52, 53]
+    assert not any(one.unknown for one in program.written)
+    # Their time is in no sum.
+    kept = sum(one.ranks[0].total for one in program.written if not one.watched and one.step > 1)
+    assert program.accounts.totals[0].total == pytest.approx(kept)
+
+
+def test_opening_the_watch_belongs_to_no_step():
+    program = Program(MadeUpDevice(launch=100e-6), kernel_us=50.0)
+    program.begin()
+    program.run(60)
+    program.end()
+    assert program.device.num_watches == 2
+    assert max(one.ranks[0].total for one in program.written) < 0.1
+
+
+@pytest.mark.parametrize("evaluates_at", [3, 8, 9, 10, 15])
+def test_an_evaluation_before_the_watch_is_over_only_puts_it_off(evaluates_at):
+    program = Program(MadeUpDevice(launch=100e-6), kernel_us=50.0)
+    program.begin()
+    program.run(evaluates_at)
+    program.end()
+    assert [one.step for one in program.written] == list(range(1, evaluates_at + 1))
+    program.device.now += 5.0
+    program.begin()
+    for _ in range(60):
+        program.take_step()
+        if program.step > evaluates_at + 1:
+            program.accounts.add(program.step - 1, {})
+    program.end()
+    host, truth = program.shares(evaluates_at + 1, program.step)
+    assert host == pytest.approx(truth, abs=0.02)
+    assert not program.written[-1].unknown
+    assert bool(program.written[0].unknown) == (evaluates_at < 12)
+
+
+def test_a_device_that_cannot_be_watched_is_told_once_and_counts_stretches():
+    device = MadeUpDevice(launch=200e-6)
+    device.broken = "another profiler is on"
+    program = Program(device, kernel_us=50.0)
+    program.begin()
+    program.run(100)
+    program.end()
+    assert all(one.unknown == (0,) for one in program.written)
+    (told,) = program.told
+    assert "another profiler is on" in told
+    assert "gaps between kernels count as compute" in told
+
+
+def test_a_run_that_dies_while_it_is_watched_leaves_no_profiler_open():
+    program = Program(MadeUpDevice(launch=100e-6), kernel_us=50.0)
+    program.begin()
+    program.run(12)
+    assert program.device.is_watched
+    program.accounts.close()
+    assert not program.device.is_watched
+    assert [one.step for one in program.written] == list(range(1, 12))
+
+
+def test_another_profiler_is_left_alone():
+    watch = KernelWatch(torch.device("cpu"), HostClock())
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+        pytest.raises(DataError, match="another profiler is on"),
+    ):
+        watch.start()
+
+
+def test_a_device_that_becomes_slower_is_not_called_idle():
+    device = MadeUpDevice(launch=10e-6)
+    program = Program(device, kernel_us=200.0)
+    program.begin()
+    program.run(60)
+    program.kernel_us = 300.0  # throttled, and the host still ahead
+    program.run(100)
+    program.end()
+    host, truth = program.shares(70, 150)
+    assert host == pytest.approx(truth, abs=0.02)
+
+
+def seen(tokens: int, busy_ms: float, stretch_ms: float, *, fed: bool = False) -> SeenStep:
+    load = MeasuredStep(num_samples=8, tokens=tokens, squares=float(tokens), ms=0.0)
+    return SeenStep(load, stretch_ms, busy_ms, busy_ms, False, fed)
+
+
+def test_a_contradiction_makes_busy_time_unknown():
+    times = BusyTimes()
+    times.learn([seen(100 + n, 1.0, 4.0) for n in range(12)])
+    load = MeasuredStep(num_samples=8, tokens=105, squares=105.0, ms=0.0)
+    lags = [0.003, 0.003]
+    found = [times.busy_s(load, 0.004, lags=lags, replayed=False) for _ in range(65)]
+    assert found[0] == pytest.approx(0.001, rel=0.01)
+    assert found[-1] is None
+    assert "the host was ahead in 100% of the steps" in times.problem
+    times.learn([seen(100, 3.9, 4.0, fed=True) for n in range(60)])
+    assert times.busy_s(load, 0.004, lags=lags, replayed=False) == pytest.approx(0.0039, rel=0.01)
+
+
+def test_the_cost_of_samples_is_fitted_to_work_not_to_stretches():
+    """Before, a host-bound step of any size cost what its Python cost."""
+    times = BusyTimes()
+    times.learn([seen(100 * n, 0.01 * n, 12.0) for n in range(1, 13)])
+    small, large = (MeasuredStep(8, tokens, float(tokens), 0.0) for tokens in (100, 1200))
+    assert times.model_ms(small, 12.0, lags=[5e-6]) == pytest.approx(0.01, rel=0.05)
+    assert times.model_ms(large, 12.0, lags=[5e-6]) == pytest.approx(0.12, rel=0.05)
+    # A host that is ahead measures the device itself, also one that has become slower.
+    assert times.model_ms(large, 0.5, lags=[0.01, 0.01]) == 0.5
+
+
+def test_few_steps_and_work_that_follows_nothing_are_told():
+    times = BusyTimes()
+    assert times.busy_s(MeasuredStep(1, 1, 1.0, 0.0), 1.0, lags=[], replayed=False) is None
+    times.learn([seen(100, 1.0, 2.0)] * 2)
+    assert "fewer than 3" in times.problem
+    times = BusyTimes()
+    times.learn([seen(100, ms, 12.0) for ms in (1.0, 9.0, 2.0, 11.0, 4.0)])
+    assert "does not follow the sizes" in times.problem
+
+
+def test_lags_tell_dry_from_fed():
+    assert dry_share([5e-6, 1e-3], 4e-6) == 0.5
+    assert dry_share([], 4e-6) == 0.0
+    assert is_fed([2e-3, 3e-3], 0.01)
+    assert not is_fed([2e-3, 1e-5], 0.01)
+    assert not is_fed([5e-4], 0.01)
+    assert not is_fed([], 0.01)
+
+
+def test_busy_time_is_split_from_gaps_and_never_more_than_its_stretch():
+    spans = [Span("a", "compute", "main", 1, 1.0, 5.0), Span("b", "replay", "main", 1, 4.0, 7.0)]
+    parts = split_step(0.0, 10.0, spans, busy=lambda stretch, replayed: stretch / replayed)
+    assert parts.compute == pytest.approx(3.0 + 1.0)
+    assert split_step(0.0, 10.0, spans, busy=lambda stretch, replayed: 99.0).compute == pytest.approx(6.0)
+    assert split_step(0.0, 10.0, spans).compute == pytest.approx(6.0)
+
+
+def test_which_steps_are_watched_follows_from_step_numbers():
+    meter = BusyMeter(watch=MadeUpDevice(launch=1e-6))
+    meter.begin(1001)  # resumed
+    opened = [step for step in range(1001, 1030) if meter.opens_after(step)]
+    assert opened == [1008]
+    assert meter.holds(1001)
+    assert meter.holds(1019)
+    assert not meter.holds(1020)
+
+
+def test_the_driver_is_asked_at_most_once_a_second_and_contradicted_aloud():
+    now, told = [0.0], []
+    counter = DriverCounter(lambda: lambda: 0.9, say=told.append, clock=lambda: now[0])
+    for _ in range(100):
+        now[0] += 0.1
+        counter.look()
+    assert counter.busy == pytest.approx(0.9)
+    counter.compare(compute=0.85, host=0.1)
+    assert told == []
+    counter.compare(compute=0.06, host=0.94)
+    counter.compare(compute=0.06, host=0.94)
+    assert len(told) == 1
+    assert "the driver saw the GPU busy for 90% of the time" in told[0]
+
+
+def test_a_driver_that_cannot_be_asked_is_told_once():
+    now, told = [0.0], []
+    counter = DriverCounter(lambda: "NVML is not installed", say=told.append, clock=lambda: now[0])
+    for _ in range(5):
+        now[0] += 2.0
+        counter.look()
+    assert counter.busy is None
+    assert len(told) == 1
+
+
+def on_rank(rank: int, broken: bool) -> list[AccountedStep]:
+    device = MadeUpDevice(launch=200e-6 if rank == 0 else 100e-6)
+    device.broken = "no profiler here" if broken and rank == 1 else ""
+    program = Program(device, kernel_us=50.0, ranks=these_ranks(), every=10)
+    program.begin()
+    program.run(60)
+    program.end()
+    return program.written
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_all_ranks_hold_their_lines_together_and_the_first_knows_of_all(broken):
+    written, _ = run_on_ranks(on_rank, 2, broken)
+    assert [one.step for one in written] == list(range(1, 61))
+    assert all(len(one.ranks) == 2 for one in written)
+    assert written[-1].unknown == ((1,) if broken else ())
+    usual = [one for one in written if one.step > 20 and not one.watched]
+    slow, quick = (total(one.ranks[rank] for one in usual).share("host") for rank in range(2))
+    assert slow == pytest.approx(0.75, abs=0.05)
+    assert quick == pytest.approx(0.0 if broken else 0.5, abs=0.06)
+
+
+def test_a_line_says_what_is_known_of_its_busy_time():
+    step = AccountedStep(7, {}, dry=0.98765, unknown=(2, 3), watched=True)
+    assert busy_fields(step) == {"dry": 0.9877, "busy_unknown": [2, 3], "watched": True}
+    assert busy_fields(AccountedStep(7, {})) == {}
+
+
+def line(step: int, *, host: float, ms: float = 10.0, **others: object) -> dict[str, object]:
+    shares = {"bubble": host, "straggler": 0.0, "comm": 0.0, "host": host}
+    return {"event": "step", "step": step, "step_ms": ms, **shares, **others}
+
+
+def test_watched_steps_are_in_no_account_and_a_host_that_binds_is_told():
+    steps = [
+        line(1, host=0.1, dry=1.0),
+        line(2, host=0.8, dry=1.0),
+        line(3, host=0.99, ms=90.0, dry=1.0, watched=True),
+    ]
+    account = account_of(steps)
+    assert account is not None
+    assert (account.num_steps, account.bubble) == (1, pytest.approx(0.8))
+    said = device_sentence(MetricsLog(steps=steps), account)
+    assert said.startswith(
+        "Bound by its host: the GPU had nothing to run for 80% of the time. 5 times the batch"
+    )
+    unknown = [line(n, host=0.1, dry=0.0, busy_unknown=[0]) for n in range(1, 4)]
+    account = account_of(unknown)
+    assert account is not None
+    assert "unknown" in device_sentence(MetricsLog(steps=unknown), account)
+    assert host_bound(0.1) == ""
+
+
+def test_a_run_on_cpus_is_told_nothing_of_gpus():
+    steps = [line(n, host=0.9) for n in range(1, 4)]
+    account = account_of(steps)
+    assert account is not None
+    assert device_sentence(MetricsLog(steps=steps), account) == ""
