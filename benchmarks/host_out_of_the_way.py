@@ -93,11 +93,12 @@ class Notices:
     """A sink that shows what a run wants to be known."""
 
     def write(self, event: dict[str, Any]) -> None:
+        """Show notices."""
         if event["event"] == "notice":
             print(f"note   {event['text']}", file=sys.stderr)
 
     def close(self) -> None:
-        pass
+        """Nothing to close."""
 
 
 def train(keys: tuple[str, ...], steps: int, *, records: bool = True) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class _Source:
     def padded(self) -> Iterator[tuple[_Feature, tuple[int, ...]]]:
         """Unique rows, the tokens that the loss is divided by, then all features; each with its padded shape."""
         yield _Feature("unique", self.unique), (self.num_rows,)
-        yield _Feature("count", np.array([max(1, self.global_tokens)], np.float64)), (1,)
+        yield _Feature("divisor", np.array([max(1, self.global_tokens)], np.float64)), (1,)
         sizes = ((self.tokens, self.room.tokens), (self.samples, len(self.offsets) - 1))
         for features, size in sizes:
             for feature in features:
@@ -90,12 +90,12 @@ class PaddedViews(NamedTuple):
     Args:
         batch: its features, padded, with indices into rows.
         layout: where its sequences stand.
-        count: [] float64, the tokens of all ranks, which the loss is divided by.
+        divisor: [] float64, the tokens of all ranks, which the loss is divided by.
     """
 
     batch: SequenceBatch
     layout: SequenceLayout
-    count: Tensor
+    divisor: Tensor
 
 
 @dataclass(frozen=True, eq=False)

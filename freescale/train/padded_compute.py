@@ -175,7 +175,7 @@ class PaddedCompute:
 
     def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
         with self._precision():
-            loss = self._model(room.rows, views.batch, views.layout) / views.count
+            loss = self._model(room.rows, views.batch, views.layout) / views.divisor
         # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
         with torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(loss, [room.rows, *self._parameters], allow_unused=True)

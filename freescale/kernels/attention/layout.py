@@ -75,7 +75,7 @@ class SequenceLayout:
             raise ValueError(f"{self.num_real} tokens, {self.longest} in a sequence, do not fit into {room}")
         self._wishes = wishes or LayoutWishes()
         self._alone: Carrier = Alone(self.device)
-        self._carrier = self._alone
+        self._carrier: Carrier = self._alone
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
         self._checked: MaskRule | None = None

@@ -122,7 +122,7 @@ class AttentionSchedule:
         self.room = room
         self._fixed = None if room is None else ListFiller(self._starts, room)
         self._alone: Carrier = Alone(device)
-        self._carrier = self._alone
+        self._carrier: Carrier = self._alone
         self._wishes = wishes or LayoutWishes()
         # Stands for a tensor that a kernel does not use.
         self.nothing = torch.empty(16, device=device)
@@ -147,7 +147,8 @@ class AttentionSchedule:
         if key not in self._lists and mask is None:
             wish = self._note("tiles", side, block, other, self._room_of(part))
             if self._fixed is not None:
-                self._lists[key] = WorkList(*self._filled(wish), self._no_pairs)
+                (fixed,) = self._filled(wish)
+                self._lists[key] = WorkList(fixed, self._no_pairs)
         if key not in self._lists:
             if whole not in self._planned:
                 self._planned[whole] = (
