@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from freescale.balance import BalancedSampler
     from freescale.data import SequenceBatch
     from freescale.embedding import ShardedEmbedding, TableSpec, ZeroCollisionMap
-    from freescale.model import TokenCache
+    from freescale.model import Dropout, TokenCache, dropout_keys
     from freescale.pipeline import PrioritizedPipeline
     from freescale.registry import register
     from freescale.train import load_export

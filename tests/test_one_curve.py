@@ -56,7 +56,7 @@ def short(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return (*FLOAT64, f"run.steps={request.param}", f"run.eval_every={request.param}")
 
 
-DECODER = ("model.kind=llama", "model.heads=2", "model.kv_heads=1")
+DECODER = ("model.kind=llama", "model.heads=2", "model.kv_heads=1", "model.dropout=0.2")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_every_table_optimizer_keeps_the_curve(optimizer: str, short: tuple[str,
 
 def test_clipping_schedules_and_sasrec_keep_the_curve(short: tuple[str, ...]) -> None:
     recipe = (*short, "optim.clip_norm=0.1", "optim.schedule=cosine")
-    recipe += ("optim.warmup_steps=10", "model.kind=sasrec")
+    recipe += ("optim.warmup_steps=10", "model.kind=sasrec", "model.dropout=0.2")
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
 
 
@@ -173,3 +173,47 @@ def test_a_temporal_split_keeps_its_own_curve_on_ranks_and_resumed(
     assert_same_curve(on_ranks(2, recipe, str(tmp_path)), reference)
     resumed = on_ranks(3, recipe, str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
     assert_same_curve(resumed, reference, first_step=8)
+
+
+DROPPING = ("model.dropout=0.2", "model.layers=2")
+
+
+@pytest.fixture(scope="module")
+def dropping_alone(short: tuple[str, ...]) -> dict[str, Any]:
+    return on_ranks(1, (*short, *DROPPING))
+
+
+def test_dropout_is_part_of_the_curve(short: tuple[str, ...], dropping_alone: dict[str, Any]) -> None:
+    without = on_ranks(1, (*short, *DROPPING, "model.dropout=0"))
+    assert not np.allclose(without["losses"], dropping_alone["losses"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_do_not_change_the_curve_with_dropout(
+    num_ranks: int, short: tuple[str, ...], dropping_alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*short, *DROPPING)), dropping_alone)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "change"),
+    [
+        (1, "optim.accumulate=4"),
+        (2, "optim.accumulate=4"),
+        (2, "balance.enabled=false"),
+        (2, "data.workers=1"),
+    ],
+)
+def test_speed_features_do_not_change_the_curve_with_dropout(
+    num_ranks: int, change: str, short: tuple[str, ...], dropping_alone: dict[str, Any]
+) -> None:
+    assert_same_curve(on_ranks(num_ranks, (*short, *DROPPING, change)), dropping_alone)
+
+
+def test_a_run_with_dropout_goes_on_with_other_ranks_on_its_curve(
+    tmp_path: Path, short: tuple[str, ...], dropping_alone: dict[str, Any]
+) -> None:
+    recipe = (*short, *DROPPING, "run.keep=10", "run.checkpoint_every=8")
+    on_ranks(4, recipe, str(tmp_path))
+    resumed = on_ranks(2, recipe, str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
+    assert_same_curve(resumed, dropping_alone, first_step=8)

@@ -15,6 +15,7 @@ from tests.test_one_curve import assert_same_curve, on_ranks
 MOE = (
     "model.dtype=float64",
     "model.layers=2",
+    "model.dropout=0.2",
     "ffn.kind=moe",
     "ffn.hidden=16",
     "moe.experts=6",

@@ -17,9 +17,9 @@ from tests.test_one_curve import assert_same_curve, on_ranks
 TEXT = ("items.kind=text", "items.dim=8", "items.heads=2", "items.layers=1")
 ALONE = ("items.add_ids=false",)
 HASHED = ("embedding.id_map=hash", "embedding.rows=37")
-# Everything at once: summaries of long histories, a decoder with shared heads, texts.
+# Everything at once: summaries of long histories, a decoder with shared heads, texts, dropout in both.
 SEGMENTED = ("segments.recent=6", "segments.length=8", "segments.summaries=2", "model.kind=llama")
-SEGMENTED += ("model.heads=2", "model.kv_heads=1")
+SEGMENTED += ("model.heads=2", "model.kv_heads=1", "model.dropout=0.2", "items.dropout=0.1")
 
 
 @pytest.fixture(scope="module", params=[8, slow(16)])

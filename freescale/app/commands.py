@@ -15,7 +15,7 @@ from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_i
 from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
-from freescale.model import compresses, retrieves
+from freescale.model import compresses, drawn_by_rank, retrieves
 from freescale.pages import write_report
 from freescale.recipe import (
     Config,
@@ -87,7 +87,7 @@ def train_run(
             progress.start(
                 describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
             )
-            for text in [*resumed.notices, *run.evaluation.notices]:
+            for text in [*resumed.notices, *run.evaluation.notices, *drawn_by_rank(run.state.model)]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:

@@ -89,6 +89,7 @@ def insert_summaries(
         batch=SequenceBatch(
             offsets=torch.from_numpy(cut.offsets),
             tokens=_times(batch, events=events, summaries=table[4], each=summaries),
+            samples=batch.samples,
         ),
         events=events,
         summaries=table[4],

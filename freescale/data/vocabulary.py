@@ -87,12 +87,14 @@ class NumberedTexts:
         )
 
     def batch(self, items: IntArray) -> SequenceBatch:
-        """The texts of the items with these numbers in the catalogue, as feature "token"."""
+        """The texts of the items with these numbers in the catalogue, as feature "token"; "row" is the item."""
         starts, lengths = self.offsets[items], np.diff(self.offsets)[items]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return SequenceBatch(
-            offsets=torch.from_numpy(offsets), tokens={"token": torch.from_numpy(self.numbers[index])}
+            offsets=torch.from_numpy(offsets),
+            tokens={"token": torch.from_numpy(self.numbers[index])},
+            samples={"row": torch.tensor(items, dtype=torch.int64)},
         )
 
     @cached_property

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from freescale.kernels import SequenceLayout, input_states
 from freescale.kernels.attention import NUM_TIME_BUCKETS
+from freescale.model.dropout import Dropout
 
 
 class InputLayer(nn.Module):
@@ -23,7 +24,7 @@ class InputLayer(nn.Module):
     def __init__(self, *, dim: int, max_length: int, dropout: float) -> None:
         super().__init__()
         self.position = nn.Parameter(torch.empty(max_length, dim))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         nn.init.trunc_normal_(self.position, std=math.sqrt(1 / dim))
 
     def forward(self, vectors_TD: Tensor, positions_T: Tensor) -> Tensor:

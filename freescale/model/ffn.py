@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from freescale.errors import ConfigError
 from freescale.kernels import plain_norm
 from freescale.kernels.moe import ACTIVATIONS, activated
+from freescale.model.dropout import Dropout
 
 
 class DenseFFN(nn.Module):
@@ -45,7 +46,7 @@ class FeedForward(nn.Module):
     def __init__(self, ffn: nn.Module, *, dropout: float) -> None:
         super().__init__()
         self.ffn = ffn
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """States after the sublayer, [T, D]."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
+from freescale.model.dropout import dropout_batch
 from freescale.model.encoders.llama import Decoder, RMSNorm
 
 _ROW_STD = 0.02
@@ -59,14 +60,15 @@ class TextEncoder(nn.Module):
         _start_small(self.project)
 
     def forward(self, texts: SequenceBatch) -> Tensor:
-        """[N, dim] one vector a text; texts carry "token" and none is empty."""
+        """[N, dim] one vector a text; texts carry "token", their items as "row", and none is empty."""
         if not len(texts):
             # Connected to every parameter, so that a rank without items has gradients of zero.
             return sum((param.sum() for param in self.parameters()), start=self.pieces.new_zeros(())) * 0 + (
                 self.pieces.new_zeros(0, self.project.out_features)
             )
         layout = SequenceLayout(texts.offsets, device=self.pieces.device)
-        states = self.decoder(take(self.pieces, texts.tokens["token"]), texts, layout)
+        with dropout_batch(texts, layout):
+            states = self.decoder(take(self.pieces, texts.tokens["token"]), texts, layout)
         lengths = texts.lengths.to(states.device, non_blocking=True)
         # `unsafe` leaves checks out that would wait for the GPU; lengths are those of the batch.
         means = torch.segment_reduce(states, "mean", lengths=lengths, axis=0, unsafe=True)

@@ -14,6 +14,7 @@ from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import MaskKind, SequenceLayout, make_mask_kind
 from freescale.kernels.rows import take
+from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.head import Head
 from freescale.model.segmented import SegmentedEncoder
@@ -34,6 +35,7 @@ class Recommender(nn.Module):
         self.encoder = encoder
         self.head = head
         self.items = items
+        number_sites(self)  # encoder and head first: their numbers are the same without items
 
     def without_items(self) -> Recommender:
         """The same encoder and head, without what computes item vectors: what is exported and served."""
@@ -49,8 +51,9 @@ class Recommender(nn.Module):
         """
         if layout is None:
             layout = SequenceLayout(batch.offsets, device=rows_UD.device)
-        states, rows_UD = self.encode(rows_UD, batch, layout)
-        return self.head.loss(states, rows_UD, batch, layout)
+        with dropout_batch(batch, layout):
+            states, rows_UD = self.encode(rows_UD, batch, layout)
+            return self.head.loss(states, rows_UD, batch, layout)
 
     def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token, [T, D]."""

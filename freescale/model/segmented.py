@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from freescale.data import SegmentedBatch, SegmentRule, SequenceBatch, insert_summaries
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
+from freescale.model.dropout import dropout_batch
 from freescale.model.views import BatchView, KeepKeys, ViewEncoder
 
 
@@ -64,7 +65,8 @@ class SegmentedEncoder(nn.Module):
         """State of every event and summary; `keep` is handed the keys and values of every layer."""
         layout = SequenceLayout(cut.batch.offsets, device=vectors_TD.device)
         view = BatchView(cut.batch, layout, mask=cut.mask, keep=keep)
-        return self.inner.encode(self.with_summaries(vectors_TD, cut), view)
+        with dropout_batch(cut.batch, layout):
+            return self.inner.encode(self.with_summaries(vectors_TD, cut), view)
 
     def with_summaries(self, vectors_TD: Tensor, cut: SegmentedBatch) -> Tensor:
         """Vectors of events and summaries in their places."""

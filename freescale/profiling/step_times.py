@@ -13,6 +13,7 @@ from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks
 from freescale.data import IntArray
 from freescale.kernels.rows import unique
+from freescale.model import dropout_keys
 from freescale.pipeline import TABLE, look_up
 from freescale.profiling.stopwatch import Stopwatch
 from freescale.recipe import Config, build_examples, build_model, build_optimizer, build_source, build_tables
@@ -70,7 +71,7 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         ms["gather"] = watch.ms
         ms["host"] += max(0.0, whole - ms["find"] - ms["gather"])
         optimizer.zero_grad(set_to_none=True)
-        with autocast:
+        with autocast, dropout_keys(seed=config.run.seed, step=step):
             loss = watch.run(lambda: model(lookup.rows, indexed) / max(1, batch.num_tokens))
         ms["forward"] = watch.ms
         watch.run(loss.backward)

@@ -42,9 +42,7 @@ def build_capture(
 
 def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> str | None:
     """The first reason why steps of a run cannot be recorded; None: they can."""
-    from torch import nn
-
-    from freescale.model import takes_pads
+    from freescale.model import drawn_by_rank, takes_pads
 
     reasons = {
         "there are several ranks": ranks.num_ranks > 1,
@@ -56,8 +54,6 @@ def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> 
             model.encoder
         ),
         f"head.kind={config.head.kind} takes no padded batches": not takes_pads(model.head),
-        "dropout draws from torch's random numbers": any(
-            isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()
-        ),
+        "a module draws from torch's random numbers; freescale.Dropout does not": bool(drawn_by_rank(model)),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         collective_keys,
         read_profiler_traces,
     )
+    from freescale.trace.replacement import whole_file
     from freescale.trace.span_file import (
         BLOCK,
         KeptStep,
@@ -83,6 +84,5 @@ if TYPE_CHECKING:
         rank_parts,
         slowest_of_steps,
     )
-    from freescale.trace.whole_file import whole_file
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from freescale.trace.bubbles import missing_of
+from freescale.trace.replacement import whole_file
 from freescale.trace.span_file import RankSpans, RunSpans, common_steps
 from freescale.trace.spans import MAIN, Span
-from freescale.trace.whole_file import whole_file
 
 MAX_EVENTS = 400_000
 """About 60 MB, which the viewer still opens; of longer runs the last steps are written."""

@@ -13,8 +13,9 @@ from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.errors import TrainingError
+from freescale.kernels.dropout import key_of_step
 from freescale.kernels.runtime import Readback
-from freescale.model import Recommender
+from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.dense_gradients import Sums, all_reduce_gradients, reduced_in_backward
@@ -76,7 +77,8 @@ class TrainStep:
         clip_norm: bound on the norm of the dense gradient.
         accumulate: micro-batches a step.
         autocast: compute matrix products in bfloat16.
-        seed: of dropout, together with step and rank; nothing else needs a random state.
+        seed: of dropout, whose masks follow from it, step and sample. torch's own random numbers, for modules from
+            outside that use them, begin anew from seed, step and rank.
         gate: shut while dense gradients travel.
         transport: how they travel, and the numbers of a step.
         work: what a sequence of a length has to compute, kept with measured times.
@@ -130,6 +132,8 @@ class TrainStep:
         self._accumulate = accumulate
         self._autocast = autocast
         self._seed = seed
+        # Filled anew in every step, so that recorded work finds the step's key where it lay.
+        self._dropout_key = torch.zeros(1, dtype=torch.int64, device=ranks.device)
         self._padded: PaddedCompute | None = None
         if recorder is not None:
             own = [param for param in self._parameters if param.requires_grad]
@@ -139,6 +143,11 @@ class TrainStep:
 
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
+        self._dropout_key.fill_(key_of_step(self._seed, ready.plan.step))
+        with dropout_step(self._dropout_key):
+            return self._run(ready, schedule)
+
+    def _run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         step = ready.plan.step
         seed_random_numbers(_mix(self._seed, step, self._ranks.rank), self._ranks.device)
         for param in self._parameters:

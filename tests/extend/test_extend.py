@@ -52,7 +52,7 @@ def test_every_plugin_is_one_short_file():
 
 def test_an_encoder():
     registry.load_plugin("own_encoder")
-    recipe = ("model.kind=gru4rec", "model.gru_layers=2")
+    recipe = ("model.kind=gru4rec", "model.gru_layers=2", "model.dropout=0.2")
     trained = one_curve(*recipe)
     assert "model.encoder.gru.weight_ih_l1" in trained["tensors"]
     with pytest.raises(ConfigError, match=r"model\.gru_layer: unknown key; did you mean model\.gru_layers\?"):

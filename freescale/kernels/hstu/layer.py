@@ -26,6 +26,7 @@ from freescale.kernels.attention import (
     kernels_know,
     tiles_for,
 )
+from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu.parts import AddProduct, GateFunction, GradBuffer, Project, compute_dtype
 from freescale.kernels.runtime import can_fuse
 
@@ -59,9 +60,18 @@ def can_fuse_layer(x_TD: Tensor, *, heads: int) -> bool:
 
 
 def fused_layer(
-    x_TD: Tensor, weights: LayerWeights, batch: WholeBatch, *, heads: int, scale: float
+    x_TD: Tensor,
+    weights: LayerWeights,
+    batch: WholeBatch,
+    *,
+    heads: int,
+    scale: float,
+    dropped: Masked | None = None,
 ) -> Tensor:
-    """States after the layer: x + bias + (SiLU(u) * norm(attention(q, k, v))) output^T, as its parts compute it."""
+    """States after the layer: x + bias + (SiLU(u) * norm(attention(q, k, v))) output^T, as its parts compute it.
+
+    `dropped` is the mask of what is in brackets.
+    """
     layout = batch.layout
     if not kernels_know(batch.mask):
         raise TypeError("a fused layer knows no mask but AttentionMask; compute the layer by its parts")
@@ -71,7 +81,7 @@ def fused_layer(
     buckets = None
     if weights.time_bias is not None and batch.query_time is not None and batch.key_time is not None:
         buckets = layout.buckets(batch.query_time, batch.key_time, backend="triton", mask=batch.mask)
-    return _Layer.apply(x_TD, *weights, buckets, batch, heads, scale)  # type: ignore[no-untyped-call]
+    return _Layer.apply(x_TD, *weights, buckets, batch, heads, scale, dropped)  # type: ignore[no-untyped-call]
 
 
 class _Kept:
@@ -105,6 +115,7 @@ class _Layer(torch.autograd.Function):
         batch: WholeBatch,
         heads: int,
         scale: float,
+        dropped: Masked | None,
     ) -> Tensor:
         project, attention, gate, product = parts = [_Kept() for _ in range(4)]
         room = GradBuffer()
@@ -126,7 +137,7 @@ class _Layer(torch.autograd.Function):
             scale,
             tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
         )
-        y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room)
+        y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room, dropped)
         out = AddProduct.forward(product, residual, y, output)
         # Handed over to autograd, which lets go of them when the gradients are done.
         ctx.save_for_backward(*[tensor for part in parts for tensor in part.saved_tensors])
@@ -141,12 +152,12 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         project, attention, gate, product = _given_back(ctx)
         residual, dy, d_output = AddProduct.gradients(product, grad)
-        du, da, _ = GateFunction.gradients(gate, dy)
+        du, da, *_ = GateFunction.gradients(gate, dy)
         attended = da.view(attention.saved_tensors[0].shape)
         dq, dk, dv, *d_tables = FusedAttention.gradients(attention, attended)[:5]
         flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]
         dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, residual)
-        return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 4
+        return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 5
 
 
 def _given_back(ctx: Any) -> list[_Kept]:

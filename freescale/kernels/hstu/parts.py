@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention import last_dense
+from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu import reference
 from freescale.kernels.runtime import (
     add_product_to,
@@ -95,11 +96,13 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
     return Projected(*reference.project_uvqk(x_TD, weight, bias=bias), None)
 
 
-def gate(proj: Projected, attended_TD: Tensor, *, fused: bool | None = None) -> Tensor:
-    """SiLU(u) * norm(attended); arguments as in `project_uvqk`."""
+def gate(
+    proj: Projected, attended_TD: Tensor, *, mask: Masked | None = None, fused: bool | None = None
+) -> Tensor:
+    """SiLU(u) * norm(attended), of which a mask may drop some; arguments as in `project_uvqk`."""
     if can_fuse(proj.u) if fused is None else fused:
-        return GateFunction.apply(proj.u, attended_TD, proj.room or GradBuffer())  # type: ignore[no-untyped-call]
-    return reference.gate(proj.u, attended_TD)
+        return GateFunction.apply(proj.u, attended_TD, proj.room or GradBuffer(), mask)  # type: ignore[no-untyped-call]
+    return reference.gate(proj.u, attended_TD, mask)
 
 
 def add_product(proj: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | None = None) -> Tensor:
@@ -159,33 +162,37 @@ class Project(torch.autograd.Function):
 
 
 class GateFunction(torch.autograd.Function):
-    """SiLU(u) * norm(a); keeps u and a."""
+    """SiLU(u) * norm(a), masked; keeps u, a and the keys of the mask, which is drawn again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, attended: Tensor, room: GradBuffer) -> Tensor:
+    def forward(ctx: Any, u: Tensor, attended: Tensor, room: GradBuffer, mask: Masked | None) -> Tensor:
         """The gated states."""
         triton_rows = kernels_of("hstu.triton.rows")
 
         u, attended = last_dense(u), last_dense(attended)
         out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
-        _by_rows(triton_rows.gate_kernel, u.shape[1], {"U": u, "A": attended, "Out": out}, strides)
-        ctx.save_for_backward(u, attended)
-        ctx.room = room
+        # Where nothing is dropped no key is read; something must stand there.
+        keys, site, constants = (u, 0, _NOTHING_DROPPED) if mask is None else _split(mask)
+        tensors = {"U": u, "A": attended, "Keys": keys, "Out": out}
+        _by_rows(triton_rows.gate_kernel, u.shape[1], tensors, {**strides, **constants}, site=site)
+        ctx.save_for_backward(u, attended, keys)
+        ctx.room, ctx.dropped = room, (site, constants)
         return out
 
     @staticmethod
-    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Of u and a."""
         triton_rows = kernels_of("hstu.triton.rows")
 
-        u, attended = ctx.saved_tensors
+        u, attended, keys = ctx.saved_tensors
+        site, constants = ctx.dropped
         du = ctx.room.for_u(u)
         da = torch.empty(attended.shape, dtype=attended.dtype, device=attended.device)
-        tensors = {"U": u, "A": attended, "DOut": grad.contiguous(), "DU": du, "DA": da}
-        strides = {"u_row": u.stride(0), "a_row": attended.stride(0), "du_row": du.stride(0)}
-        _by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides, numbers=_FEW)
-        return du, da, None
+        tensors = {"U": u, "A": attended, "DOut": grad.contiguous(), "Keys": keys, "DU": du, "DA": da}
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0), "du_row": du.stride(0), **constants}
+        _by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides, numbers=_FEW, site=site)
+        return du, da, None, None
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
@@ -230,14 +237,27 @@ def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:
     return sums.sum(0)
 
 
+_NOTHING_DROPPED: dict[str, Any] = {"THRESHOLD": 0, "SCALE": 1.0}
+
+
+def _split(mask: Masked) -> tuple[Tensor, int, dict[str, Any]]:
+    """Keys, site, and what kernels are compiled for."""
+    return mask.keys, mask.site, {"THRESHOLD": mask.threshold, "SCALE": mask.scale}
+
+
 def _by_rows(
-    kernel: Any, width: int, tensors: dict[str, Tensor], strides: dict[str, int], *, numbers: int = _MANY
+    kernel: Any,
+    width: int,
+    tensors: dict[str, Tensor],
+    constants: dict[str, Any],
+    *,
+    numbers: int = _MANY,
+    **values: int,
 ) -> None:
     """Start a kernel over all rows of its first tensor."""
     num_rows, shape = next(iter(tensors.values())).shape[0], _shape(width, numbers)
-    start_kernel(
-        kernel, (-(-num_rows // shape["ROWS"]),), tensors, {"num_rows": num_rows}, {**strides, **shape}
-    )
+    grid = (-(-num_rows // shape["ROWS"]),)
+    start_kernel(kernel, grid, tensors, {"num_rows": num_rows, **values}, {**constants, **shape})
 
 
 @cache

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freescale.kernels.attention import SequenceLayout, hstu_attention
+from freescale.kernels.dropout import Masked, dropout
 from freescale.kernels.rows import take
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def project_uvqk(
     return u, F.silu(v), F.silu(q), F.silu(k), x_TD + bias.to(x_TD.dtype)
 
 
-def gate(u_TD: Tensor, attended_TD: Tensor) -> Tensor:
-    """SiLU(u) * norm(attended)."""
-    return F.silu(u_TD) * plain_norm(attended_TD)
+def gate(u_TD: Tensor, attended_TD: Tensor, mask: Masked | None = None) -> Tensor:
+    """SiLU(u) * norm(attended), of which a mask may drop some."""
+    gated = F.silu(u_TD) * plain_norm(attended_TD)
+    return gated if mask is None else dropout(gated, mask)
 
 
 def add_product(residual_TD: Tensor, y_TD: Tensor, weight: Tensor) -> Tensor:
@@ -58,7 +60,13 @@ def add_product(residual_TD: Tensor, y_TD: Tensor, weight: Tensor) -> Tensor:
 
 
 def fused_layer(
-    x_TD: Tensor, weights: LayerWeights, batch: WholeBatch, *, heads: int, scale: float
+    x_TD: Tensor,
+    weights: LayerWeights,
+    batch: WholeBatch,
+    *,
+    heads: int,
+    scale: float,
+    dropped: Masked | None = None,
 ) -> Tensor:
     """What a layer as one function computes: projections, attention, gate and product, one after the other."""
     u, v, q, k, residual = project_uvqk(x_TD, weights.uvqk, bias=weights.output_bias)
@@ -76,7 +84,7 @@ def fused_layer(
         mask=batch.mask,
         backend="reference",
     )
-    return add_product(residual, gate(u, attended.flatten(1)), weights.output)
+    return add_product(residual, gate(u, attended.flatten(1), dropped), weights.output)
 
 
 def sampled_softmax(

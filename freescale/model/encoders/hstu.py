@@ -23,6 +23,7 @@ from freescale.kernels import (
     project_uvqk,
 )
 from freescale.model.blocks import InputLayer, RelativeBias
+from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import FeedForward
 from freescale.model.moe import Dispatch, make_ffn
@@ -60,7 +61,7 @@ class HSTULayer(nn.Module):
         self.uvqk = nn.Parameter(torch.empty(dim, 4 * dim).normal_(std=0.02))
         self.output = nn.Linear(dim, dim)
         nn.init.xavier_uniform_(self.output.weight)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.bias = RelativeBias(max_length=max_length, position=position_bias, time=time_bias)
         self.feed_forward = None if ffn is None else FeedForward(ffn, dropout=dropout)
 
@@ -73,18 +74,18 @@ class HSTULayer(nn.Module):
         """As one function where it can be, else by its parts."""
         bias = self.bias
         position, time = bias.position, bias.time
-        drops = self.training and self.dropout.p > 0
+        dropped = self.dropout.mask(x_TD.shape)
         batch = None
-        if not drops and can_fuse_layer(x_TD, heads=self.heads):
+        if can_fuse_layer(x_TD, heads=self.heads):
             batch = view.fusable_batch(time=time is not None)
         if batch is not None:
             output = self.output
             weights = LayerWeights(self.uvqk, output.weight, output.bias, position, time)
-            return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale)
+            return fused_layer(x_TD, weights, batch, heads=self.heads, scale=self.scale, dropped=dropped)
         proj = project_uvqk(x_TD, self.uvqk, bias=self.output.bias)
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (proj.q, proj.k, proj.v))
         attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
-        return add_product(proj, self.dropout(gate(proj, attended.flatten(1))), self.output.weight)
+        return add_product(proj, gate(proj, attended.flatten(1), mask=dropped), self.output.weight)
 
 
 class HSTU(nn.Module):

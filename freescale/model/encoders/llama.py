@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
+from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import DenseFFN
 from freescale.model.moe import Dispatch, make_ffn, moe_layers
@@ -89,15 +90,15 @@ class DecoderLayer(nn.Module):
         self.qkv = nn.Linear(dim, (heads + 2 * kv_heads) * self.width, bias=False)
         self.merge = nn.Linear(dim, dim, bias=False)
         self.ffn = ffn
-        self.dropout = nn.Dropout(dropout)
+        self.attention_dropout, self.ffn_dropout = Dropout(dropout), Dropout(dropout)
 
     def forward(self, x_TD: Tensor, view: View, number: int, rotate: Rotation) -> Tensor:
         """States after this layer, [T, dim]; `number` is the layer's own."""
         parts = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, self.width))
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         attended = view.softmax(rotate(q), rotate(k), v, layer=number, scale=self.width**-0.5)
-        y = x_TD + self.dropout(self.merge(attended.flatten(1))).to(x_TD.dtype)
-        return y + self.dropout(self.ffn(self.ffn_norm(y))).to(x_TD.dtype)
+        y = x_TD + self.attention_dropout(self.merge(attended.flatten(1))).to(x_TD.dtype)
+        return y + self.ffn_dropout(self.ffn(self.ffn_norm(y))).to(x_TD.dtype)
 
 
 class Decoder(nn.Module):
@@ -148,7 +149,7 @@ class Decoder(nn.Module):
             for _ in range(layers)
         )
         self.final_norm = RMSNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self._initialise()
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.blocks import InputLayer
+from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
 from freescale.model.views import View, masked_view
 from freescale.registry import register
@@ -29,9 +30,9 @@ class SASRecLayer(nn.Module):
         self.query, self.key, self.value, self.merge = (nn.Linear(dim, dim) for _ in range(4))
         self.ffn_norm = nn.LayerNorm(dim, eps=1e-8)
         self.ffn = nn.Sequential(
-            nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim), nn.Dropout(dropout)
+            nn.Linear(dim, dim), nn.ReLU(), Dropout(dropout), nn.Linear(dim, dim), Dropout(dropout)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for linear in (self.query, self.key, self.value, self.merge):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from freescale import register
+from freescale import Dropout, register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class GRU4Rec(nn.Module):
     def __init__(self, shape, options):
         super().__init__()
         self.gru = nn.GRU(shape.dim, shape.dim, num_layers=options.gru_layers, batch_first=True)
+        self.drop = Dropout(shape.dropout, rows="padded")
         self.out = nn.Linear(shape.dim, shape.dim)
 
     def forward(self, vectors, batch, layout):
@@ -29,6 +30,6 @@ class GRU4Rec(nn.Module):
             return self.out(vectors)
         lengths = batch.lengths
         padded = nn.utils.rnn.pad_sequence(vectors.split(lengths.tolist()), batch_first=True)
-        states, _ = self.gru(padded)
+        states, _ = self.gru(self.drop(padded))
         inside = torch.arange(padded.shape[1]) < lengths[:, None]
         return self.out(states[inside.to(vectors.device)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from freescale import dropout_keys
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout
 from freescale.kernels.attention.triton import bias_gradients
@@ -25,30 +26,36 @@ TOKENS, DIM = sum(LENGTHS), 24
 def _batch() -> SequenceBatch:
     offsets = torch.tensor([0, *LENGTHS]).cumsum(0)
     times = torch.randint(10**6, (TOKENS,)).sort().values
-    return SequenceBatch(offsets=offsets, tokens={"time": times, "target_time": times + 50}, samples={})
+    return SequenceBatch(
+        offsets=offsets,
+        tokens={"time": times, "target_time": times + 50},
+        samples={"row": torch.arange(len(LENGTHS))},
+    )
 
 
-def _layer(**bias: bool) -> HSTULayer:
-    layer = HSTULayer(dim=DIM, heads=2, max_length=80, dropout=0.0, **bias)
+def _layer(*, dropout: float = 0.0, **bias: bool) -> HSTULayer:
+    layer = HSTULayer(dim=DIM, heads=2, max_length=80, dropout=dropout, **bias)
+    layer.dropout.site = 3
     for param in layer.parameters():
         param.data.normal_(std=0.3)
     return layer
 
 
 @pytest.mark.parametrize(
-    ("position", "time", "window"),
-    [(False, False, None), (True, False, 9), (False, True, None), (True, True, None)],
+    ("position", "time", "window", "dropout"),
+    [(False, False, None, 0.0), (True, False, 9, 0.3), (False, True, None, 0.0), (True, True, None, 0.3)],
 )
-def test_states_and_gradients_are_those_of_the_reference(monkeypatch, position, time, window):
+def test_states_and_gradients_are_those_of_the_reference(monkeypatch, position, time, window, dropout):
     torch.manual_seed(0)
-    layer, batch = _layer(position_bias=position, time_bias=time), _batch()
+    layer, batch = _layer(position_bias=position, time_bias=time, dropout=dropout), _batch()
     mask = None if window is None else AttentionMask(window=window)
     x = torch.randn(TOKENS, DIM).requires_grad_()
     grad = torch.randn(TOKENS, DIM)
 
     def run():
+        with dropout_keys(seed=0, step=0, batch=batch):
+            out = layer(x, BatchView(batch, SequenceLayout(batch.offsets), mask=mask), 0)
         # The gradient of what follows comes in strides of its own.
-        out = layer(x, BatchView(batch, SequenceLayout(batch.offsets), mask=mask), 0)
         return out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], grad.t().contiguous().t())
 
     plain, functions = run(), []
@@ -77,7 +84,11 @@ def of_the_reference(layer, batch, mask, x, grad):
     )
     times = {"query_time": batch.tokens["target_time"], "key_time": batch.tokens["time"]}
     whole = WholeBatch(layout=SequenceLayout(batch.offsets), mask=mask, **times)
-    out = reference.fused_layer(wide[0], weights, whole, heads=layer.heads, scale=layer.scale)
+    with dropout_keys(seed=0, step=0, batch=batch):
+        dropped = layer.dropout.mask(x.shape)
+    out = reference.fused_layer(
+        wide[0], weights, whole, heads=layer.heads, scale=layer.scale, dropped=dropped
+    )
     return out.detach(), *torch.autograd.grad(out, wide, grad.double())
 
 
@@ -119,8 +130,6 @@ def test_parts_run_apart_where_something_comes_between_them(monkeypatch):
     keeping = BatchView(batch, SequenceLayout(batch.offsets), keep=lambda *given: seen.append(given))
     _layer(position_bias=True, time_bias=False)(x, keeping, 3)
     assert [number for number, *_ in seen] == [3]
-    dropping = HSTULayer(dim=DIM, heads=2, max_length=80, dropout=0.5, position_bias=False, time_bias=False)
-    dropping(x, BatchView(batch, SequenceLayout(batch.offsets)), 0)
 
 
 def test_tables_that_are_too_short_are_refused(monkeypatch):

@@ -20,6 +20,7 @@ RECIPE = (
     *SMALL,
     f"synthetic.users={USERS}",
     "model.dtype=float64",
+    "model.dropout=0.2",  # neither side draws: a mask outside of a training step would be an error
     "embedding.lr=0.02",
     "run.steps=12",
     "run.eval_every=12",

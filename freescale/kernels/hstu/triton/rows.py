@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from freescale.kernels.dropout import kept
+
 EPS = tl.constexpr(1e-6)
 
 
@@ -114,29 +116,40 @@ def silu_backward_kernel(
         tl.store(Out + own, (grad * _silu_slope(x)).to(Out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
+def _masked(x, Keys, rows, columns, num_rows, site, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
+    """X scaled where the mask of a site keeps it, else 0; all of x, and no key read, where nothing is dropped."""
+    if THRESHOLD > 0:
+        keys = tl.load(Keys + rows, mask=rows < num_rows, other=0)
+        x = tl.where(kept(keys, columns, site, THRESHOLD), x * SCALE, 0.0)
+    return x
+
+
+@triton.jit(do_not_specialize=["num_rows", "site"])
 def gate_kernel(
-    U, A, Out, u_row, a_row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    U, A, Keys, Out, u_row, a_row, num_rows, site,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Out = SiLU(u) * norm(a)."""
+    """Out = SiLU(u) * norm(a), masked."""
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
     a = tl.load(A + rows[:, None] * a_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     u = tl.load(U + rows[:, None] * u_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     y, _ = _normed(a, inside, WIDTH)
-    out = u * tl.sigmoid(u) * y
+    out = _masked(u * tl.sigmoid(u) * y, Keys, rows, columns, num_rows, site, THRESHOLD, SCALE)
     tl.store(Out + rows[:, None] * WIDTH + columns[None, :], out.to(Out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "site"])
 def gate_backward_kernel(
-    U, A, DOut, DU, DA, u_row, a_row, du_row, num_rows,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    U, A, DOut, Keys, DU, DA, u_row, a_row, du_row, num_rows, site,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     rows, columns, inside = _places(num_rows, WIDTH, BLOCK, ROWS)
     at = rows[:, None] * WIDTH + columns[None, :]
     a = tl.load(A + rows[:, None] * a_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     u = tl.load(U + rows[:, None] * u_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(DOut + at, mask=inside, other=0.0).to(tl.float32)
+    grad = _masked(grad, Keys, rows, columns, num_rows, site, THRESHOLD, SCALE)
     y, rstd = _normed(a, inside, WIDTH)
     du = grad * y * _silu_slope(u)
     tl.store(DU + rows[:, None] * du_row + columns[None, :], du.to(DU.dtype.element_ty), mask=inside)
