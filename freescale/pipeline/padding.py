@@ -110,6 +110,7 @@ class PaddedBatch:
         key: what all batches have in common whose parcels can take each other's place.
         sent: what the model is given, where somebody has asked for it.
         again: makes the same in this or other memory of the device.
+        replayed: keys of batches that are replayed, so that nobody asks for their views.
     """
 
     memory: tuple[Tensor, ...]
@@ -119,6 +120,7 @@ class PaddedBatch:
     key: tuple[Any, ...]
     sent: PaddedViews | None
     again: Callable[[Tensor], PaddedBatch]
+    replayed: set[tuple[Any, ...]]
 
     @property
     def unique(self) -> Tensor:
@@ -156,8 +158,8 @@ class _Template(NamedTuple):
 class Padder:
     """Pads batches and sends them to their device.
 
-    The first batches of a size are sent with all that the model reads; for later ones it is known what that is, and
-    they are only written to where it lies.
+    Batches are sent with all that the model reads. Where their size is replayed they are only written to where that
+    lies: tensors of every feature and list would take longer to make than to fill.
 
     Args:
         device: where the model computes.
@@ -169,6 +171,7 @@ class Padder:
         self._device, self._longest, self._table_rows = device, longest, table_rows
         self._wishes = LayoutWishes()
         self._templates: dict[tuple[Any, ...], _Template] = {}
+        self._replayed: set[tuple[Any, ...]] = set()
 
     def pad(
         self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int
@@ -183,7 +186,9 @@ class Padder:
         """
         source = self._source(batch, unique.numpy(), inverse.numpy().ravel(), global_tokens)
         template = self._templates.get((self._wishes.count, *source.size))
-        return self.send(source) if template is None else self._write(source, template)
+        if template is None or template.key not in self._replayed:
+            return self.send(source)
+        return self._write(source, template)
 
     def send(self, source: _Source, *, into: Tensor | None = None) -> PaddedBatch:
         """A padded batch on its device with all that the model reads, in new memory or in some that is given."""
@@ -239,6 +244,7 @@ class Padder:
             key=key,
             sent=views,
             again=lambda into: self.send(source, into=into),
+            replayed=self._replayed,
         )
 
     def _source(self, batch: SequenceBatch, unique: Array, inverse: Array, global_tokens: int) -> _Source:

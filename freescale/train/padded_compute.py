@@ -197,6 +197,7 @@ class PaddedCompute:
         graph = self._recorder.record(lambda: self._compute(room, views))
         if graph is not None:
             self._recordings[padded.key] = _Recording(graph, memory, again)
+            padded.replayed.add(padded.key)
         return graph is not None
 
 

@@ -41,7 +41,9 @@ def trained(out: Path, *keys: str, records: bool = True) -> tuple[Any, list[dict
 
 
 @pytest.mark.parametrize(
-    "keys", [(), ("optim.clip_norm=0.5",), ("model.dtype=bfloat16", "model.heads=2")], ids=str
+    "keys",
+    [(), ("optim.clip_norm=0.5",), ("model.dtype=bfloat16", "model.heads=2"), ("model.dropout=0.2",)],
+    ids=str,
 )
 def test_replayed_steps_leave_the_bits_of_usual_ones(tmp_path: Path, keys: tuple[str, ...]) -> None:
     replayed, steps = trained(tmp_path / "replayed", *keys)

@@ -163,6 +163,7 @@ def test_what_is_only_written_is_what_would_be_sent():
         batch = make_batch(lengths, draws)
         unique, inverse, _ = indexed(batch)
         made.append(padder.pad(batch, unique, inverse, global_tokens=9))
+        made[0].replayed.add(made[0].key)
     assert [padded.sent is None for padded in made] == [False, True, True]
     assert len({padded.key for padded in made}) == 1
     for padded in made:

@@ -93,7 +93,8 @@ def padder():
     computed(
         views.layout, views.batch.tokens, views.batch.samples["negative_index"], num_real=batch.num_tokens
     )
-    sent(padder, batch)
+    again = sent(padder, batch)
+    again.replayed.add(again.key)
     assert sent(padder, make_batch(LENGTHS[0], 3)).sent is None, "by now it is known what is wanted"
     return padder
 
