@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
 from freescale.kernels.attention.plan.bias import BiasPlan, joined, padded_plan, plan_bias
 from freescale.kernels.attention.plan.fills import BIAS_ROWS, ListFiller
 from freescale.kernels.attention.plan.room import LayoutRoom
 from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, group_index
+from freescale.kernels.attention.plan.visibility import KeyVisibility, key_visibility
 from freescale.kernels.attention.plan.wishes import LayoutWishes, Wish
 from freescale.kernels.runtime import Alone, Carrier, Sealed
 
@@ -75,27 +75,6 @@ class BiasStore(NamedTuple):
     pieces: Tensor
     size: int
     widest: int
-
-
-# A tile of keys may begin at the last token.
-_LARGEST_TILE = 128
-MOST_COUNTED = 2**15 - 1
-"""Tokens of the longest sequence whose seers are counted in 16 bits."""
-
-
-class KeyVisibility(NamedTuple):
-    """What a mask lets tokens see, as the kernels read it.
-
-    Args:
-        kind: "counts": how many tokens, from itself on, see each token. For sequences that are too long, or where a
-            segment comes back after another: "codes", the number of its segment twice, and one more for summaries;
-            "none" without segments.
-        tokens: [T and more] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4
-            bytes at a time, and the forward of five segments took as long as that of the whole. Codes are int32.
-    """
-
-    kind: str
-    tokens: Tensor
 
 
 class AttentionSchedule:
@@ -226,44 +205,10 @@ class AttentionSchedule:
     def visibility(self, mask: AttentionMask) -> KeyVisibility:
         """What the mask lets tokens see, as the kernels read it; made once."""
         if self._visibility is None or self._visibility[0] is not mask:
-            self._visibility = (mask, self._made_visibility(mask))
+            ends = self._plans(mask).segment_ends() if mask.segments is not None else None
+            made = key_visibility(mask, self._starts, ends, carrier=self._alone, nothing=self.nothing)
+            self._visibility = (mask, made)
         return self._visibility[1]
-
-    def _made_visibility(self, mask: AttentionMask) -> KeyVisibility:
-        ends = self._plans(mask).segment_ends() if mask.segments is not None else None
-        in_order = mask.segments is None or ends is not None
-        if in_order and self._lengths.max(initial=0) <= MOST_COUNTED:
-            return KeyVisibility("counts", self._counts(mask, ends))
-        if mask.segments is None:
-            return KeyVisibility("none", self.nothing)
-        codes = mask.segments.to(self._device, non_blocking=True).to(torch.int32) * 2
-        if mask.summaries is not None:
-            codes += mask.summaries.to(self._device, non_blocking=True).bool()
-        return KeyVisibility("codes", codes)
-
-    def _counts(self, mask: AttentionMask, segment_ends: tuple[Ints, Ints] | None) -> Tensor:
-        """How many tokens, from itself on, see each token as `AttentionMask` says; a prefix is left to the kernels."""
-        num_tokens = int(self._starts[-1])
-        history = self._lengths - mask.target_counts(len(self._lengths))
-        per_sequence = (self._lengths, self._starts[1:], self._starts[:-1] + history)
-        sizes, ends, targets, *pieces = self._alone.add(*per_sequence, *(segment_ends or ()))
-
-        def spread(values: Tensor, counts: Tensor) -> Tensor:
-            return torch.repeat_interleave(values, counts, output_size=num_tokens)
-
-        token = torch.arange(num_tokens, device=self._device)
-        end, first_target = spread(ends, sizes), spread(targets, sizes)
-        if mask.window is not None:
-            seen_by_targets = first_target - token <= mask.window
-            if mask.prefix:
-                seen_by_targets |= token - (end - spread(sizes, sizes)) < mask.prefix
-            end = torch.where(seen_by_targets, end, token + mask.window + 1)
-        if pieces:
-            segment_end = spread(pieces[1], pieces[0])
-            end = torch.where(segment_end < 0, end, torch.minimum(end, segment_end))
-        if mask.targets is not None:
-            end = torch.where(token < first_target, end, token + 1)
-        return F.pad((end - token).to(torch.int16), (0, _LARGEST_TILE))
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.

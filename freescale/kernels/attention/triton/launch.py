@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionSchedule, KeyVisibility, Part, Side, is_square
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side, is_square
+from freescale.kernels.attention.plan.visibility import KeyVisibility
 from freescale.kernels.runtime import CachedLauncher, product_precision
 
 
