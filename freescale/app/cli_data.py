@@ -56,6 +56,20 @@ def prepare(
     texts: Annotated[
         Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="YAML with a section `features`: columns to keep, and what they are.")
+    ] = None,
+    items: Annotated[
+        Path | None, typer.Option(help="Features of the items: CSV, JSON lines, inter or Parquet.")
+    ] = None,
+    users: Annotated[Path | None, typer.Option(help="Features of the users; the same.")] = None,
+    item_columns: Annotated[
+        str | None, typer.Option(help="Fields of --items without a header, in order: item,title,genres.")
+    ] = None,
+    user_columns: Annotated[str | None, typer.Option(help="The same of --users.")] = None,
+    lacking: Annotated[
+        str, typer.Option(help="stop where --items or --users lacks one of the events; none: no features.")
+    ] = "stop",
     user_ids: Annotated[
         str | None, typer.Option(help="Kind of user ids: int64, uint64 or text; found out unless given.")
     ] = None,
@@ -93,13 +107,19 @@ def prepare(
             format=format,
             columns=ColumnNames(**names),
             separator=separator,
-            header=None if columns is None else [name.strip() for name in columns.split(",")],
+            header=_names(columns),
             time_unit=time_unit,
             actions=None if actions is None else _numbers_of(actions),
             bad_lines=bad_lines,
             min_events=min_events,
             memory_mb=memory_mb,
             texts=texts,
+            schema=schema,
+            items=items,
+            users=users,
+            item_header=_names(item_columns),
+            user_header=_names(user_columns),
+            lacking=lacking,
             id_kinds=cast("IdKinds", kinds),
             rewrite=rewrite,
             overwrite=overwrite,
@@ -114,6 +134,10 @@ def prepare(
         say(f"  {line}")
     if summary.num_texts is not None:
         say(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
+
+
+def _names(columns: str | None) -> list[str] | None:
+    return None if columns is None else [name.strip() for name in columns.split(",")]
 
 
 def _numbers_of(actions: str) -> list[str] | dict[str, float]:

@@ -310,8 +310,10 @@ def _check_same_recipe(path: Path, saved: Mapping[str, Any], config: Config) -> 
     different = [
         f"{section}.{key}: {then!r} there, {value!r} now"
         for section, keys in config.as_dict().items()
-        for key, value in keys.items()
-        for then in [_plain(saved.get(section, {}).get(key, defaults[section][key]))]
+        # Of sections whose keys are made up, such as features, one may be gone, too.
+        for key in {**keys, **({} if defaults[section] else saved.get(section, {}))}
+        for value in [keys.get(key)]
+        for then in [_plain(saved.get(section, {}).get(key, defaults[section].get(key)))]
         if f"{section}.{key}" not in free and _plain(value) != then
     ]
     if different:

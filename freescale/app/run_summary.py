@@ -15,7 +15,7 @@ from freescale.comm.world import virtual_gpus_here
 from freescale.data import SequenceSource
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
-from freescale.recipe import Config
+from freescale.recipe import Config, build_features
 from freescale.train import Run
 
 
@@ -49,6 +49,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "folder": config.run.out,
         },
     }
+    features = build_features(config, source)
+    if features is not None:
+        names = [each.name for each in features.schema if each.name not in source.features]
+        facts["data"]["features"] = f"{', '.join(names)}; in the batches, not yet used by the model"
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)

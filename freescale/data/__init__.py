@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from freescale.data.columns.ids import IdKinds
     from freescale.data.digest import DataDigest, differences, digest_data
     from freescale.data.examples import Examples
+    from freescale.data.feature_batch import BatchFeatures
+    from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
     from freescale.data.item_content import CONTENT_FILE, ContentFile
     from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
     from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
     from freescale.data.preparation import ColumnNames, prepare
     from freescale.data.raw_format import RawFormat, RawSample, Reading
     from freescale.data.raw_input import format_names
+    from freescale.data.schema.choosing import choose_features
+    from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
+    from freescale.data.schema.reading import checked_schema, load_schema, read_schema
+    from freescale.data.schema.reading import refuse as refuse_problems
+    from freescale.data.schema.vocabulary import NONE
+    from freescale.data.schema.vocabulary import WORDS as SCHEMA_WORDS
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch

@@ -14,11 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale.data.columns.ids import ID_ROLES, IdKinds
+from freescale.data.columns.lists import Column, plain_arrays, to_arrow
 from freescale.data.digest import add_arrays, digest_arrays
 from freescale.data.event_columns import Events, concat_events
-from freescale.data.manifest import FEATURE_DTYPES, ITEMS_FILE, LENGTHS_FILE, SHARD_DIGEST, save_manifest
+from freescale.data.feature_writer import FeatureWriter
+from freescale.data.manifest import (
+    FEATURE_DTYPES,
+    ITEMS_FILE,
+    LENGTHS_FILE,
+    SHARD_DIGEST,
+    save_manifest,
+    words_file,
+)
+from freescale.data.schema.feature import Schema
 from freescale.data.source import IntArray
-from freescale.data.words.id_words import IdWords
+from freescale.data.words.id_words import IdWords, read_words
 from freescale.errors import DataError
 
 _ROW_GROUP_USERS = 1024
@@ -34,6 +44,7 @@ class DatasetWriter:
         features: columns to store besides the user.
         min_events: users with fewer events are dropped.
         id_kinds: of users and items; see `columns/ids.py`.
+        extra: writes the features of a schema; None where there is none.
     """
 
     def __init__(
@@ -43,6 +54,7 @@ class DatasetWriter:
         min_events: int,
         *,
         id_kinds: IdKinds = MappingProxyType({}),
+        extra: FeatureWriter | None = None,
     ) -> None:
         self._folder = folder
         self._features = features
@@ -58,8 +70,10 @@ class DatasetWriter:
         self._sink: Any = None
         self._writer: Any = None
         self._digest = hashlib.blake2b(digest_size=8)
-        lists = [(name, pa.list_(pa.from_numpy_dtype(FEATURE_DTYPES[name]))) for name in features]
-        self._schema = pa.schema([("user", pa.int64()), *lists])
+        self._extra = extra or FeatureWriter(Schema(), sides={})
+        self._has_schema = extra is not None
+        lists = [(name, pa.list_(self._extra.event_type(name))) for name in features]
+        self._schema = pa.schema([("user", pa.int64()), *lists, *self._extra.user_types])
 
     def add(self, events: Events) -> None:
         """Take the sorted events of whole users."""
@@ -110,18 +124,28 @@ class DatasetWriter:
         lengths = np.concatenate(self._lengths)
         np.save(self._folder / LENGTHS_FILE, lengths, allow_pickle=False)
         ids, counts, train_counts = self._items.merged()
-        write_catalogue(self._folder, ids, counts, train_counts)
+        write_catalogue(self._folder, ids, counts, train_counts, self._extra.items(ids, train_counts))
+        digests: dict[str, str] = {}
         if words is not None:
             users = np.concatenate(self._users) if self._users else np.zeros(0, dtype=np.int64)
-            words.write(self._folder, {"user": users, "item": ids})
+            keep: dict[str, IntArray | None] = {"user": users, "item": ids}
+            for table in keep:
+                if self._extra.is_shared(table):
+                    keep[table] = None
+            digests = words.write(self._folder, keep)
+        usual = [name for name in self._features if name in FEATURE_DTYPES and self._extra.is_usual(name)]
+        said = self._extra.check(self._words_of)
+        if said:
+            about = {**about, "taken": [*about.get("taken", []), *said]}
         manifest = {
+            **(self._extra.manifest(usual, digests) if self._has_schema else {}),
             "name": name,
             "source_format": source_format,
             "num_users": len(lengths),
             "num_events": int(lengths.sum()),
             "num_items": len(ids),
             "max_item": int(ids[-1]),
-            "features": list(self._features),
+            "features": usual,
             "ids": self._id_kinds,
             "dropped_users": self._dropped_users,
             "catalogue": digest_arrays(ids, counts, train_counts),
@@ -130,6 +154,12 @@ class DatasetWriter:
         }
         save_manifest(self._folder, manifest)
         return manifest
+
+    def _words_of(self, owner: str, ids: IntArray) -> list[object]:
+        """Ids of users or items as the input has them; their words have been written by now."""
+        if self._id_kinds[owner] != "text":
+            return ids.tolist()
+        return read_words(self._folder / words_file(owner), ids).to_pylist()
 
     def abort(self) -> None:
         """Let go of a shard that an error left open; it will be deleted."""
@@ -158,11 +188,16 @@ class DatasetWriter:
             self._open_shard()
         first, last = offsets[0], offsets[-1]
         local = pa.array((offsets - first).astype(np.int32))
-        columns = [self._rest[name][first:last] for name in self._features]
-        users = self._rest["user"][offsets[:-1]]
-        add_arrays(self._digest, users, np.diff(offsets), *columns)
-        lists = [pa.ListArray.from_arrays(local, column) for column in columns]
-        table = pa.table([pa.array(users), *lists], schema=self._schema)
+        columns: dict[str, Column] = {name: self._rest[name][first:last] for name in self._features}
+        users, lengths = self._rest["user"][offsets[:-1]], np.diff(offsets)
+        more = self._extra.group(users, lengths, columns) if self._has_schema else {}
+        arrays = [
+            array for each in (columns, more) for column in each.values() for array in plain_arrays(column)
+        ]
+        add_arrays(self._digest, users, lengths, *arrays)
+        lists = [pa.ListArray.from_arrays(local, to_arrow(column)) for column in columns.values()]
+        singles = [to_arrow(column) for column in more.values()]
+        table = pa.table([pa.array(users), *lists, *singles], schema=self._schema)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._shards[-1]["row_groups"].append(table.num_rows)
         if self._sink.tell() >= _SHARD_BYTES:
@@ -198,9 +233,15 @@ class DatasetWriter:
         shard["bytes"] = (self._folder / shard["file"]).stat().st_size
 
 
-def write_catalogue(folder: Path, ids: IntArray, counts: IntArray, train_counts: IntArray) -> None:
-    """The items that occur, ascending, and how often."""
-    catalog = pa.table({"item": ids, "count": counts, "train_count": train_counts})
+def write_catalogue(
+    folder: Path,
+    ids: IntArray,
+    counts: IntArray,
+    train_counts: IntArray,
+    features: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """The items that occur, ascending, how often, and where there is a schema what is known of each."""
+    catalog = pa.table({"item": ids, "count": counts, "train_count": train_counts, **features})
     pq.write_table(catalog, folder / ITEMS_FILE, compression="zstd")
 
 

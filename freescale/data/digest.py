@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from freescale.data.schema.feature import legacy_schema
 from freescale.data.source import IntArray, SequenceSource
 
 _BLOCK = 64 << 10
@@ -54,6 +55,7 @@ class DataDigest:
         catalogue: ids of items and how often they occur.
         content: what is known of items besides; "" for nothing.
         parts: the histories themselves, by the part they lie in.
+        schema: of the features, and their statistics; "" where there is none.
     """
 
     name: str
@@ -66,6 +68,7 @@ class DataDigest:
     catalogue: str
     content: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
+    schema: str = ""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -97,7 +100,17 @@ def digest_data(source: SequenceSource, *, content: str = "") -> DataDigest:
         catalogue=digest_arrays(items.ids, items.counts, items.train_counts),
         content=content,
         parts=digest_parts(source),
+        schema=_digest_schema(source),
     )
+
+
+def _digest_schema(source: SequenceSource) -> str:
+    """Of what a source says of its features, if that is more than any other has."""
+    schema = getattr(source, "schema", None)
+    if schema is None or schema.words() == legacy_schema(source.features).words():
+        return ""
+    said = json.dumps([schema.words(), getattr(source, "statistics", {})], sort_keys=True)
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 def digest_parts(source: SequenceSource) -> dict[str, str]:
@@ -127,6 +140,7 @@ def differences(one: DataDigest, other: DataDigest, *, where: tuple[str, str]) -
         "lengths": "the lengths of the histories, or their order",
         "groups": "which rows are stored together",
         "catalogue": "the items, or how often they occur",
+        "schema": "the schema of its features, or their statistics",
         "content": "the content vectors or texts of the items",
     }
     found += [words for name, words in in_words.items() if getattr(one, name) != getattr(other, name)]
@@ -207,7 +221,9 @@ def _digest_histories(source: SequenceSource) -> dict[str, str]:
     parts = {}
     for part in np.array_split(rows, min(_NUM_PARTS, len(rows))):
         read = source.read(part)
-        columns = [read.columns[name] for name in source.features]
+        more = [name for name in sorted(read.columns) if name not in source.features]
+        columns = [read.columns[name] for name in (*source.features, *more)]
+        columns += [read.user_columns[name] for name in sorted(read.user_columns)]
         parts[f"histories {part[0]} to {part[-1]}"] = (
             f"read:{digest_arrays(read.users, read.offsets, *columns)}"
         )

@@ -7,26 +7,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from freescale.data.columns.lists import concat_columns
 from freescale.data.manifest import FEATURE_DTYPES
 from freescale.data.source import IntArray
 
-# One flat array a column: "user", "item", and where the data has them "time" (whole seconds), "action". "fraction"
-# is what is left of a second; it only breaks ties of "time" and is not stored.
-Events = dict[str, npt.NDArray[Any]]
+# One column a name (see columns/lists.py): "user", "item", and where the data has them "time" (whole seconds),
+# "action", and features of a schema. "fraction" is what is left of a second; it only breaks ties of "time" and is
+# not stored. Until they are kept elsewhere, words of ids stand there, too, under the name of their column and WORDS.
+Events = dict[str, Any]
+WORDS = " words"
+
+_NOT_STORED = ("user", "fraction")
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def features_of(events: Events) -> tuple[str, ...]:
     """The columns that a data set stores for every event, in the order it stores them."""
-    return tuple(name for name in FEATURE_DTYPES if name in events)
+    usual = [name for name in FEATURE_DTYPES if name in events]
+    if len(events) <= len(usual) + 1:
+        return tuple(usual)
+    others = {name for name in events if name not in usual and not name.endswith(WORDS)}
+    return (*usual, *sorted(others.difference(_NOT_STORED)))
 
 
 def concat_events(parts: list[Events]) -> Events:
     """One after another; parts without fractions have zeros there."""
     names = max(parts, key=len)
     return {
-        name: np.concatenate([p[name] if name in p else np.zeros(len(p["user"])) for p in parts])
+        name: concat_columns([p[name] if name in p else np.zeros(len(p["user"])) for p in parts])
         for name in names
     }
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from freescale.data.columns.lists import bytes_a_row, from_arrow, to_arrow
 from freescale.data.event_columns import MAX_INT64, MIN_INT64, Events, concat_events, features_of, sort_events
 from freescale.data.source import IntArray
 
@@ -36,10 +37,11 @@ class EventSorter:
         """Take some more events; those that no longer fit go to disk."""
         if not self._run_events:
             self.features = features_of(events)
-            # At the peak an event is there three times (as read, put together, sorted), with key, order and
-            # working memory of the sort, and once more in the Parquet writer.
-            row_bytes = sum(column.itemsize for column in events.values())
-            self._run_events = max(4, self._memory // (6 * row_bytes + 24))
+        # At the peak an event is there three times (as read, put together, sorted), with key, order and
+        # working memory of the sort, and once more in the Parquet writer. Lists may become longer on the way.
+        row_bytes = sum(bytes_a_row(column) for column in events.values())
+        fits = max(4, self._memory // (6 * row_bytes + 24))
+        self._run_events = min(self._run_events or fits, fits)
         self._pending.append(events)
         self._num_pending += len(events["user"])
         if self._num_pending >= self._run_events:
@@ -92,14 +94,14 @@ class _Run(NamedTuple):
         # Read, not memory mapped: mapped pages would count as memory of this process.
         with pa.OSFile(str(self.path)) as file, pa.ipc.open_file(file) as reader:
             table = pa.Table.from_batches([reader.get_batch(number) for number in range(start, stop)])
-        events = {name: table[name].to_numpy() for name in table.column_names}
+        events: Events = {name: from_arrow(table[name]) for name in table.column_names}
         first = np.searchsorted(events["user"], low, side="left")
         last = np.searchsorted(events["user"], high, side="right")
         return {name: column[first:last] for name, column in events.items()}
 
 
 def _write_run(path: Path, events: Events, batch_rows: int) -> _Run:
-    batch = pa.record_batch(events)
+    batch = pa.record_batch({name: to_arrow(column) for name, column in events.items()})
     starts = np.arange(0, batch.num_rows, batch_rows)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         for start in starts.tolist():

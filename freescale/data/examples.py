@@ -14,13 +14,15 @@ A `SplitSource` says itself where targets stand: see `temporal`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from freescale.data.feature_batch import BatchFeatures
 from freescale.data.negatives import draw_negatives
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
@@ -44,6 +46,7 @@ class Examples:
         use_time: add "time" and "target_time" where the data has time stamps.
         num_negatives: negatives a sample; 0 for none.
         seed: seed of the negatives.
+        features: makes the features of a schema; None for item, time and action alone.
     """
 
     source: SequenceSource
@@ -52,6 +55,7 @@ class Examples:
     use_time: bool = True
     num_negatives: int = 0
     seed: int = 0
+    features: BatchFeatures | None = None
 
     def lengths(self) -> IntArray:
         """Inputs of every example of this split, by row, without reading a history."""
@@ -74,6 +78,9 @@ class Examples:
         index, offsets = _spans(histories.offsets[:-1] + known - inputs, inputs)
         tokens = self._token_features(histories, index)
         samples = {"row": torch.from_numpy(rows)}
+        if self.features is not None:
+            tokens |= _tensors(self.features.tokens(histories, index))
+            samples |= _tensors(self.features.samples(histories))
         if self.num_negatives:
             samples["negatives"] = torch.from_numpy(self._negatives(rows, step))
         return SequenceBatch(offsets=torch.from_numpy(offsets), tokens=tokens, samples=samples)
@@ -92,7 +99,7 @@ class Examples:
         known = self._known(histories, rows)
         index, offsets = _spans(histories.offsets[:-1], np.where(known > 0, known + 1, 0))
         columns = {name: values[index] for name, values in histories.columns.items()}
-        return Histories(users=histories.users, offsets=offsets, columns=columns)
+        return replace(histories, offsets=offsets, columns=columns)
 
     def _known(self, histories: Histories, rows: IntArray) -> IntArray:
         """How many events of each history stand before its target."""
@@ -105,7 +112,8 @@ class Examples:
         wanted = {"item": ("item", index), "target": ("item", index + 1)}
         if self.use_time and "time" in columns:
             wanted |= {"time": ("time", index), "target_time": ("time", index + 1)}
-        if "action" in columns:
+        # An action may be a feature of another kind: then it is made with the others.
+        if "action" in columns and "action" in self.source.features:
             wanted |= {"action": ("action", index), "target_action": ("action", index + 1)}
         return {
             name: torch.from_numpy(columns[column][where].copy()) for name, (column, where) in wanted.items()
@@ -117,6 +125,10 @@ class Examples:
             rows, num_negatives=self.num_negatives, num_items=len(ids), seed=self.seed, step=step
         )
         return ids[drawn]
+
+
+def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
 
 
 def _spans(starts: npt.NDArray[np.int64], lengths: IntArray) -> tuple[IntArray, IntArray]:

@@ -16,7 +16,11 @@ ITEMS_FILE = "items.parquet"
 WORD_FILES = {"user": "words-user.parquet", "item": "words-item.parquet"}
 """Words of ids that are text: id (ascending), word."""
 DATASET_FORMAT = "freescale-dataset"
-DATASET_VERSION = 1
+DATASET_VERSION = 2
+"""Of a data set with a schema; one without is as it always was, and says 1."""
+WITHOUT_SCHEMA = 1
+CROSS_HASH = "mix64"
+"""How ids are crossed; see cross_hash.py."""
 TIME_UNIT = "s"
 """Times are whole seconds since 1970 in UTC; the manifest of a data set that has times says so."""
 SHARD_DIGEST = "freescale.digest"
@@ -46,7 +50,7 @@ def was_dataset(path: Path) -> bool:
 
 def save_manifest(folder: Path, fields: dict[str, Any]) -> None:
     """Write the manifest, which makes a data set of the files that are there."""
-    manifest = {"format": DATASET_FORMAT, "version": DATASET_VERSION, **fields}
+    manifest = {"format": DATASET_FORMAT, "version": WITHOUT_SCHEMA, **fields}
     (folder / DATASET_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
@@ -65,11 +69,11 @@ def load_manifest(folder: Path) -> dict[str, Any]:
         raise damaged(file, str(error)) from error
     if not _says_dataset(manifest):
         raise damaged(file, f"it does not say that it is a {DATASET_FORMAT}")
-    if manifest.get("version") != DATASET_VERSION:
+    if manifest.get("version") not in (WITHOUT_SCHEMA, DATASET_VERSION):
         raise DataError(
             f"The data set {folder} was written by another version of FreeScale",
             got=f"version {manifest.get('version')}",
-            allowed=f"version {DATASET_VERSION}",
+            allowed=f"version {WITHOUT_SCHEMA} or {DATASET_VERSION}",
             next_step="run `freescale prepare` again with this version",
         )
     for key, kind in _FIELDS:
@@ -78,6 +82,10 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     known = all(name in list(FEATURE_DTYPES) for name in manifest["features"])
     if not known or "item" not in manifest["features"]:
         raise damaged(file, f"'features' is {manifest['features']!r}")
+    if manifest["version"] == DATASET_VERSION and not isinstance(manifest.get("schema"), dict):
+        raise damaged(file, f"'schema' is {manifest.get('schema')!r}")
+    if manifest.get("cross_hash", CROSS_HASH) != CROSS_HASH:
+        raise damaged(file, f"'cross_hash' is {manifest['cross_hash']!r}, which this version does not know")
     if "time" in manifest["features"] and _unit_of_times(manifest) != TIME_UNIT:
         raise _other_times(folder, manifest.get("time_unit"))
     return manifest
@@ -102,6 +110,11 @@ def _other_times(folder: Path, unit: object) -> DataError:
 def id_kinds_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """What users and items are to those who made the data; data sets were of int64 ids before they said so."""
     return {role: manifest.get("ids", {}).get(role, "int64") for role in WORD_FILES}
+
+
+def words_file(table: str) -> str:
+    """Where the words of the ids of a table stand."""
+    return f"words-{table}.parquet"
 
 
 def damaged(path: Path, why: str) -> DataError:

@@ -7,7 +7,6 @@ whatever the budget. Beyond `memory_mb` only some bytes for every user and every
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -19,16 +18,28 @@ from typing import Any
 
 from freescale.data.columns.bad_lines import STOP
 from freescale.data.columns.ids import IdKind, IdKinds
-from freescale.data.columns.roles import IGNORED, ColumnNames
+from freescale.data.columns.roles import ColumnNames
 from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
 from freescale.data.dataset_writer import DatasetWriter
 from freescale.data.event_columns import Events
+from freescale.data.feature_writer import LACKING, FeatureWriter
 from freescale.data.grouped_index import index_input
 from freescale.data.item_texts import read_raw_texts, write_texts
-from freescale.data.manifest import TIME_UNIT, is_dataset
-from freescale.data.raw_format import RawSample, Reading
-from freescale.data.raw_input import AUTO, check_format, check_input, files_not_read, find_format
+from freescale.data.manifest import TIME_UNIT
+from freescale.data.preparation_checks import (
+    check_header,
+    check_options,
+    check_target,
+    io_problem,
+    numbered_actions,
+)
+from freescale.data.raw_format import Reading
+from freescale.data.raw_input import AUTO, check_input, files_not_read, find_format
+from freescale.data.schema.feature import Schema
+from freescale.data.schema.reading import checked_schema, load_schema
+from freescale.data.schema_input import schema_input
+from freescale.data.side_table import LIST_MARKS
 from freescale.data.sorted_input import check_id_kinds, read_sorted
 from freescale.data.storage import copy_all, is_address, local_path
 from freescale.errors import DataError
@@ -95,6 +106,12 @@ def prepare(
     memory_mb: float = 512,
     name: str | None = None,
     texts: str | Path | None = None,
+    schema: Schema | Mapping[str, Any] | str | Path | None = None,
+    items: str | Path | None = None,
+    users: str | Path | None = None,
+    item_header: Sequence[str] | None = None,
+    user_header: Sequence[str] | None = None,
+    lacking: str = LACKING[0],
     id_kinds: IdKinds = MappingProxyType({}),
     rewrite: bool = False,
     overwrite: bool = False,
@@ -121,18 +138,41 @@ def prepare(
         memory_mb: memory for sorting events, in MiB; reading and writing take some 100 MiB by themselves.
         name: name of the data set; that of the folder unless given.
         texts: titles, categories, ... of the items, to keep beside the histories; see `item_texts`.
+        schema: the features to keep: words by name, a YAML file with a section `features`, or read already.
+        items: file with the features of items, of any format with named columns.
+        users: the same of users.
+        item_header: names of the fields of csv of items without a header line.
+        user_header: the same of users.
+        lacking: "stop" where these files lack an item or user of the events, or "none": its features are missing.
         id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
         rewrite: copy histories also where Parquet that is grouped by user could be read as it is.
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
     source, out = local_path(input_path), local_path(out_dir).resolve()
-    _check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
+    check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_id_kinds(id_kinds)
-    _check_header(source, format, header)
+    check_header(source, format, header)
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
-    values = ValueReader(time_unit=time_unit, actions=_numbered(actions), bad_lines=bad_lines)
+    if lacking not in LACKING:
+        raise DataError("lacking is neither", got=lacking, allowed=", ".join(LACKING))
+    known_schema = _schema_of(schema)
+    asked = schema_input(
+        known_schema,
+        columns=columns,
+        files={"item": _path(items), "user": _path(users)},
+        headers={"item": item_header, "user": user_header},
+        time_unit=time_unit,
+        bad_lines=bad_lines,
+    )
+    columns = asked.columns
+    values = ValueReader(
+        time_unit=time_unit,
+        actions=numbered_actions(actions),
+        bad_lines=bad_lines,
+        features=asked.features,
+    )
     if is_address(out_dir):
         raise DataError(
             "prepare writes to this machine",
@@ -143,7 +183,7 @@ def prepare(
     if not away:
         check_input(source)
     known = None if texts is None else read_raw_texts(Path(texts))
-    _check_target(source, out, overwrite=overwrite)
+    check_target(source, out, overwrite=overwrite)
     report = progress or (lambda fraction, message: None)
     memory = int(memory_mb * 2**20)
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
@@ -155,7 +195,7 @@ def prepare(
             check_input(source)
         fields = None if header is None else tuple(header)
         kind, decided = find_format(source, separator, fields) if format == AUTO else (format, "as asked for")
-        as_is = not rewrite and actions is None and time_unit in (AUTO, TIME_UNIT)
+        as_is = not rewrite and known_schema is None and actions is None and time_unit in (AUTO, TIME_UNIT)
         index = index_input(
             source,
             work,
@@ -169,7 +209,13 @@ def prepare(
         item_kind: IdKind = "int64"
         if manifest is None:
             reading = Reading(
-                columns=columns, separator=separator, header=fields, memory=memory, values=values
+                columns=columns,
+                separator=separator,
+                header=fields,
+                memory=memory,
+                values=values.again(marks=LIST_MARKS.get(kind)),
+                roles=asked.roles,
+                required=asked.required,
             )
             found = read_sorted(
                 source,
@@ -178,13 +224,23 @@ def prepare(
                 asked=id_kinds,
                 spill=work / "spill",
                 report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
+                sides=asked.sides,
+                tables=asked.tables,
             )
             values = found.values
-            writer = DatasetWriter(work, found.events.features, min_events, id_kinds=found.id_kinds)
+            extra = (
+                None
+                if known_schema is None
+                else FeatureWriter(known_schema, sides=found.sides, kinds=found.id_kinds, lacking=lacking)
+            )
+            writer = DatasetWriter(
+                work, found.events.features, min_events, id_kinds=found.id_kinds, extra=extra
+            )
             for events, fraction in found.events.blocks():
                 writer.add(_with_numbers(events, values))
                 report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-            said = [*index.remarks, *found.remarks, *_said_of_others(source, kind)]
+            sides = [line for side in found.sides.values() for line in side.remarks]
+            said = [*sides, *index.remarks, *found.remarks, *_said_of_others(source, kind)]
             about = {**_about(found.events.features, values), "taken": [*values.describe(), *said]}
             manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
             item_kind, num_skipped = found.id_kinds["item"], values.bad_lines.num_skipped
@@ -193,7 +249,7 @@ def prepare(
             shutil.rmtree(work / spilled, ignore_errors=True)
         _publish(work, out)
     except OSError as error:
-        raise _io_problem(error, out) from error
+        raise io_problem(error, out) from error
     finally:
         if writer is not None:
             writer.abort()
@@ -201,9 +257,25 @@ def prepare(
     return _summary(out, manifest, decided, num_texts, num_skipped=num_skipped)
 
 
+def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> Schema | None:
+    if given is None or isinstance(given, Schema):
+        return given or None
+    if isinstance(given, Mapping):
+        return checked_schema(given, where="the schema")
+    return load_schema(Path(given))
+
+
+def _path(given: str | Path | None) -> Path | None:
+    if given is not None and is_address(given):
+        raise DataError(
+            "Files of items and users are read on this machine", got=given, next_step="copy it here"
+        )
+    return None if given is None else local_path(given)
+
+
 def _with_numbers(events: Events, values: ValueReader) -> Events:
     """The same events, words of actions as their numbers, which are known once all events are read."""
-    if "action" not in events:
+    if "action" not in events or "action" in values.features:
         return events
     return {**events, "action": values.actions.numbered(events["action"])}
 
@@ -211,7 +283,8 @@ def _with_numbers(events: Events, values: ValueReader) -> Events:
 def _about(features: Sequence[str], values: ValueReader) -> dict[str, Any]:
     """What the manifest says of the values."""
     about: dict[str, Any] = {"time_unit": TIME_UNIT} if "time" in features else {}
-    vocabulary = values.actions.vocabulary() if "action" in features else None
+    usual = "action" in features and "action" not in values.features
+    vocabulary = values.actions.vocabulary() if usual else None
     return about if vocabulary is None else {**about, "actions": vocabulary}
 
 
@@ -244,84 +317,6 @@ def _summary(
     )
 
 
-def _check_options(format: str, *, separator: str | None, min_events: int, memory_mb: float) -> None:
-    check_format(format)
-    if separator is not None and not (separator.isascii() and 1 <= len(separator) <= 4):
-        raise DataError(
-            "A separator is one to four ASCII characters", got=repr(separator), allowed="such as ',' or '::'"
-        )
-    if min_events < 1:
-        raise DataError("min_events is too small", got=min_events, allowed="1 or more")
-    if memory_mb <= 0:
-        raise DataError("memory_mb is too small", got=memory_mb, allowed="more than 0; 512 is a good start")
-
-
-def _check_header(source: Path, format: str, header: Sequence[str] | None) -> None:
-    if header is None:
-        return
-    named = [name for name in header if name != IGNORED]
-    if len(set(named)) < len(named) or not all(name.strip() for name in header):
-        raise DataError(
-            "Every field needs a name of its own",
-            got=",".join(header),
-            allowed="names such as user,item,time,action, and `_` for fields that nobody needs",
-        )
-    own_names = {
-        ".parquet": "parquet",
-        ".pq": "parquet",
-        ".jsonl": "jsonl",
-        ".ndjson": "jsonl",
-        ".inter": "inter",
-    }
-    found = own_names.get(RawSample(source).suffix, "csv") if format == AUTO else format
-    if found != "csv":
-        raise DataError(
-            f"Columns are named in their order only for csv; {found} has its own",
-            got=source,
-            next_step="name single columns with `--user`, `--item`, `--time`, `--action`",
-        )
-
-
-def _numbered(actions: Sequence[str] | Mapping[str, float] | None) -> dict[str, float] | None:
-    """Word -> number, checked."""
-    if actions is None:
-        return None
-    pairs = (
-        list(actions.items())
-        if isinstance(actions, Mapping)
-        else [(w, float(n)) for n, w in enumerate(actions)]
-    )
-    words = [word for word, _ in pairs]
-    if not words or len(set(words)) < len(words) or not all(words):
-        raise DataError(
-            "Every action needs a word of its own",
-            got=", ".join(words),
-            allowed="such as click,cart,purchase",
-        )
-    return {word: float(number) for word, number in pairs}
-
-
-def _check_target(source: Path, out: Path, *, overwrite: bool) -> None:
-    if out == source.resolve() or out in source.resolve().parents:
-        raise DataError(
-            "The output folder would hold its own input", got=out, next_step="name another folder"
-        )
-    if out.exists() and not out.is_dir():
-        raise DataError(f"The output {out} is a file", next_step="name a folder that does not exist yet")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not is_dataset(out):
-        raise DataError(
-            f"The output folder {out} is not empty and not a FreeScale data set",
-            next_step="name another folder; nothing in it was touched",
-        )
-    if not overwrite:
-        raise DataError(
-            f"The output folder {out} already holds a data set",
-            next_step="name another folder, or overwrite it (`--overwrite`)",
-        )
-
-
 def _publish(work: Path, out: Path) -> None:
     """Give the finished folder its name; under that name there is never half a data set."""
     if not out.exists():
@@ -335,17 +330,3 @@ def _publish(work: Path, out: Path) -> None:
         old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _io_problem(error: OSError, out: Path) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DataError(
-            f"No space left on the disk of {out}",
-            got=str(error),
-            next_step="free some space (about three times the input), or name a folder on another disk",
-        )
-    return DataError(
-        "The data set could not be written",
-        got=str(error),
-        next_step=f"check the rights of the input and {out}",
-    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from freescale.data.columns.roles import ColumnNames, Sample, choose_columns
+from freescale.data.columns.roles import ROLES, ColumnNames, Sample, choose_columns
 from freescale.data.columns.values import ValueReader
 from freescale.data.event_columns import Events
 from freescale.data.formats._text_chunks import suffix_of, text_chunks
@@ -102,6 +102,8 @@ class Reading:
         memory: bytes for all of `prepare`; a chunk takes a small part of it.
         partition: what the folders of this file say: name -> value, None for nothing.
         values: turns raw columns into events; one for all files of an input.
+        roles: parts that its columns play, besides the features of a schema.
+        required: those of them that a schema names, so that they must be there.
     """
 
     columns: ColumnNames = field(default_factory=ColumnNames)
@@ -110,6 +112,8 @@ class Reading:
     memory: int = 512 << 20
     partition: Mapping[str, str | None] = field(default_factory=dict)
     values: ValueReader = field(default_factory=ValueReader)
+    roles: tuple[str, ...] = tuple(ROLES)
+    required: tuple[str, ...] = ()
 
     def choose(self, path: Path, names: list[str], sample: Sample | None = None) -> Chosen:
         """Which part each column of this file plays; the folders it lies in count as columns, too."""
@@ -122,7 +126,10 @@ class Reading:
                 return [self.partition[every[column]]]
             return sample(column) if sample else []
 
-        chosen = choose_columns(path, every, self.columns, any_sample)
+        features = self.values.features.features.values()
+        chosen = choose_columns(
+            path, every, self.columns, any_sample, roles=self.roles, required=self.required, features=features
+        )
         self.values.take({role: every[place] for role, place in chosen.items()}, every)
         return Chosen(
             {role: place for role, place in chosen.items() if place < len(names)},
@@ -169,16 +176,22 @@ def checked_chunks(
         return f"{path}, event {before + event}", f"what format {name!r} read"
 
     for columns, consumed in raw_format.chunks(path, reading):
-        raw = _arrow_columns(name, path, columns)
+        raw = _arrow_columns(name, path, columns, reading)
         reading.values.take({role: role for role in raw}, [])
         yield reading.values.events(raw, locate), consumed
-        before += len(raw["user"])
+        before += len(next(iter(raw.values())))
 
 
-def _arrow_columns(name: str, path: Path, columns: Any) -> dict[str, Any]:
-    allowed = "'user' and 'item', and where there are any 'time' and 'action', all of one length"
+def _arrow_columns(name: str, path: Path, columns: Any, reading: Reading) -> dict[str, Any]:
+    needed = [role for role in ("user", "item") if role in reading.roles]
+    features = list(reading.values.features.features)
+    allowed = (
+        f"{' and '.join(map(repr, needed))}, and where there are any 'time' and 'action', all of one length"
+    )
+    if features:
+        allowed += f"; the features {', '.join(features)}"
     given = set(columns) if isinstance(columns, dict) else set()
-    if not {"user", "item"} <= given <= {"user", "item", "time", "action"}:
+    if not {*needed, *features} <= given <= {"user", "item", "time", "action", *features}:
         got = ", ".join(map(str, columns)) if isinstance(columns, dict) else type(columns).__name__
         raise DataError(f"Format {name!r} read other columns from {path}", got=got, allowed=allowed)
     try:

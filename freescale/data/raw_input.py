@@ -96,6 +96,7 @@ def read_events(source: Path, name: str, reading: Reading) -> Iterator[tuple[Eve
         own = replace(reading, partition=partition_of(source, path))
         for events, consumed in _chunks(name, raw_format, path, own):
             found = list(features_of(events))
+            _check_features(name, path, reading, events)
             features = features or found
             if found != features:
                 raise DataError(
@@ -108,6 +109,18 @@ def read_events(source: Path, name: str, reading: Reading) -> Iterator[tuple[Eve
         done += path.stat().st_size
     if not reading.values.num_events:
         raise _no_events(source, reading)
+
+
+def _check_features(name: str, path: Path, reading: Reading, events: Events) -> None:
+    """A format that has no columns has no features."""
+    missing = [each for each in reading.values.features.features if each not in events]
+    if missing:
+        raise DataError(
+            f"{path} has no features",
+            got=f"{name}, and the schema names {', '.join(missing)}",
+            allowed="formats with named columns: csv, jsonl, inter, parquet",
+            next_step="leave these features out of the schema, or give the data in another format",
+        )
 
 
 def files_not_read(source: Path, name: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,12 +22,14 @@ class Histories:
     Args:
         users: [n] the users' raw ids.
         offsets: [n + 1] where each user's events start in every column.
-        columns: one flat array a feature ("item" always; "time", "action" when the data has them).
+        columns: one flat array a feature of events ("item" always; "time", "action" when the data has them).
+        user_columns: [n, ...] one array a feature of users.
     """
 
     users: IntArray
     offsets: IntArray
     columns: dict[str, npt.NDArray[np.generic]]
+    user_columns: dict[str, npt.NDArray[np.generic]] = field(default_factory=dict)
 
     @property
     def lengths(self) -> IntArray:

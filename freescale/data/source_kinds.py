@@ -9,6 +9,7 @@ with `data.path`, an instance of the options it was registered with (None where 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def open_source(
     options: Any = None,
     seed: int = 0,
     cache: Path | None = None,
+    schema: Mapping[str, Any] | None = None,
 ) -> SequenceSource:
     """The data set, checked so that it can be trained on.
 
@@ -45,12 +47,13 @@ def open_source(
         options: what the kind was registered to take; None for its defaults.
         seed: makes another data set where it is made up.
         cache: where a raw file is prepared, once; None refuses raw files.
+        schema: features to keep of a raw file.
     """
     found = source_kind(path, kind)
     if options is None and found.options is not None:
         options = found.options()
     if found.ships and found.name == PARQUET:
-        path = _prepared(path, cache)
+        path = _prepared(path, cache, schema)
     source: SequenceSource = found.make(str(path), options, seed=seed)
     if not found.ships:
         _check_complete(found.name, source)
@@ -58,10 +61,10 @@ def open_source(
     return source
 
 
-def _prepared(path: str | Path, cache: Path | None) -> str | Path:
+def _prepared(path: str | Path, cache: Path | None, schema: Mapping[str, Any] | None) -> str | Path:
     """The folder to read: this one, or where this raw file is prepared, now or by an earlier run."""
     if is_address(path):
-        return _prepared_elsewhere(str(path), cache)
+        return _prepared_elsewhere(str(path), cache, schema)
     path = local_path(path)
     if not path.exists():
         raise DataError(
@@ -78,16 +81,16 @@ def _prepared(path: str | Path, cache: Path | None) -> str | Path:
             next_step="`freescale prepare INPUT OUT_DIR` makes one",
         )
     if not is_dataset(cache):
-        prepare(path, cache)
+        prepare(path, cache, schema=schema)
     return cache
 
 
-def _prepared_elsewhere(address: str, cache: Path | None) -> str | Path:
+def _prepared_elsewhere(address: str, cache: Path | None, schema: Mapping[str, Any] | None) -> str | Path:
     """The address of a data set, or where raw input from there is prepared."""
     if DATASET_FILE in sizes(address) or cache is None:
         return address
     if not is_dataset(cache):
-        prepare(address, cache)
+        prepare(address, cache, schema=schema)
     return cache
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import hashlib
 import os
 import re
@@ -23,11 +24,11 @@ from urllib.parse import unquote, urlsplit
 
 from freescale.data.item_content import CONTENT_FILE
 from freescale.data.item_texts import TEXTS_FILE
-from freescale.data.manifest import DATASET_FILE, ITEMS_FILE, LENGTHS_FILE, WORD_FILES
+from freescale.data.manifest import DATASET_FILE, ITEMS_FILE, LENGTHS_FILE, words_file
 from freescale.errors import DataError
 
 CACHE_VARIABLE = "FREESCALE_CACHE"
-INDEX_FILES = (LENGTHS_FILE, ITEMS_FILE, *WORD_FILES.values(), TEXTS_FILE, CONTENT_FILE)
+INDEX_FILES = (LENGTHS_FILE, ITEMS_FILE, TEXTS_FILE, CONTENT_FILE)
 _BLOCK = 8 << 20
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 # File systems have threads of their own, which a fork leaves behind: a forked loader process would wait for ever.
@@ -142,7 +143,7 @@ class FolderCache:
             if total <= self._limit:
                 return
             # Indexes of data sets stay: they are small, and mapped by whoever has one open.
-            if path != kept and path.suffix in (".parquet", ".pq") and path.name not in INDEX_FILES:
+            if path != kept and path.suffix in (".parquet", ".pq") and not _is_index(path.name):
                 path.unlink(missing_ok=True)
                 total -= stat.st_size
 
@@ -158,10 +159,16 @@ def open_elsewhere(address: str, *, limit_gb: float) -> FolderCache:
         ) from error
     cache = FolderCache(address, version=manifest.decode("utf-8", "replace"), limit_gb=limit_gb)
     found = sizes(address)
-    for name in (*INDEX_FILES, DATASET_FILE):
+    # The manifest last: with it, a copy of a data set is complete.
+    for name in [*filter(_is_index, found), DATASET_FILE]:
         if name in found:
             cache.fetch(name, num_bytes=found[name])
     return cache
+
+
+def _is_index(name: str) -> bool:
+    """Whether a file is small, and wanted as soon as a data set is opened."""
+    return name in INDEX_FILES or fnmatch.fnmatchcase(name, words_file("*"))
 
 
 def _is_there(path: Path, num_bytes: int | None) -> bool:

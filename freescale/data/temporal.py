@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from freescale.data.digest import digest_parts
+from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
+from freescale.data.feature_statistics import FeatureStatistics, Statistics
 from freescale.data.scan import row_blocks, spread_rows
+from freescale.data.schema.feature import Schema
 from freescale.data.source import Histories, IntArray, ItemCatalog, SequenceSource, Split
 from freescale.data.words.item_names import ItemNames, names_of_items
 from freescale.errors import DataError
@@ -74,7 +79,7 @@ class TemporalSource:
         keep = known & (_before(known, whole.offsets) < self._lengths[rows][row])
         offsets = np.concatenate([[0], np.cumsum(self._lengths[rows])]).astype(np.int64)
         columns = {name: values[keep] for name, values in whole.columns.items()}
-        return Histories(users=whole.users, offsets=offsets, columns=columns)
+        return replace(whole, offsets=offsets, columns=columns)
 
     def ends(self, split: Split) -> IntArray:
         """[rows] events of each history up to the target of a split, the target included; 0: it has none."""
@@ -91,6 +96,27 @@ class TemporalSource:
     def item_names(self, ids: IntArray, /) -> ItemNames:
         """Those of the whole data set."""
         return names_of_items(self.inner, ids)
+
+    @property
+    def schema(self) -> Schema:
+        """That of the whole data set."""
+        return schema_of(self.inner)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Of events before `valid_from`, items of the catalogue, and users who have such events."""
+        return self._measure()
+
+    def item_features(self) -> ItemFeatures:
+        """Of the items of the catalogue."""
+        if not isinstance(self.inner, FeatureSource):
+            return ItemFeatures({}, {})
+        return self.inner.item_features().of(self._known_rows)
+
+    @cached_property
+    def _known_rows(self) -> IntArray:
+        """Where the items of the catalogue stand among all items."""
+        return np.flatnonzero(self._known)
 
     def digests(self) -> Mapping[str, str]:
         """Those of the whole data set."""
@@ -132,6 +158,23 @@ class TemporalSource:
                 self._ends[split][rows] = np.where(asked & known[first], inputs + 1, 0)
                 self._missed[split][rows] = asked & ~known[first]
             self._lengths[rows] = np.maximum(running[middle] - running[starts], self._ends["test"][rows])
+
+    def _measure(self) -> Statistics:
+        """Means and deviations of what is trained on; the longest lists are those of the whole data set."""
+        if not isinstance(self.inner, FeatureSource):
+            return {}
+        scaled = [each for each in self.inner.schema if each.kind == "number"]
+        found = FeatureStatistics(scaled)
+        if any(each.of != "item" for each in scaled):
+            for rows in row_blocks(self.inner):
+                histories = self.inner.read(rows)
+                early = _times(histories) < self.valid_from
+                found.add(histories.columns, early)
+                found.add(histories.user_columns, _count(early, histories.offsets) > 0)
+        names = [each.name for each in scaled if each.of == "item"]
+        number = np.arange(len(self.items.ids))
+        found.add(self.item_features().take(number, names), np.ones(len(number), dtype=bool))
+        return {**self.inner.statistics, **found.result()}
 
     def _numbers(self, histories: Histories) -> IntArray:
         """The number of every event's item among all items."""

@@ -13,6 +13,7 @@ from freescale.recipe import (
     data,
     embedding,
     eval,
+    features,
     ffn,
     head,
     items,
@@ -21,12 +22,14 @@ from freescale.recipe import (
     pipeline,
     run,
     segments,
+    tables,
 )
 from freescale.recipe.balance import BalanceSection
 from freescale.recipe.comm import CommSection
 from freescale.recipe.data import DataSection, SyntheticSection
 from freescale.recipe.embedding import EmbeddingSection
 from freescale.recipe.eval import EvalSection
+from freescale.recipe.features import FeaturesSection
 from freescale.recipe.ffn import FfnSection, MoeSection
 from freescale.recipe.head import HeadSection
 from freescale.recipe.items import ItemsSection
@@ -36,9 +39,13 @@ from freescale.recipe.optim import OptimSection
 from freescale.recipe.pipeline import PipelineSection
 from freescale.recipe.run import RunSection
 from freescale.recipe.segments import SegmentsSection
+from freescale.recipe.tables import TablesSection
 from freescale.recipe.trace import TraceSection
 
-SUBJECTS = (run, data, model, ffn, segments, items, head, embedding, optim, eval, balance, pipeline, comm)
+SUBJECTS = (
+    *(run, data, features, model, ffn, segments, items, head, embedding, tables),
+    *(optim, eval, balance, pipeline, comm),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,7 @@ class Config:
     run: RunSection = field(default_factory=RunSection)
     data: DataSection = field(default_factory=DataSection)
     synthetic: SyntheticSection = field(default_factory=SyntheticSection)
+    features: FeaturesSection = field(default_factory=FeaturesSection)
     model: ModelSection = field(default_factory=ModelSection)
     ffn: FfnSection = field(default_factory=FfnSection)
     moe: MoeSection = field(default_factory=MoeSection)
@@ -55,6 +63,7 @@ class Config:
     items: ItemsSection = field(default_factory=ItemsSection)
     head: HeadSection = field(default_factory=HeadSection)
     embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
+    tables: TablesSection = field(default_factory=TablesSection)
     optim: OptimSection = field(default_factory=OptimSection)
     eval: EvalSection = field(default_factory=EvalSection)
     balance: BalanceSection = field(default_factory=BalanceSection)

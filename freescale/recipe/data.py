@@ -30,7 +30,7 @@ class DataSection:
         free=True,
         family="source",
         besides=("auto",),
-        elsewhere=("users", "items", "mean_length", "sigma", "zipf", "preference"),
+        elsewhere=("users", "items", "mean_length", "sigma", "zipf", "preference", "features"),
     )
     global_batch: int = key(128, "samples a step, over all ranks", at_least=1)
     global_tokens: int | None = key(None, "tokens a step over all ranks, instead of global_batch", at_least=1)
@@ -67,6 +67,7 @@ class SyntheticSection:
     preference: float = key(
         0.8, "share of events that follow the user's planted taste", at_least=0, at_most=1
     )
+    features: bool = key(False, "with features of events, items and users, in which the taste shows")
 
 
 def problems(config: Config) -> list[str]:
@@ -100,6 +101,7 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
         options=filled_options(kind, config.data, **synthetic),
         seed=config.run.seed,
         cache=cache,
+        schema=config.features.extra or None,
     )
     if config.data.split == "leave_one_out":
         return source
@@ -109,6 +111,7 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
 def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:
     """One split of the data; only training draws negatives, where the head needs them."""
     from freescale.data import Examples
+    from freescale.recipe.features import build_features
 
     draws = split == "train" and negatives
     return Examples(
@@ -118,4 +121,5 @@ def build_examples(config: Config, source: SequenceSource, split: Split, *, nega
         use_time=config.data.use_time,
         num_negatives=config.head.num_negatives if draws else 0,
         seed=config.run.seed,
+        features=build_features(config, source),
     )

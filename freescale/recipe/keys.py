@@ -38,6 +38,27 @@ def extra_keys() -> Any:
     return field(default_factory=dict, metadata={"extra": True})
 
 
+def nested_entries(section: str, given: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Entries of a section whose keys are names: NAME with its words, then single words as NAME.WORD.
+
+    Args:
+        section: for messages.
+        given: of a recipe and a command line, as they come.
+        problems: where those found are added.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    for path, value in sorted(given.items(), key=lambda pair: "." in pair[0]):
+        name, dot, word = path.partition(".")
+        value = getattr(value, "value", value)  # typed on the command line
+        if dot:
+            entries.setdefault(name, {})[word] = value
+        elif isinstance(value, Mapping):
+            entries[name] = dict(value)
+        elif value is not None:
+            problems.append(f"{section}.{name}: must be a mapping of words, got {value!r}")
+    return entries
+
+
 def own_fields(section: Any) -> dict[str, dataclasses.Field[Any]]:
     """The keys of a section or its class, without options of kinds."""
     return {item.name: item for item in dataclasses.fields(section) if "extra" not in item.metadata}

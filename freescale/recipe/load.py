@@ -46,8 +46,14 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
 
 def describe_keys() -> Iterator[tuple[str, str, str, str]]:
     """(dotted key, type, default, help) of every recipe key, in recipe order."""
-    for section, item, hint in _all_keys():
-        yield f"{section}.{item.name}", type_name(hint, item), _default(item), item.metadata["help"]
+    for section in dataclasses.fields(Config):
+        make: Any = section.default_factory
+        if hasattr(make, "describe"):
+            yield from make.describe()
+        hints = typing.get_type_hints(make)
+        for item in own_fields(make).values():
+            named = f"{section.name}.{item.name}", type_name(hints[item.name], item)
+            yield *named, _default(item), item.metadata["help"]
 
 
 def describe_options() -> Iterator[tuple[str, str, str, str]]:
@@ -160,6 +166,8 @@ def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Iterator[
 def _fill(name: str, make: Any, flat: Mapping[str, Any], problems: list[str]) -> Any:
     """One section with the values given for it; what is wrong with them is noted."""
     given = {path.partition(".")[2]: value for path, value in flat.items() if path.partition(".")[0] == name}
+    if hasattr(make, "from_entries"):  # its keys are names that a recipe makes up
+        return make.from_entries(given, problems)
     own, hints = own_fields(make), typing.get_type_hints(make)
     values = _checked(name, {key: x for key, x in given.items() if key in own}, own, hints, problems)
     others = {key: x for key, x in given.items() if key not in own}

@@ -5,39 +5,49 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-_ABANDONED_S = 3600.0
-"""Of another machine nobody here can ask whether its process still writes."""
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[str]]:
     """A text file to write aside; it takes its place at the end, and leaves nothing where that is not reached.
 
-    What a killed process has left of the same file is removed first.
+    What a killed process has left of the same file is removed first. A writer holds a lock, which ends with it.
     """
-    host = platform.node().replace("/", "-")
+    aside = path.with_name(f".{path.name}.{platform.node().replace('/', '-')}.{os.getpid()}")
     for left in path.parent.glob(f".{path.name}.*"):
-        if _is_abandoned(left, host):
-            left.unlink(missing_ok=True)
-    aside = path.with_name(f".{path.name}.{host}.{os.getpid()}")
+        _remove_abandoned(left)
+    file = _locked(aside)
     try:
-        with aside.open("w", encoding="utf-8", errors="replace") as file:
+        with file:
             yield file
-        aside.replace(path)
+            file.flush()
+            aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
 
 
-def _is_abandoned(aside: Path, host: str) -> bool:
-    whose, _, process = aside.name.rpartition(".")
-    if whose.endswith(f".{host}") and process.isdigit() and os.path.isdir("/proc/self"):
-        return not os.path.isdir(f"/proc/{process}")
-    with contextlib.suppress(OSError):
-        return time.time() - aside.stat().st_mtime > _ABANDONED_S
-    return False
+def _locked(aside: Path) -> IO[str]:
+    """The new file, locked; one that another writer took for abandoned, before it was, is made again."""
+    while True:
+        file = aside.open("w", encoding="utf-8", errors="replace")
+        with contextlib.suppress(OSError, AttributeError):  # a file system or a system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if aside.exists():
+            return file
+        file.close()
+
+
+def _remove_abandoned(aside: Path) -> None:
+    """Unless somebody holds its lock."""
+    with contextlib.suppress(OSError, AttributeError), aside.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        aside.unlink(missing_ok=True)

@@ -322,7 +322,7 @@ def test_a_folder_given_as_a_recipe_leads_to_its_key_or_its_recipe(tmp_path):
 
 
 def test_every_key_is_described_with_type_and_default():
-    rows = list(describe_keys())
+    rows = [row for row in describe_keys() if ".NAME." not in row[0]]  # those are words, see test_features
     defaults = {
         f"{section}.{item.name}" for section, make in SECTIONS.items() for item in own_fields(make).values()
     }
@@ -337,7 +337,7 @@ def test_every_key_is_described_with_type_and_default():
 
 def test_every_default_is_inside_its_own_range():
     for path, _, default, _ in describe_keys():
-        if not path.startswith("head.label"):
+        if not path.startswith("head.label") and ".NAME." not in path:
             load_config(None, [f"{path}={default}"])
 
 

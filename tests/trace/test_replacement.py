@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -31,14 +30,28 @@ def test_half_a_file_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) 
     assert (tmp_path / "trace.json").read_text() == "whole"
 
 
-def test_what_living_processes_and_other_machines_write_stays(tmp_path: Path) -> None:
-    (tmp_path / f".x.{platform.node()}.{os.getppid()}").touch()
-    (tmp_path / ".x.elsewhere.1").touch()
-    (tmp_path / ".x.long-gone.1").touch()
-    os.utime(tmp_path / ".x.long-gone.1", (0, 0))
+def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
+    other = tmp_path / ".x.elsewhere.1"
+    with other.open("w") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        with whole_file(tmp_path / "x") as file:
+            file.write("whole")
+        assert names(tmp_path) == [other.name, "x"]
     with whole_file(tmp_path / "x") as file:
-        file.write("whole")
-    assert names(tmp_path) == sorted([f".x.{platform.node()}.{os.getppid()}", ".x.elsewhere.1", "x"])
+        file.write("again")
+    assert names(tmp_path) == ["x"]
+
+
+def test_two_writers_at_once_both_come_to_their_end(tmp_path: Path) -> None:
+    writer = (
+        "import sys; from pathlib import Path; from freescale.trace import whole_file\n"
+        "for n in range(300):\n"
+        f"    with whole_file(Path({str(tmp_path)!r}) / 'x') as file:\n"
+        "        file.write('whole')"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", writer]) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert names(tmp_path) == ["x"]
 
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path: Path) -> None:

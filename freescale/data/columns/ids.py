@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freescale.data.columns.arrow import NOT_UTF8, NOTHING, is_text
-from freescale.data.event_columns import Events
+from freescale.data.event_columns import WORDS, Events
 from freescale.data.excerpt import excerpt
 from freescale.data.source import IntArray
 from freescale.data.words.word_hash import hash_words
@@ -27,8 +27,6 @@ IdKind = Literal["int64", "uint64", "text"]
 IdKinds = Mapping[str, IdKind]
 ID_ROLES = ("user", "item")
 ID_KINDS: tuple[IdKind, ...] = ("int64", "uint64", "text")
-WORDS = " words"
-"""Behind the name of a role: the Arrow column of words that the hashes of this chunk stand for."""
 
 # `007` is no number: written back it would be 7, and `7` may be somebody else.
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0+)?$"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from freescale.data.columns.time_like import looks_like_time
 from freescale.data.excerpt import excerpt
+from freescale.data.schema.feature import Feature
 from freescale.errors import DataError, nearest
 
 IGNORED = "_"
@@ -65,15 +66,25 @@ ROLES = {
 
 
 def choose_columns(
-    path: Path, header: list[str], columns: ColumnNames, sample: Sample | None = None
+    path: Path,
+    header: list[str],
+    columns: ColumnNames,
+    sample: Sample | None = None,
+    *,
+    roles: Collection[str] = tuple(ROLES),
+    required: Collection[str] = (),
+    features: Collection[Feature] = (),
 ) -> dict[str, int]:
-    """Where in the header each part is; times and actions are optional unless named.
+    """Where in the header each part is; times and actions are optional unless named, features are not.
 
     Args:
         path: the file, for messages.
         header: names of all columns; `_` is one that nobody needs.
         columns: what the user named.
         sample: the first values of a column, which may show that it is one of times.
+        roles: parts to look for; of one alone, a file of items or users, what is named is only a guess.
+        required: parts that are not optional here.
+        features: of a schema, to look for by their names.
 
     Raises:
         DataError: columns are missing (all of them are told), or one that looks like time would go unused.
@@ -82,20 +93,36 @@ def choose_columns(
     chosen: dict[str, int] = {}
     missing: dict[str, str | None] = {}
     for name, role in ROLES.items():
+        if name not in roles:
+            continue
         wanted: str | None = getattr(columns, name)
-        usual = [plain.index(guess) for guess in role.usual_names if guess in plain]
+        guesses = role.usual_names
+        if len(roles) == 1:
+            wanted, guesses = (wanted if wanted in header else None), (*guesses, "id")
+        usual = [plain.index(guess) for guess in guesses if guess in plain]
         if wanted and wanted in header:
             chosen[name] = header.index(wanted)
         elif wanted is None and usual:
             chosen[name] = usual[0]
-        elif wanted or not role.optional:
+        elif wanted or not role.optional or name in required:
             missing[name] = wanted
+    places = {feature.name: _place_of(feature, header, plain) for feature in features}
+    missing |= {feature.name: feature.input_name for feature in features if places[feature.name] is None}
     if missing:
         raise _no_columns(path, missing, header)
     _check_unique(path, header, chosen)
-    if "time" not in chosen and columns.time is None:
-        _check_no_time_unused(path, header, set(chosen.values()), sample or (lambda column: []))
-    return chosen
+    found = chosen | {name: place for name, place in places.items() if place is not None}
+    if "time" in roles and "time" not in chosen and columns.time is None:
+        _check_no_time_unused(path, header, set(found.values()), sample or (lambda column: []))
+    return found
+
+
+def _place_of(feature: Feature, header: list[str], plain: list[str]) -> int | None:
+    """Where the column of a feature is: under its very name, else under one that differs in case or marks."""
+    if feature.input_name in header:
+        return header.index(feature.input_name)
+    alike = re.sub(r"[^a-z0-9]", "", feature.input_name.lower())
+    return plain.index(alike) if alike in plain else None
 
 
 def _check_unique(path: Path, header: list[str], chosen: dict[str, int]) -> None:
@@ -130,6 +157,11 @@ def _check_no_time_unused(path: Path, header: list[str], used: set[int], sample:
 def _no_columns(path: Path, missing: dict[str, str | None], header: list[str]) -> DataError:
     got, options = [], []
     for name, wanted in missing.items():
+        if name not in ROLES:
+            guess = nearest(wanted or name, header)
+            got.append(f"{name}: {wanted!r}")
+            options.append(f"features.{name}.column" + (f" (did you mean {guess!r}?)" if guess else ""))
+            continue
         usual = f"none of the usual names ({', '.join(ROLES[name].usual_names)})"
         got.append(f"{name}: {wanted!r}" if wanted else f"{name}: {usual}")
         guess = nearest(wanted or name, header)

@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 from freescale.data.columns.actions import ActionReader
 from freescale.data.columns.arrow import NOT_UTF8, NOTHING, is_text
 from freescale.data.columns.bad_lines import STOP, BadLines
+from freescale.data.columns.feature_values import FeatureValues
 from freescale.data.columns.ids import IdKinds, OtherIdsError, read_ids
 from freescale.data.columns.roles import IGNORED, ROLES
 from freescale.data.columns.times import AUTO, TimeReader
 from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
+from freescale.data.schema.feature import Feature
 from freescale.data.source import IntArray
 from freescale.errors import DataError
 
@@ -39,6 +41,8 @@ class ValueReader:
         bad_lines: "stop" or "skip".
         id_kinds: of users and items; see `columns/ids.py`.
         asked: those of them that the user has named: an id of another kind is a bad one.
+        features: of a schema, that have a column in this input.
+        marks: what stands between several values in one text.
     """
 
     def __init__(
@@ -49,8 +53,17 @@ class ValueReader:
         bad_lines: str = STOP,
         id_kinds: IdKinds = _NO_KINDS,
         asked: IdKinds = _NO_KINDS,
+        features: Sequence[Feature] = (),
+        marks: str = "|;,",
     ) -> None:
-        self._options: dict[str, Any] = {"time_unit": time_unit, "actions": actions, "bad_lines": bad_lines}
+        self._options: dict[str, Any] = {
+            "time_unit": time_unit,
+            "actions": actions,
+            "bad_lines": bad_lines,
+            "features": features,
+            "marks": marks,
+        }
+        self.features = FeatureValues(features, marks=marks, time_unit=time_unit)
         self.id_kinds = id_kinds
         self._asked = asked
         self.times = TimeReader(time_unit)
@@ -60,9 +73,12 @@ class ValueReader:
         self._taken: dict[str, str] | None = None
         self._ignored: list[str] = []
 
-    def again(self, *, id_kinds: IdKinds, asked: IdKinds = _NO_KINDS) -> ValueReader:
+    def again(
+        self, *, id_kinds: IdKinds = _NO_KINDS, asked: IdKinds = _NO_KINDS, marks: str | None = None
+    ) -> ValueReader:
         """A new one with the same options, to read the input from its beginning."""
-        return ValueReader(**self._options, id_kinds=id_kinds, asked=asked)
+        options = self._options if marks is None else {**self._options, "marks": marks}
+        return ValueReader(**options, id_kinds=id_kinds, asked=asked)
 
     def take(self, chosen: Mapping[str, str], names: Sequence[str]) -> None:
         """Remember which column plays which part, of the first file, and which of the names play none."""
@@ -97,20 +113,20 @@ class ValueReader:
         """What was taken for user, item, time and action, what was ignored and skipped: a line each."""
         said = []
         for role in ROLES:
-            if self._taken is None or role not in self._taken:
+            if self._taken is None or role not in self._taken or role in self.features:
                 continue
             how = {"time": self.times.describe, "action": self.actions.describe}.get(role)
             said.append(f"{role}: {self._taken[role]}" + (f" ({how()})" if how else ""))
-        if self._taken is not None and "time" not in self._taken:
+        if self._taken is not None and {"user", "item"} <= set(self._taken) and "time" not in self._taken:
             said.append("time: none, events keep the order of the input")
         if self._ignored:
             said.append("ignored: " + ", ".join(self._ignored))
-        return said + self.bad_lines.describe()
+        return said + self.features.describe() + self.bad_lines.describe()
 
     def _learn(self, columns: Mapping[str, Any]) -> None:
         if "time" in columns:
             self.times.learn(columns["time"])
-        if "action" in columns:
+        if "action" in columns and "action" not in self.features:
             self.actions.learn(columns["action"])
 
     def _numbers(self, columns: Mapping[str, Any], locate: Locate | None) -> Events:
@@ -123,14 +139,17 @@ class ValueReader:
         return events
 
     def _saw(self, events: Events) -> None:
-        self.num_events += len(events["user"])
+        self.num_events += len(next(iter(events.values())))
+        self.features.saw(events)
         if "time" in events:
             self.times.saw(events["time"])
-        if "action" in events:
+        if "action" in events and "action" not in self.features:
             self.actions.saw(events["action"])
 
     def _read(self, role: str, column: Any) -> Events:
         """The column as numbers of its role, or a ValueError."""
+        if role in self.features:
+            return self.features.read(role, column, self.id_kinds.get(role, "int64"))
         if column.null_count:
             raise ValueError("missing value")
         if role == "time":
@@ -180,7 +199,9 @@ class ValueReader:
         return np.array(bad if self.bad_lines.skips else bad[:1], dtype=np.int64)
 
     def _may_be(self, role: str, column: Any) -> npt.NDArray[np.bool_]:
-        """Which values are there and could be of this role."""
+        """Which values are there and could be of this role; a feature need not be there."""
+        if role in self.features:
+            return np.ones(len(column), dtype=bool)
         maybe = column.is_valid()
         if is_text(column.type):
             maybe = pc.and_(maybe, pc.invert(pc.is_in(column, pa.array(NOTHING, type=column.type))))
@@ -193,9 +214,12 @@ class ValueReader:
         value, (where, text) = column[number], locate(number)
         nothing = not value.is_valid or str(value) in NOTHING
         got = repr(excerpt(str(value))) if value.is_valid else "nothing"
-        what, next_step = "is missing" if nothing else "cannot be used", ROLES[role].remedy
-        allowed = ROLES[role].allowed
-        if role in ("time", "action"):
+        what = "is missing" if nothing else "cannot be used"
+        if role in self.features:
+            allowed, next_step = self.features.allowed(role), self.features.remedy(role)
+        else:
+            allowed, next_step = ROLES[role].allowed, ROLES[role].remedy
+        if role in ("time", "action") and role not in self.features:
             reader = self.times if role == "time" else self.actions
             allowed, next_step = reader.allowed, reader.remedy
         if value.is_valid and NOT_UTF8 in str(value):

@@ -78,7 +78,8 @@ def named_layout(
     chosen = reading.choose(path, names, lambda place: [row[place] for row in rows or [] if len(row) > place])
     fields = [f"field {number}" for number in range(len(names))]
     for role, place in chosen.places.items():
-        fields[place] = role
+        if fields[place].startswith("field "):
+            fields[place] = role
     return Layout(tuple(fields), chosen, separator, quoted, plain)
 
 
@@ -111,6 +112,8 @@ class Layout:
     ) -> dict[str, Any]:
         """The columns that play a part, as these types; with `on_bad_row` slowly, line by line."""
         careful = on_bad_row is not None
+        # A column may be read as several features.
+        names = {role: self.fields[place] for role, place in self.chosen.places.items()}
         table = pyarrow.csv.read_csv(
             pa.BufferReader(data),
             read_options=pyarrow.csv.ReadOptions(
@@ -125,13 +128,13 @@ class Layout:
                 invalid_row_handler=on_bad_row,
             ),
             convert_options=pyarrow.csv.ConvertOptions(
-                include_columns=self.roles,
-                column_types=types,
+                include_columns=list(dict.fromkeys(names.values())),
+                column_types={name: kind for name, kind in types.items() if name in self.fields},
                 null_values=[],
                 check_utf8=True,
             ),
         )
-        raw = {role: table[role].combine_chunks() for role in self.roles}
+        raw = {role: table[name].combine_chunks() for role, name in names.items()}
         return self.chosen.with_constants(raw, table.num_rows)
 
 
@@ -141,7 +144,10 @@ class _LineReader:
     def __init__(self, layout: Layout, reading: Reading) -> None:
         self.layout = layout
         self._values = reading.values
-        self._types: dict[str, Any] | None = {role: _FAST_TYPES[role] for role in layout.roles}
+        self._types: dict[str, Any] | None = {
+            role: pa.string() if role in reading.values.features else _FAST_TYPES[role]
+            for role in layout.roles
+        }
 
     def read(self, chunk: TextChunk, data: bytes) -> Events:
         """The events of a chunk, or the error of its first bad line."""
@@ -211,7 +217,7 @@ class _LineReader:
 
     def _learn(self, raw: dict[str, Any], *, explained: bool) -> None:
         """Columns that are no numbers are text from now on; if that explains nothing, all are."""
-        if self._types is None or not len(raw["user"]):
+        if self._types is None or not len(next(iter(raw.values()))):
             return
         found = {role: _type_of(raw[role], kind) for role, kind in self._types.items()}
         self._types = None if found == self._types and not explained else found

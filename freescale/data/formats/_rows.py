@@ -24,7 +24,10 @@ def events_of_rows(values: ValueReader, raw: dict[str, Any], place: Callable[[in
         place: where a row is, for messages; None makes a bad value a plain ValueError.
     """
     where = place or "row {}".format
-    listed = [role for role, column in raw.items() if is_list(column.type)]
+    single_events = "item" not in raw or not is_list(raw["item"].type)
+    # Of one event a row, a feature may be a list itself.
+    free = values.features if single_events else ()
+    listed = [role for role, column in raw.items() if is_list(column.type) and role not in free]
     if not listed:
         return values.events(raw, place and (lambda row: (place(row), "that row")))
     if sorted(listed) != sorted(set(raw) - {"user"}):

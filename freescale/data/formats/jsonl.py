@@ -141,7 +141,7 @@ def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
 def _schema(samples: list[dict[str, Any]], names: dict[str, str]) -> Any:
     """What Arrow is to expect of each column, from the first lines; None where it would not do."""
     fields = []
-    for name in names.values():
+    for name in dict.fromkeys(names.values()):
         kinds = {_kind(row.get(name)) for row in samples} - {None}
         if len(kinds) != 1 or "." in name:
             return None

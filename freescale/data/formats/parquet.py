@@ -46,7 +46,9 @@ class ParquetFormat:
                 num_rows = max(1, file.metadata.num_rows)
                 num_values = _num_values(file.metadata, columns.get("item", names[0]))
                 batch_rows = max(1, reading.chunk_events * num_rows // num_values)
-                for batch in file.iter_batches(batch_rows, columns=[*columns.values()], use_threads=False):
+                for batch in file.iter_batches(
+                    batch_rows, columns=[*dict.fromkeys(columns.values())], use_threads=False
+                ):
                     raw = {role: batch.column(name) for role, name in columns.items()}
                     raw = chosen.with_constants(raw, batch.num_rows)
                     yield events_of_rows(reading.values, raw, place), size * done // num_rows

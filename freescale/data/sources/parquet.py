@@ -14,17 +14,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freescale.data.columns.lists import Lists, from_arrow, plain_arrays
 from freescale.data.digest import FileStamp, digest_arrays
+from freescale.data.feature_source import ItemFeatures, empty_column, padded_column
+from freescale.data.feature_statistics import Statistics
 from freescale.data.manifest import (
     DATASET_FILE,
-    FEATURE_DTYPES,
     ITEMS_FILE,
     LENGTHS_FILE,
-    WORD_FILES,
     damaged,
     id_kinds_of,
     load_manifest,
+    words_file,
 )
+from freescale.data.schema.feature import Feature, Schema, legacy_schema
+from freescale.data.schema.reading import read_schema
 from freescale.data.shards import shards_of
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.data.storage import is_address, local_path, open_elsewhere
@@ -48,11 +52,13 @@ class _RowGroup:
     users: IntArray
     offsets: IntArray
     columns: dict[str, npt.NDArray[np.generic]]
+    user_columns: dict[str, npt.NDArray[np.generic]]
 
     @property
     def num_bytes(self) -> int:
         """Memory it takes in the cache."""
-        return self.users.nbytes + self.offsets.nbytes + sum(c.nbytes for c in self.columns.values())
+        columns = (*self.columns.values(), *self.user_columns.values())
+        return self.users.nbytes + self.offsets.nbytes + sum(column.nbytes for column in columns)
 
 
 class ParquetSource:
@@ -75,9 +81,15 @@ class ParquetSource:
         self.name: str = manifest["name"]
         self.features: tuple[str, ...] = tuple(manifest["features"])
         self.id_kinds: dict[str, Any] = id_kinds_of(manifest)
-        self._columns = {
-            role: manifest.get("columns", {}).get(role, role) for role in ("user", *self.features)
-        }
+        self.schema = _schema_of(self.path, manifest, self.features)
+        self.statistics: Statistics = manifest.get("statistics", {})
+        self._event_features = [each for each in self.schema if each.of == "event" and not each.cross]
+        self._user_features = self.schema.stored("user")
+        own = [each.name for each in (*self._event_features, *self._user_features)]
+        self._columns = {role: manifest.get("columns", {}).get(role, role) for role in ("user", *own)}
+        self._item_digest: str | None = manifest.get("item_features")
+        self.table_ids: dict[str, Any] = dict(manifest.get("table_ids", {}))
+        self._words: dict[str, str] = dict(manifest.get("words", {}))
         self._min_events = int(manifest.get("min_events", 0)) if "root" in manifest else 0
         self._shards = shards_of(manifest, self.path, store, limit_gb=disk_cache_gb)
         # A copy of a file that lives elsewhere is ours: nobody exchanges it.
@@ -99,13 +111,14 @@ class ParquetSource:
         self._pid = os.getpid()
         self._lengths = None
         self._items: ItemCatalog | None = None
+        self._item_features: ItemFeatures | None = None
         self._files: OrderedDict[int, Any] = OrderedDict()
         self._cache: OrderedDict[int, _RowGroup] = OrderedDict()
         self._cached_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickling the memory map would copy every length into the message; the receiver maps the file itself.
-        held = {"_lengths", "_items", "_files", "_cache", "_cached_bytes", "_pid"}
+        held = {"_lengths", "_items", "_item_features", "_files", "_cache", "_cached_bytes", "_pid"}
         return {key: value for key, value in self.__dict__.items() if key not in held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -133,8 +146,9 @@ class ParquetSource:
         if self._items is None:
             path = self.path / ITEMS_FILE
             try:
-                table = pq.read_table(path, use_threads=False, partitioning=None)
-                columns = [table[name].to_numpy() for name in ("item", "count", "train_count")]
+                names = ["item", "count", "train_count"]
+                table = pq.read_table(path, columns=names, use_threads=False, partitioning=None)
+                columns = [table[name].to_numpy() for name in names]
             except (OSError, KeyError, pa.ArrowException) as error:
                 raise damaged(path, str(error)) from error
             if self._catalogue not in (None, digest_arrays(*columns)):
@@ -142,15 +156,40 @@ class ParquetSource:
             self._items = ItemCatalog(*columns)
         return self._items
 
+    def item_features(self) -> ItemFeatures:
+        """What is known of the items, read on first use."""
+        if self._item_features is None:
+            path, features = self.path / ITEMS_FILE, self.schema.stored("item")
+            names = [each.name for each in features]
+            try:
+                table = pq.read_table(path, columns=names, use_threads=False, partitioning=None)
+                columns = {name: from_arrow(table[name]) for name in names}
+            except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
+                raise damaged(path, str(error)) from error
+            arrays = [array for column in columns.values() for array in plain_arrays(column)]
+            if self._item_digest not in (None, digest_arrays(*arrays)):
+                raise damaged(path, f"it does not hold the features of items that {DATASET_FILE} tells of")
+            longest = {
+                name: self._longest(name) for name, column in columns.items() if isinstance(column, Lists)
+            }
+            self._item_features = ItemFeatures(columns, longest)
+        return self._item_features
+
+    def feature_words(self, table: str, ids: IntArray) -> list[str]:
+        """What stands in the input for ids of a table whose ids are text."""
+        return read_words(self.path / words_file(table), ids).to_pylist()
+
     def item_names(self, ids: IntArray, /) -> ItemNames:
         """The user's own ids of these items."""
         kind = self.id_kinds["item"]
-        words = read_words(self.path / WORD_FILES["item"], ids) if kind == "text" else None
+        words = read_words(self.path / words_file("item"), ids) if kind == "text" else None
         return ItemNames(ids, kind, words)
 
     def digests(self) -> dict[str, str]:
-        """What stands for the histories of every shard."""
-        return {shard.name: self._contents_of(n) for n, shard in enumerate(self._shards)}
+        """What stands for the histories of every shard, and where there are any for features and words."""
+        parts = {shard.name: self._contents_of(n) for n, shard in enumerate(self._shards)}
+        more = {f"the features in {ITEMS_FILE}": self._item_digest} if self._item_digest else {}
+        return parts | {name: f"written:{digest}" for name, digest in (more | self._words).items()}
 
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for; a row may be asked for twice."""
@@ -158,9 +197,8 @@ class ParquetSource:
         lengths = np.asarray(self.lengths[wanted])
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
         users = np.empty(len(wanted), dtype=np.int64)
-        columns: dict[str, npt.NDArray[np.generic]] = {
-            name: np.empty(offsets[-1], dtype=FEATURE_DTYPES[name]) for name in self.features
-        }
+        columns = self._room(self._event_features, int(offsets[-1]))
+        user_columns = self._room(self._user_features, len(wanted))
         group_of = np.searchsorted(self._group_starts, wanted, side="right") - 1
         by_group = np.argsort(group_of, kind="stable")
         cuts = np.flatnonzero(np.diff(group_of[by_group])) + 1
@@ -173,7 +211,15 @@ class ParquetSource:
             target = _ranges(offsets[places], lengths[places])
             for name, column in columns.items():
                 column[target] = group.columns[name][source]
-        return Histories(users=users, offsets=offsets, columns=columns)
+            for name, column in user_columns.items():
+                column[places] = group.user_columns[name][local]
+        return Histories(users=users, offsets=offsets, columns=columns, user_columns=user_columns)
+
+    def _room(self, features: Sequence[Feature], size: int) -> dict[str, npt.NDArray[np.generic]]:
+        return {each.name: empty_column(each, size, self.statistics) for each in features}
+
+    def _longest(self, name: str) -> int:
+        return int(self.statistics.get(name, {}).get("longest", 1))
 
     def _checked_rows(self, rows: Sequence[int] | IntArray) -> IntArray:
         wanted = np.asarray(rows)
@@ -215,14 +261,14 @@ class ParquetSource:
             table = self._file(shard_number).read_row_group(
                 local, columns=list(names.values()), use_threads=False
             )
-            lists = {name: table[names[name]].combine_chunks() for name in self.features}
+            lists = {each.name: table[names[each.name]].combine_chunks() for each in self._event_features}
             group = _RowGroup(
                 users=table[names["user"]].to_numpy(),
                 offsets=lists["item"].offsets.to_numpy().astype(np.int64),
                 columns={
-                    name: column.values.to_numpy().astype(FEATURE_DTYPES[name], copy=False)
-                    for name, column in lists.items()
+                    each.name: self._array(each, lists[each.name].values) for each in self._event_features
                 },
+                user_columns={each.name: self._array(each, table[each.name]) for each in self._user_features},
             )
         except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
             raise damaged(path, f"row group {local} cannot be read: {error}") from error
@@ -236,6 +282,11 @@ class ParquetSource:
         if not np.array_equal(counted, expected) or sizes != {int(found.sum())}:
             raise damaged(path, f"row group {local} does not have the lengths that {LENGTHS_FILE} gives")
         return group
+
+    def _array(self, feature: Feature, values: Any) -> npt.NDArray[np.generic]:
+        """A column of a row group, lists of features padded to the longest of the data set."""
+        column = padded_column(from_arrow(values), self._longest(feature.name))
+        return column.astype(np.float32 if feature.kind in ("number", "vector") else np.int64, copy=False)
 
     def _check_unchanged(self, shard_number: int) -> None:
         """A shard exchanged in the middle of a run ends it; one written again with the same histories does not.
@@ -292,6 +343,17 @@ class ParquetOptions:
 def make_parquet(path: str, options: ParquetOptions, *, seed: int) -> ParquetSource:
     """The data set of a prepared folder, the same for every seed."""
     return ParquetSource(path, cache_mb=options.cache_mb, disk_cache_gb=options.disk_cache_gb)
+
+
+def _schema_of(folder: Path, manifest: dict[str, Any], features: tuple[str, ...]) -> Schema:
+    """What the manifest says of features; before there were schemas: items, times, and numbers of actions."""
+    if "schema" not in manifest:
+        return legacy_schema(features)
+    problems: list[str] = []
+    schema = read_schema(manifest["schema"], problems)
+    if problems:
+        raise damaged(folder / DATASET_FILE, f"'schema': {problems[0]}")
+    return schema
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:

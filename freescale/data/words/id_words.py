@@ -1,18 +1,19 @@
-"""The words of users and items: collected while raw input is read, written beside the data set, read back."""
+"""The words of users, items and features: collected while raw input is read, written beside the data set, read back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale.data.columns.ids import WORDS, IdKinds
-from freescale.data.event_columns import Events
-from freescale.data.manifest import WORD_FILES, damaged
+from freescale.data.columns.ids import IdKinds
+from freescale.data.event_columns import WORDS, Events
+from freescale.data.manifest import damaged, words_file
 from freescale.data.source import IntArray
 from freescale.data.words.word_sorter import WordSorter
 
@@ -24,27 +25,52 @@ class IdWords:
         folder: where they are spilled; made when something is, its parent must be there then.
         memory: bytes that the words of one column may take.
         kinds: of the columns of ids.
+        tables: where the rows of such a column live; columns that share a table share their words. Else its own name.
     """
 
-    def __init__(self, folder: Path, memory: int, kinds: IdKinds) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        memory: int,
+        kinds: IdKinds,
+        tables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._tables = {role: tables.get(role, role) for role, kind in kinds.items() if kind == "text"}
         self._sorters = {
-            role: WordSorter(folder / role, memory, what=role)
-            for role, kind in kinds.items()
-            if kind == "text"
+            table: WordSorter(folder / table, memory, what=table)
+            for table in dict.fromkeys(self._tables.values())
         }
         self._folder = folder
 
-    def take(self, events: Events) -> Events:
-        """The same events without the columns of words, which are kept here."""
-        for role, sorter in self._sorters.items():
-            self._folder.mkdir(exist_ok=True)
-            sorter.add(events[role], events[role + WORDS])
+    def take(self, events: Events, *, key: str | None = None) -> Events:
+        """The same events without the columns of words, which are kept here.
+
+        Args:
+            events: or the rows of a file of items or users.
+            key: whose ids these rows are found by; they are no news, so their words are not kept.
+        """
+        for role, table in self._tables.items():
+            found = events.get(role + WORDS) if role != key else None
+            if found is not None:
+                self._folder.mkdir(exist_ok=True)
+                hashes, words = found if isinstance(found, tuple) else (events[role], found)
+                self._sorters[table].add(hashes, words)
         return {name: column for name, column in events.items() if not name.endswith(WORDS)}
 
-    def write(self, folder: Path, ids: Mapping[str, IntArray]) -> None:
-        """A file for every column of text; the words of ids (ascending) that the data set has in the end."""
-        for role, sorter in self._sorters.items():
-            sorter.write(folder / WORD_FILES[role], ids[role])
+    def write(self, folder: Path, ids: Mapping[str, IntArray | None]) -> dict[str, str]:
+        """A file for every table of text; returns digests of those of features.
+
+        Args:
+            folder: of the data set.
+            ids: (ascending) that the data set has in the end, by table; None or not named: all there were.
+        """
+        digests = {}
+        for table, sorter in self._sorters.items():
+            file = words_file(table)
+            digest = sorter.write(folder / file, ids.get(table))
+            if ids.get(table) is None:
+                digests[file] = digest
+        return digests
 
 
 def read_words(path: Path, ids: IntArray) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,14 +58,18 @@ class WordSorter:
         else:
             self._pending, self._pending_bytes = [merged], merged.num_bytes
 
-    def write(self, path: Path, keep: IntArray) -> None:
-        """Write the words of these ids (ascending) as Parquet: id ascending, word."""
+    def write(self, path: Path, keep: IntArray | None = None) -> str:
+        """Write the words of these ids (ascending), or all, as Parquet: id ascending, word; returns a digest."""
+        digest = hashlib.blake2b(digest_size=8)
         with pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
             for words in self._blocks():
-                kept = words.take(_among(words.hashes, keep))
+                kept = words if keep is None else words.take(_among(words.hashes, keep))
+                # The hash of a word stands for it: two words with one hash have been refused.
+                digest.update(kept.hashes.astype("<i8", copy=False).tobytes())
                 table = pa.table([pa.array(kept.hashes), kept.words.cast(pa.string())], schema=SCHEMA)
                 if table.num_rows:
                     writer.write_table(table, row_group_size=_ROW_GROUP_WORDS)
+        return digest.hexdigest()
 
     def _blocks(self) -> Iterator[_Words]:
         """All words by ascending hash, in blocks that fit."""

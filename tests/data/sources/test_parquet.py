@@ -216,7 +216,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (shutil.rmtree, "run `freescale prepare INPUT"),
     "manifest cut": (cut("dataset.json", 100), "dataset.json is missing or damaged"),
     "other json": (lambda path: (path / "dataset.json").write_text("[]"), "freescale-dataset"),
-    "newer version": (edit(lambda m: m.update(version=2)), "(?s)another version.*version 2.*version 1"),
+    "newer version": (edit(lambda m: m.update(version=3)), "(?s)another version.*version 3.*version 1 or 2"),
     "unknown feature": (edit(lambda m: m.update(features=["item", ["x"]])), "features"),
     "no shards": (edit(lambda m: m.pop("shards")), "'shards' is None"),
     "odd shard": (edit(lambda m: m["shards"].append(7)), "shard entry 7"),

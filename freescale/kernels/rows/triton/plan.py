@@ -164,23 +164,25 @@ def gather(weight: Tensor, ids: Tensor, bad: Tensor, *, keys: Tensor | None = No
     """[N, dim] rows of the table in float32, and [N] their keys, which are made unless they are there already."""
     num_rows, width = weight.shape
     source = ids.contiguous().view(-1) if keys is None else keys
-    made = torch.empty(len(source), dtype=key_type(num_rows), device=source.device) if keys is None else keys
-    out = torch.empty(len(source), width, dtype=torch.float32, device=source.device)
-    if len(source):
+    (count,) = source.shape
+    made = torch.empty(count, dtype=key_type(num_rows), device=source.device) if keys is None else keys
+    out = torch.empty(count, width, dtype=torch.float32, device=source.device)
+    if count:
         launcher = _gather(width, keys is None, num_rows > MOST_ROWS_32)
         rows = max(1, 2048 // max(16, 1 << (width - 1).bit_length()))
-        launcher.start((-(-len(source) // rows),), (source, weight, made, bad, out), (len(source), num_rows))
+        launcher.start((-(-count // rows),), (source, weight, made, bad, out), (count, num_rows))
     return out, made
 
 
 def make_plan(keys: Tensor) -> RowPlan:
     """The plan of these keys; the host learns nothing and waits for nothing."""
-    count = len(keys)
+    (count,) = keys.shape
     blocks = -(-count // BLOCK)
-    # One piece of memory, each part a multiple of four numbers: kernels are compiled for tensors that begin so.
-    sizes = [-(-size // 4) * 4 for size in (count + 1, count, 1, blocks)]
-    starts, index, num, heads = torch.empty(sum(sizes), dtype=torch.int32, device=keys.device).split(sizes)
-    rows, num = torch.empty_like(keys), num[:1]
+    # One piece of memory, parts that begin at multiples of four numbers: kernels are compiled for tensors that do.
+    sizes = [*(-(-size // 4) * 4 for size in (count + 1, count, blocks)), 1]
+    room = torch.empty(sum(sizes), dtype=torch.int32, device=keys.device)
+    starts, index, heads, num = torch.split_with_sizes(room, sizes)
+    rows = torch.empty_like(keys)
     ordered, order = keys.sort(stable=True)
     if not count:
         starts.zero_()

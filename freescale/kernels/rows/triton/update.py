@@ -149,7 +149,7 @@ def _over_plan(
     segments, many = _many(width, *kind, _long(scalars))
     partial = torch.empty(-(-num // SEGMENT), width, dtype=torch.float32, device=values.device)
     if num > SEGMENT:
-        segments.start((len(partial),), (values, plan.order, plan.starts, plan.index, partial))
+        segments.start((-(-num // SEGMENT),), (values, plan.order, plan.starts, plan.index, partial))
     tensors = (values, plan.order, plan.starts, plan.index, plan.rows, partial, *table)
     many.start((-(-num // LIMIT),), tensors, (*scalars, num, *rates))
 

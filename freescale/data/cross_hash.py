@@ -1,0 +1,43 @@
+"""Crosses: one 64-bit id of several, the same on every machine and in every version that says CROSS_HASH = "mix64".
+
+    h = hash of the name of the cross (words/word_hash.py)
+    h = mix64(h + GOLDEN ^ id), for each member in the order the cross names them
+
+So (user, artist) and (artist, user) differ, as two crosses of the same members do. Where a member has no value, the
+cross has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from freescale.data.negatives import mix64
+from freescale.data.schema.vocabulary import NONE
+from freescale.data.source import IntArray
+from freescale.data.words.word_hash import hash_words
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def cross_ids(name: str, members: Sequence[IntArray]) -> IntArray:
+    """[n] the ids of a cross of these ids.
+
+    Args:
+        name: of the cross.
+        members: [n] ids of each member, in the order of the cross.
+    """
+    key = hash_words(pa.array([name])).view(np.uint64)
+    hashes = np.repeat(key, len(members[0]))
+    missing = np.zeros(len(members[0]), dtype=bool)
+    with np.errstate(over="ignore"):
+        for ids in members:
+            hashes = mix64((hashes + _GOLDEN) ^ ids.view(np.uint64))
+            missing |= ids == NONE
+    crossed = hashes.view(np.int64)
+    # One hash in 2^64 would say that there is nothing.
+    crossed[crossed == NONE] += 1
+    crossed[missing] = NONE
+    return crossed
