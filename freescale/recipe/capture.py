@@ -27,7 +27,7 @@ def build_capture(
     from freescale.train import Recorder
 
     def tell(reason: str) -> None:
-        progress.notice(0, f"steps are not recorded as CUDA graphs: {reason}")
+        progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
         return None, None

@@ -140,9 +140,7 @@ class PaddedCompute:
         if self._met[padded.key] < RECORD_AT:
             return False
         if len(self._recordings) == MOST_RECORDINGS:
-            self._recorder.give_up(
-                f"batches come in more than {MOST_RECORDINGS} sizes; the rarer ones are not"
-            )
+            self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
             return False
         return self._record(padded)
 

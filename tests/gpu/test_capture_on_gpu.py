@@ -96,5 +96,5 @@ def test_no_thread_waits_for_the_gpu_in_a_steady_step(tmp_path: Path, keys: tupl
 def test_a_run_says_once_why_it_is_not_recorded(tmp_path: Path) -> None:
     _, heard = make_run(tmp_path, "run.steps=2", "optim.accumulate=2")
     assert [event["text"] for event in heard.of("notice")] == [
-        "steps are not recorded as CUDA graphs: optim.accumulate cuts batches into parts"
+        "steps computed as usual, not replayed as CUDA graphs: optim.accumulate cuts batches into parts"
     ]
