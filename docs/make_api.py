@@ -94,6 +94,8 @@ PAGES = {
         (
             "freescale.model.Encoder",
             "freescale.model.EncoderShape",
+            "freescale.Dropout",
+            "freescale.dropout_keys",
             "freescale.model.HSTU",
             "freescale.model.SASRec",
             "freescale.model.Decoder",

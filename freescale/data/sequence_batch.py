@@ -1,4 +1,8 @@
-"""SequenceBatch: jagged sequences of several features in flat tensors plus offsets; nothing is padded."""
+"""SequenceBatch: jagged sequences of several features in flat tensors plus offsets.
+
+No sequence is padded. The batch as a whole may be: behind its last sequence features can have values that belong to
+none, so that batches of different sizes have tensors of the same size.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,13 @@ class SequenceBatch:
             shapes are known without waiting for the GPU.
         tokens: features with one value a token, each [T] or [T, ...] ("item", "target", "time", ...).
         samples: features with one value a sequence, each [B] or [B, ...] ("row", "negatives", ...).
+        pads: values that token features have behind those of the last sequence, which mean nothing.
     """
 
     offsets: Tensor
     tokens: dict[str, Tensor] = field(default_factory=dict)
     samples: dict[str, Tensor] = field(default_factory=dict)
+    pads: int = 0
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets.is_cuda:
@@ -91,7 +97,7 @@ class SequenceBatch:
             values.record_stream(stream)
 
     def select(self, index: Tensor | Sequence[int]) -> SequenceBatch:
-        """The sequences with these numbers, in this order; a number may occur twice."""
+        """The sequences with these numbers, in this order and without pads; a number may occur twice."""
         index = torch.as_tensor(index, dtype=torch.int64)
         lengths = self.lengths[index]
         offsets = _offsets(lengths)
@@ -104,7 +110,7 @@ class SequenceBatch:
         )
 
     def split(self, num_parts: int) -> list[SequenceBatch]:
-        """Contiguous parts of about equal token counts, as views; a part may be empty."""
+        """Contiguous parts of about equal token counts, as views and without pads; a part may be empty."""
         targets = torch.arange(1, num_parts) * (self.num_tokens / num_parts)
         cuts = [0, *torch.searchsorted(self.offsets.double(), targets.double()).tolist(), len(self)]
         return [self._slice(first, last) for first, last in itertools.pairwise(cuts)]
@@ -140,7 +146,8 @@ class SequenceBatch:
 
     def _check(self, tokens: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
         """Refuse features that do not have one value a token, or a sequence."""
-        for kind, features, size in (("token", tokens, self.num_tokens), ("sample", samples, len(self))):
+        places = self.num_tokens + self.pads
+        for kind, features, size in (("token", tokens, places), ("sample", samples, len(self))):
             for name, values in features.items():
                 if len(values) != size:
                     raise ValueError(f"{kind} feature {name!r} has {len(values)} values, expected {size}")
@@ -148,7 +155,7 @@ class SequenceBatch:
     def __reduce__(self) -> tuple[Any, ...]:
         """As one block of bytes: a loader process opens a connection for every tensor it hands over, 0.2 ms each."""
         tensors = [self.offsets, *self.tokens.values(), *self.samples.values()]
-        if any(values.device.type != "cpu" or values.requires_grad for values in tensors):
+        if self.pads or any(values.device.type != "cpu" or values.requires_grad for values in tensors):
             return object.__new__, (SequenceBatch,), dict(self.__dict__)
         flat = [values.contiguous().view(-1).view(torch.uint8) for values in tensors]
         ends = list(itertools.accumulate(-(-len(part) // _ALIGNED) * _ALIGNED for part in flat))

@@ -10,6 +10,8 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.kernels.attention import (
         AttentionMask,
+        LayoutRoom,
+        LayoutWishes,
         MaskKind,
         MaskRule,
         SequenceLayout,

@@ -7,7 +7,7 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.model.compressor import Compressor
     from freescale.model.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
-    from freescale.model.encoder import Encoder, EncoderShape, compresses, uses_time
+    from freescale.model.encoder import Encoder, EncoderShape, compresses, takes_pads, uses_time
     from freescale.model.encoders import HSTU, Decoder, SASRec
     from freescale.model.head import (
         Head,

@@ -8,6 +8,8 @@ Beyond being called, an encoder may have what makes more possible:
     from_rows(rows, item_index, batch, layout) -> (states, rows)     gathers item vectors itself, see `Recommender`
     encode(vectors, view) -> states                                  works in any pass (`views.py`): segments, caches
     compresses = True                                                histories can be kept as token caches
+    takes_pads = True                                                pads behind the last sequence change nothing, and
+                                                                     no state is NaN: steps can be replayed
 
 What is registered may have `uses_time = True`: then it gets `shape.time_bias`, and is served with times.
 """
@@ -74,6 +76,11 @@ class Encoder(Protocol):
 def compresses(encoder: object) -> TypeGuard[SegmentedEncoder]:
     """Whether histories can be kept as token caches and read back: what a `Compressor` asks of an encoder."""
     return bool(getattr(encoder, "compresses", False))
+
+
+def takes_pads(part: object) -> bool:
+    """Whether an encoder or a head can be given padded batches, whose pads have no loss and no gradient."""
+    return bool(getattr(part, "takes_pads", False))
 
 
 def uses_time(kind: Kind) -> bool:

@@ -41,14 +41,16 @@ class Recommender(nn.Module):
         """The same encoder and head, without what computes item vectors: what is exported and served."""
         return self if self.items is None else Recommender(encoder=self.encoder, head=self.head)
 
-    def forward(self, rows_UD: Tensor, batch: SequenceBatch) -> Tensor:
+    def forward(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout | None = None) -> Tensor:
         """Sum of the losses of the batch's tokens.
 
         Args:
             rows_UD: the unique item vectors of the batch.
             batch: carries "item_index" and what the head needs, as indices into `rows_UD`.
+            layout: of the batch, if somebody has made it before.
         """
-        layout = SequenceLayout(batch.offsets, device=rows_UD.device)
+        if layout is None:
+            layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         with dropout_batch(batch, layout):
             states, rows_UD = self.encode(rows_UD, batch, layout)
             return self.head.loss(states, rows_UD, batch, layout)

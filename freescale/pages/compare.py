@@ -17,6 +17,7 @@ from freescale.pages.run_header import made_here, origin_text, written
 from freescale.pages.smoothing import moving_average
 from freescale.pages.ticks import percent_labels, plain_labels
 from freescale.pages.time_panels import named_bars
+from freescale.pages.work_shares import compare_work
 from freescale.trace import CAUSES, WORDS, column, step_of
 
 TONES = (4, 0, 1, 2, 3, 5, 6, 7)
@@ -56,6 +57,12 @@ def comparison_lines(run_dir: str | os.PathLike[str], others: Sequence[str | os.
         )
         times = f"step {units.milliseconds(step.before)} -> {units.milliseconds(step.after)}"
         lines.append(f"{times}: {_outcome(step, less='shorter', more='longer')}")
+        work = compare_work(runs[0].work, runs[place].work)
+        if work is not None:
+            lines.append(
+                f"work of the busiest rank over the mean {work.before:.3f} -> {work.after:.3f} (CPU time, which other "
+                f"programs do not lengthen): {work.verdict()}"
+            )
     return [*lines, how_sure(runs)] if told else lines
 
 
@@ -105,6 +112,10 @@ def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
         cards.append(_verdict_card("Bubble", bubble, both))
         both = f"{base.name} {units.milliseconds(step.before)}, {run.name} {units.milliseconds(step.after)}"
         cards.append(_verdict_card("Step time", step, both, less="shorter", more="longer"))
+    work = compare_work(base.work, run.work)
+    if work is not None:
+        both = f"{base.name} {work.before:.3f}, {run.name} {work.after:.3f}; CPU time, which others do not lengthen"
+        cards.append(page.Card("Work of the busiest rank over the mean", work.verdict(), both))
     losses = [_last(one, "loss") for one in runs]
     if losses[0] is not None and losses[1] is not None:
         apart = _farthest_loss(base, run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -16,6 +16,7 @@ from freescale import units
 from freescale.errors import DataError
 from freescale.pages.protocols import protocol_doubts
 from freescale.pages.report import require_run
+from freescale.pages.work_shares import StepWork, work_of_steps
 from freescale.trace import (
     CAUSES,
     Account,
@@ -25,6 +26,7 @@ from freescale.trace import (
     busy_is_known,
     column,
     read_metrics,
+    read_spans,
     step_of,
 )
 
@@ -44,6 +46,7 @@ class ComparedRun:
     recipe: Mapping[str, object]
     account: Account | None
     times: StepTimes
+    work: StepWork = field(default_factory=dict)
 
 
 def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[ComparedRun]:
@@ -155,7 +158,8 @@ def is_same_place(one: ComparedRun, other: ComparedRun) -> bool:
 def _read(folder: Path, name: str) -> ComparedRun:
     require_run(folder)
     log = read_metrics(folder / "metrics.jsonl")
-    return ComparedRun(name, log, _recipe(folder), account_of(log.steps), _step_times(log))
+    work = work_of_steps(read_spans(folder))
+    return ComparedRun(name, log, _recipe(folder), account_of(log.steps), _step_times(log), work)
 
 
 def _step_times(log: MetricsLog) -> StepTimes:

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from freescale.pipeline.adaptive import Switch
     from freescale.pipeline.ahead import AHEAD
     from freescale.pipeline.in_flight import Traffic
+    from freescale.pipeline.layouts import LayoutPlanner
     from freescale.pipeline.loader import load_batches, naming_lost_workers
+    from freescale.pipeline.padding import PaddedBatch, PaddedViews, Padder, padded_size
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
     from freescale.pipeline.schedule import (
         TABLE,

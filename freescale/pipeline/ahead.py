@@ -32,6 +32,37 @@ AHEAD = 2
 """Batches made ready while one computes; a map that learns ids must guard the rows of as many."""
 
 
+class ReadAhead(Generic[T]):
+    """The items of an iterator, the next one read by a thread while the last one is worked on.
+
+    Close it at the end, also after an error. An error of the iterator is raised where its item is asked for.
+
+    Args:
+        items: asked by one thread, in order.
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead-reader", initializer=same_device())
+        self._coming: Future[T | None] | None = None
+
+    def next(self) -> T | None:
+        """The next item; None at the end."""
+        asked = self._coming or self._thread.submit(next, self._items, None)
+        item = asked.result()
+        self._coming = None if item is None else self._thread.submit(next, self._items, None)
+        return item
+
+    def wait_until_idle(self) -> None:
+        """Wait until the thread has nothing to do."""
+        if (coming := self._coming) is not None:
+            wait([coming])
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
 @dataclass(frozen=True, eq=False)
 class _Made(Generic[T]):
     """A batch, and the moment from which the GPU has it; no batch: the data has ended."""

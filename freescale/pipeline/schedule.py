@@ -21,11 +21,15 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, learns_ids
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, check_range, learns_ids
 from freescale.errors import ConfigError
-from freescale.pipeline.ahead import Ahead
+from freescale.kernels import SequenceLayout
+from freescale.kernels.rows import unique
+from freescale.pipeline.ahead import Ahead, ReadAhead
 from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
+from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
+from freescale.pipeline.padding import PaddedBatch, Padder
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
 
@@ -42,6 +46,8 @@ class ReadyBatch:
         lookup: the unique rows; none where items have no table.
         traffic: what the step moves between ranks; complete after the update.
         loaded: the batch as it came from the loader, on the CPU.
+        layouts: of its micro-batches, where they were made ahead.
+        padded: the same in a fixed size, where batches are padded; then `batch` is on the CPU.
     """
 
     plan: StepPlan
@@ -49,6 +55,8 @@ class ReadyBatch:
     lookup: Lookup
     traffic: Traffic = field(default_factory=Traffic)
     loaded: SequenceBatch | None = None
+    layouts: tuple[SequenceLayout, ...] = ()
+    padded: PaddedBatch | None = None
 
 
 class Schedule(Protocol):
@@ -79,18 +87,25 @@ class _Prepared:
         batch: on its device, with indices instead of ids.
         found: its unique rows; None where items have no table.
         traffic: what that has cost the training thread.
+        layouts: of its micro-batches, made by another thread.
+        padded: of `ReadyBatch`.
     """
 
     planned: PlannedBatch
     batch: SequenceBatch
     found: UniqueRows | None
     traffic: Traffic
+    layouts: PreparedLayouts = field(default_factory=PreparedLayouts)
+    padded: PaddedBatch | None = None
 
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
         found = () if self.found is None else (self.found.unique, self.found.inverse)
         for tensor in (*found, *self.batch.tokens.values(), *self.batch.samples.values()):
             record_stream(tensor)
+        self.layouts.record_stream()
+        if self.padded is not None:
+            self.padded.record_stream()
 
 
 class PlainSchedule:
@@ -105,6 +120,8 @@ class PlainSchedule:
             must guard the rows of `ahead.AHEAD` batches.
         first_step: number of the first batch.
         look_past: of `Ahead`.
+        layouts: makes the layouts of batches, in the thread; without one it is left to the model.
+        padder: pads batches; ids must become rows on the CPU.
     """
 
     def __init__(
@@ -117,13 +134,19 @@ class PlainSchedule:
         ahead: bool = False,
         first_step: int = 0,
         look_past: Callable[[int], bool] = lambda step: True,
+        layouts: LayoutPlanner | None = None,
+        padder: Padder | None = None,
     ) -> None:
         self._batches = batches
+        self._padder = padder
         self._embedding = embedding
         self._id_map = id_map
         self._device = device
+        self._layouts = layouts if ahead else None
         self._ahead = None
+        self._reader: ReadAhead[PlannedBatch] | None = None
         if ahead:
+            self._reader = ReadAhead(batches)
             self._ahead = Ahead(self._prepare, device=device, first_step=first_step, look_past=look_past)
 
     def __iter__(self) -> Iterator[ReadyBatch]:
@@ -134,7 +157,15 @@ class PlainSchedule:
             (plan, loaded), traffic = prepared.planned, prepared.traffic
             with traffic.exposed():
                 lookup = fetch(prepared.found, self._embedding)
-            yield ReadyBatch(plan, prepared.batch, lookup, traffic, loaded=loaded)
+            yield ReadyBatch(
+                plan,
+                prepared.batch,
+                lookup,
+                traffic,
+                loaded=loaded,
+                layouts=prepared.layouts.parts,
+                padded=prepared.padded,
+            )
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
@@ -146,27 +177,45 @@ class PlainSchedule:
 
     def flush(self) -> None:
         """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
-        if self._ahead is not None:
+        if self._ahead is not None and self._reader is not None:
             self._ahead.wait_until_idle()
+            self._reader.wait_until_idle()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._ahead is not None:
+        if self._ahead is not None and self._reader is not None:
             self._ahead.close()
+            self._reader.close()
         end_loading(self._batches, error)
 
     def _prepare(self) -> _Prepared | None:
         """The next batch, as far as it follows from ids; reads no values of rows."""
-        planned = next(self._batches, None)
+        planned = next(self._batches, None) if self._reader is None else self._reader.next()
         if planned is None:
             return None
         plan, batch = planned
         traffic = Traffic()
+        if self._padder is not None:
+            return self._pad(planned, self._padder, traffic)
         with traffic.exposed() if self._ahead is None else nullcontext():
             found, indexed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
-        return _Prepared(planned, indexed, found, traffic)
+        layouts = PreparedLayouts() if self._layouts is None else self._layouts.plan(batch)
+        return _Prepared(planned, indexed, found, traffic, layouts)
+
+    def _pad(self, planned: PlannedBatch, padder: Padder, traffic: Traffic) -> _Prepared:
+        """The same in a fixed size: features and lists go to the device in one piece, unique rows beside it."""
+        plan, batch = planned
+        with traffic.exposed() if self._ahead is None else nullcontext():
+            # Ids are made unique first: a map then has a fraction of them to look up.
+            ids, id_index = unique(torch.cat(ids_of(batch)))
+            rows, row_index = unique(self._id_map.rows(ids, step=plan.step))
+            check_range(self._embedding.plan_of(TABLE).spec, rows)
+            padded = padder.pad(batch, rows, row_index[id_index], global_tokens=plan.global_tokens)
+        # Nobody asks for the indices: the padded batch has them.
+        found = UniqueRows(padded.unique, padded.unique[:0])
+        return _Prepared(planned, batch, found, traffic, padded=padded)
 
 
 class PrioritizedSchedule:
@@ -177,6 +226,7 @@ class PrioritizedSchedule:
         embedding: the item table.
         id_map: raw ids to rows; asked in step order, two batches ahead, from the communication thread.
         device: where the model computes.
+        layouts: makes the layouts of batches, in that thread; without one it is left to the model.
         options: of `PrioritizedPipeline`.
     """
 
@@ -187,6 +237,7 @@ class PrioritizedSchedule:
         embedding: ShardedEmbedding,
         id_map: IdMap,
         device: torch.device,
+        layouts: LayoutPlanner | None = None,
         **options: Any,
     ) -> None:
         if learns_ids(id_map) and id_map.guard <= LOOK_AHEAD:
@@ -199,6 +250,8 @@ class PrioritizedSchedule:
         self._batches = batches
         self._id_map = id_map
         self._device = device
+        self._layouts = layouts
+        self._made: dict[int, PreparedLayouts] = {}
         self._taken: ReadyRows[PlannedBatch] | None = None
         self.pipeline = PrioritizedPipeline(batches, embedding=embedding, rows_of=self._rows_of, **options)
 
@@ -208,7 +261,9 @@ class PrioritizedSchedule:
             self._taken = ready
             (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
             indexed = with_indices(batch.to(self._device, non_blocking=True), lookup.inverse)
-            yield ReadyBatch(plan, indexed, lookup, ready.traffic, loaded=batch)
+            layouts = self._made.pop(plan.step, PreparedLayouts())
+            layouts.record_stream()
+            yield ReadyBatch(plan, indexed, lookup, ready.traffic, loaded=batch, layouts=layouts.parts)
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients home that the next batch depends on; the others follow under its forward."""
@@ -228,6 +283,8 @@ class PrioritizedSchedule:
 
     def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
         ids = torch.cat(ids_of(planned.batch))
+        if self._layouts is not None:
+            self._made[planned.plan.step] = self._layouts.plan(planned.batch)
         return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
 
 

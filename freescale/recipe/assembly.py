@@ -14,6 +14,7 @@ from freescale.data import SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions
+from freescale.recipe.capture import build_capture
 from freescale.recipe.config import Config
 from freescale.recipe.data import build_examples
 from freescale.recipe.embedding import build_tables
@@ -77,6 +78,7 @@ def build_run(
         config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
     )
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
+    padder, recorder = build_capture(config, ranks, progress, model=model, embedding=embedding, id_map=id_map)
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -88,6 +90,7 @@ def build_run(
         switch=switch,
         timetable=timetable,
         stop=stop,
+        padder=padder,
     )
     train_step = TrainStep(
         model,
@@ -107,6 +110,7 @@ def build_run(
         gate=gate,
         transport=config.comm.transport,
         work=SampleWork(segment_rule(config)),
+        recorder=recorder,
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still

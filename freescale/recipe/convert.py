@@ -67,8 +67,13 @@ def _convert(value: Any, hint: Any) -> Any:
         return _convert(value, inner)
     if origin is Literal:
         # YAML reads true and false as truth values; beside other words they are words.
+        words = typing.get_args(hint)
         word = str(value).lower() if isinstance(value, bool) else value
-        return _one_of(word, typing.get_args(hint))
+        # And on and off, too.
+        switch = {True: "on", False: "off"}
+        if isinstance(value, bool) and switch[value] in words:
+            word = switch[value]
+        return _one_of(word, words)
     if origin is tuple:
         items = _listed(value)
         return tuple(_convert(item, typing.get_args(hint)[0]) for item in items)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from freescale.comm.world import Ranks
     from freescale.data import Examples
     from freescale.embedding import IdMap, ShardedEmbedding
-    from freescale.pipeline import Schedule, Switch
+    from freescale.pipeline import Padder, Schedule, Switch
     from freescale.recipe.config import Config
     from freescale.train import StopRequest, Timetable
 
@@ -84,11 +84,17 @@ def schedule_opener(
     switch: Switch,
     timetable: Timetable,
     stop: StopRequest,
+    padder: Padder | None = None,
 ) -> Callable[[int], Schedule]:
-    """(first step) -> batches with their rows, from there to the end."""
-    from freescale.pipeline import PlainSchedule, PrioritizedSchedule, load_batches
+    """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`."""
+    from freescale.pipeline import LayoutPlanner, PlainSchedule, PrioritizedSchedule, load_batches
     from freescale.recipe.comm import row_channels
     from freescale.train import due_at
+
+    # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
+    layouts = None
+    if ranks.device.type == "cuda":
+        layouts = LayoutPlanner(ranks.device, parts=config.optim.accumulate)
 
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
@@ -104,7 +110,7 @@ def schedule_opener(
             first_step=first_step,
             num_steps=timetable.total_steps - first_step,
             workers=config.data.workers,
-            pin=ranks.device.type == "cuda",
+            pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
         )
         shared: dict[str, Any] = {
             "embedding": embedding,
@@ -112,9 +118,11 @@ def schedule_opener(
             "device": ranks.device,
             "first_step": first_step,
             "look_past": may_look_past,
+            "layouts": layouts,
         }
         if not hides_traffic(config, embedding, ranks):
-            return PlainSchedule(batches, **shared, ahead=prepares_ahead(config, ranks, id_map))
+            ahead = prepares_ahead(config, ranks, id_map)
+            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder)
         return PrioritizedSchedule(
             batches,
             **shared,

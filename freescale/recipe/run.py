@@ -39,6 +39,11 @@ class RunSection:
         None, "stop after this many evaluations without a better one", at_least=1, free=True
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "where to compute", free=True)
+    capture: Literal["auto", "off"] = key(
+        "auto",
+        "on a GPU, pad batches to a few sizes and replay their steps as CUDA graphs where that can be done",
+        free=True,
+    )
     tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR/tensorboard", free=True)
 
 

@@ -64,14 +64,26 @@ class SpanWriter:
         self._file.write(json.dumps({"header": header}) + "\n")
 
     def write(
-        self, step: int, start: float, end: float, parts: Parts, spans: Iterable[Span], *, offset: float
+        self,
+        step: int,
+        start: float,
+        end: float,
+        parts: Parts,
+        spans: Iterable[Span],
+        *,
+        offset: float,
+        cpu: float | None = None,
     ) -> None:
-        """One step and its spans; `offset` brings this rank's clock to that of rank 0."""
+        """One step and its spans; `offset` brings this rank's clock to that of rank 0.
+
+        `cpu` is the CPU time the step took, which, unlike the time between two moments, other programs do not lengthen.
+        """
         zero = self._origin - offset
         seconds = (parts.compute, parts.straggler, parts.comm)
+        more = "" if cpu is None else f',"cpu":{cpu:.7f}'
         lines = [
             f'{{"step":{step},"start":{start - zero:.7f},"end":{end - zero:.7f},'
-            f'"parts":[{",".join(f"{value:.7f}" for value in seconds)}]}}\n'
+            f'"parts":[{",".join(f"{value:.7f}" for value in seconds)}]{more}}}\n'
         ]
         for span in spans:
             if span.end > start and span.start < end:
@@ -96,6 +108,7 @@ class KeptStep:
     end: float
     parts: Parts
     spans: list[Span] = field(default_factory=list)
+    cpu: float | None = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,8 @@ def _read_rank(path: Path, problems: list[str]) -> RankSpans | None:
 def _step(entry: Mapping[str, Any]) -> KeptStep:
     start, end = float(entry["start"]), float(entry["end"])
     compute, straggler, comm = (float(value) for value in entry["parts"])
-    return KeptStep(int(entry["step"]), start, end, Parts(end - start, compute, straggler, comm))
+    cpu = float(entry["cpu"]) if "cpu" in entry else None
+    return KeptStep(int(entry["step"]), start, end, Parts(end - start, compute, straggler, comm), cpu=cpu)
 
 
 def _span(entry: Mapping[str, Any]) -> Span:

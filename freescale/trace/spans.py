@@ -136,17 +136,23 @@ class Recorder:
         self._spans: deque[Span] = deque()
         self._ends: deque[tuple[int, Mark, Mark]] = deque()
         self._begin: Mark = None
+        self._cpu: dict[int, float] = {}
+        self._cpu_begin = 0.0
         self._notes: dict[int, StepNotes] = {}
 
     def begin(self, step: int) -> None:
         """From here on time belongs to `step`; call it where training starts or goes on."""
         self.step, self.paused = step, False
         self._begin = self.clock.mark()
+        self._cpu_begin = time.thread_time()
 
     def end_step(self) -> None:
         """The optimizer step is over; the next one begins here."""
         now = self.clock.mark()
         self._ends.append((self.step, self._begin, now))
+        if isinstance(self.clock, HostClock):
+            cpu = time.thread_time()
+            self._cpu[self.step], self._cpu_begin = cpu - self._cpu_begin, cpu
         self.step, self._begin = self.step + 1, now
 
     def pause(self) -> None:
@@ -188,6 +194,10 @@ class Recorder:
             passed.append((step, start_s, end_s))
             self._ends.popleft()
         return passed
+
+    def take_cpu(self, step: int) -> float | None:
+        """Seconds of CPU time the thread that trains spent on a step; asked once. None where a device computes."""
+        return self._cpu.pop(step, None)
 
     def take(self) -> list[Span]:
         """The spans that have passed since the last call, with times in seconds; the others are kept."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from freescale.train.log.stalls import Stalls
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
+    from freescale.train.padded_compute import Recorder
     from freescale.train.quality.baselines import popularity_quality, repeat_quality
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule

@@ -16,13 +16,14 @@ from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
 from freescale.kernels.runtime import Readback
 from freescale.model import Recommender, dropout_step
-from freescale.pipeline import ReadyBatch, Schedule
+from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.dense_gradients import Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
+from freescale.train.padded_compute import PaddedCompute, RecordedUpdate, Recorder
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class StepResult:
         losses: this rank's share of the mean loss.
         norms: norm of the dense gradient over the whole model, if it was clipped.
         counts: numbers of every extension, in their order.
+        captured: its forward and backward were replayed; None where no batch is padded for that.
     """
 
     losses: Readback
     norms: Readback | None
     counts: tuple[Readback, ...] = ()
+    captured: bool | None = None
 
     @property
     def loss(self) -> float:
@@ -79,6 +82,7 @@ class TrainStep:
         gate: shut while dense gradients travel.
         transport: how they travel, and the numbers of a step.
         work: what a sequence of a length has to compute, kept with measured times.
+        recorder: records steps of padded batches as CUDA graphs; without one batches must not be padded.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class TrainStep:
         gate: Gate | None = None,
         transport: str = "auto",
         work: SampleWork = WHOLE,
+        recorder: Recorder | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
         self.extensions = tuple(extensions)
@@ -129,6 +134,12 @@ class TrainStep:
         self._seed = seed
         # Filled anew in every step, so that recorded work finds the step's key where it lay.
         self._dropout_key = torch.zeros(1, dtype=torch.int64, device=ranks.device)
+        self._padded: PaddedCompute | None = None
+        if recorder is not None:
+            own = [param for param in self._parameters if param.requires_grad]
+            self._padded = PaddedCompute(model, own, precision=self._precision, recorder=recorder)
+            self._dense_lr = _recordable(optimizer, ranks.device)
+            self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
 
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
@@ -145,9 +156,14 @@ class TrainStep:
             extension.begin(ready)
         with self._precision():
             items = self._encode_items(ready)
-        self.timer.start(items.rows)
-        loss = Readback(self._forward_backward(ready, items))
-        self.timer.finish(ready.batch)
+        captured = None
+        if ready.padded is not None:
+            losses, captured = self._padded_forward_backward(ready.padded, ready, items)
+        else:
+            self.timer.start(items.rows)
+            losses = self._forward_backward(ready, items)
+            self.timer.finish(ready.batch)
+        loss = Readback(losses)
         if not self._sums.outlast_backward:
             self.timer.summed()
         counts = tuple(Readback(extension.counts(step)) for extension in self.extensions)
@@ -164,11 +180,14 @@ class TrainStep:
             self._sums.wait()
             self.timer.summed()
         with compute("update weights"):
-            norm = self._clip()
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._lr * factor
-            self._optimizer.step()
-        return StepResult(loss, None if norm is None else Readback(norm), counts)
+            if ready.padded is None:
+                for group in self._optimizer.param_groups:
+                    group["lr"] = self._lr * factor
+                norm = self._move_weights()
+            else:
+                self._dense_lr.fill_(self._lr * factor)
+                norm = self._recorded_update.run()
+        return StepResult(loss, None if norm is None else Readback(norm), counts, captured)
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
@@ -186,14 +205,25 @@ class TrainStep:
     def _forward_backward(self, ready: ReadyBatch, items: BatchItems) -> Tensor:
         parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
+        layouts = ready.layouts or (None,) * len(parts)
         tokens = max(1, ready.plan.global_tokens)
-        for n, part in enumerate(parts):
+        for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
             with self._reduce_now(n == len(parts) - 1), self._precision():
-                loss = self._model(items.rows, part) / tokens
+                loss = self._model(items.rows, part, layout) / tokens
             with _in_this_thread():
                 loss.backward()
             total += loss.detach().double()
         return total
+
+    def _padded_forward_backward(
+        self, padded: PaddedBatch, ready: ReadyBatch, items: BatchItems
+    ) -> tuple[Tensor, bool]:
+        """The loss, and whether it comes from a replay."""
+        assert self._padded is not None, "a step without a recorder takes no padded batches"
+        captured = self._padded.is_recorded(padded)
+        with self.timer.replaying(ready.batch, replayed=captured):
+            loss, items.rows.grad = self._padded.run(items.rows, padded)
+        return loss, captured
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:
         """Gradients travel with the last micro-batch only."""
@@ -204,10 +234,29 @@ class TrainStep:
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._autocast)
 
+    def _move_weights(self) -> Tensor | None:
+        """Clip and update; the norm of the gradients before, where they are clipped."""
+        norm = self._clip()
+        self._optimizer.step()
+        return norm
+
     def _clip(self) -> Tensor | None:
         if self._clip_norm is None:
             return None
         return self._owned.clip(self._clip_norm)
+
+
+def _recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
+    """Let the optimizer read its learning rate from the device, where a replay finds that of its step; the rate."""
+    # In single precision, as the fused kernel wants it; a CPU takes the rate as exactly as a number.
+    rate = torch.zeros((), device=device, dtype=None if device.type == "cuda" else torch.float64)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        if device.type == "cuda":
+            group["capturable"] = True
+    # Steps of sizes that are not recorded are no mistake.
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return rate
 
 
 def _in_this_thread() -> AbstractContextManager[None]:

@@ -74,7 +74,8 @@ def test_a_run_ahead_follows_the_run_in_turn(id_map: str, tmp_path: Path) -> Non
 
 def test_neither_thread_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
     """With ids that become rows by a formula; a map that learns is waited for by the thread alone."""
-    config = load_config(None, [*SMALL, "run.device=cuda", "run.steps=16", f"run.out={tmp_path}"])
+    keys = ("run.device=cuda", "run.steps=16", "run.capture=off")
+    config = load_config(None, [*SMALL, *keys, f"run.out={tmp_path}"])
     ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
     run = build_run(config, build_source(config), ranks, Progress())
     reports = reports_of(run)

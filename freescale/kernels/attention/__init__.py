@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from freescale.kernels.attention.mask import AttentionMask, Pieces, kernels_know
     from freescale.kernels.attention.mask_kind import MaskKind, make_mask_kind
     from freescale.kernels.attention.mask_rule import Attributes, MaskRule
+    from freescale.kernels.attention.plan.fills import ListFiller
+    from freescale.kernels.attention.plan.room import LayoutRoom
+    from freescale.kernels.attention.plan.schedule import is_long
     from freescale.kernels.attention.plan.tile_pairs import group_index
+    from freescale.kernels.attention.plan.wishes import LayoutWishes
     from freescale.kernels.attention.reference import (
         NUM_TIME_BUCKETS,
         for_every_head,

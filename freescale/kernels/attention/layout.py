@@ -19,10 +19,13 @@ from freescale.kernels.attention.cpu.tile_masks import RuleTiles
 from freescale.kernels.attention.inputs import check_offsets
 from freescale.kernels.attention.mask import AttentionMask, kernels_know
 from freescale.kernels.attention.mask_rule import MaskRule, check_attributes
-from freescale.kernels.attention.plan.schedule import AttentionSchedule
+from freescale.kernels.attention.plan.fills import ListFiller
+from freescale.kernels.attention.plan.room import LayoutRoom
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, is_long
+from freescale.kernels.attention.plan.wishes import LayoutWishes
 from freescale.kernels.attention.segment_runs import SegmentRuns
 from freescale.kernels.attention.triton.pair_bias import time_buckets
-from freescale.kernels.runtime import to_device
+from freescale.kernels.runtime import Alone, Carrier, Parcel, Sealed
 
 
 class ByLength(NamedTuple):
@@ -46,17 +49,33 @@ class SequenceLayout:
         offsets: [B + 1] on the CPU, so that making the layout never waits for the GPU.
         block: tokens a tile of the batched products; chosen by length if not given.
         device: where the tensors of the batch live.
+        room: of a padded batch. Its tensors have `room.tokens` tokens, those behind the last sequence are pads. What
+            belongs to a token is computed for pads, too, and finite; attention gives them zeros, and no loss.
+        wishes: notes what is asked for, so that layouts after this one can be made with it.
     """
 
     def __init__(
-        self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
+        self,
+        offsets: Tensor,
+        *,
+        block: int | None = None,
+        device: torch.device | str = "cpu",
+        room: LayoutRoom | None = None,
+        wishes: LayoutWishes | None = None,
     ) -> None:
         starts = check_offsets(offsets)
         self.offsets = torch.from_numpy(starts) if offsets.dtype != torch.int64 else offsets
         self.device = torch.device(device)
-        self.num_tokens = int(starts[-1])
+        self.num_real = int(starts[-1])
+        self.num_tokens = self.num_real if room is None else room.tokens
         self.lengths: npt.NDArray[np.int64] = np.diff(starts)
         self.longest = int(self.lengths.max(initial=0))
+        self.room = room
+        if room is not None and (self.num_real > room.tokens or self.longest > room.longest):
+            raise ValueError(f"{self.num_real} tokens, {self.longest} in a sequence, do not fit into {room}")
+        self._wishes = wishes or LayoutWishes()
+        self._alone: Carrier = Alone(self.device)
+        self._carrier: Carrier = self._alone
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
         self._checked: MaskRule | None = None
@@ -64,22 +83,60 @@ class SequenceLayout:
         self._rule_tiles: tuple[MaskRule, RuleTiles] | None = None
         self._buckets: tuple[tuple[object, ...], Any] | None = None
 
+    @property
+    def padded(self) -> bool:
+        """Whether there are, or may be, pads behind the last sequence."""
+        return self.room is not None
+
+    @property
+    def kernel_choice(self) -> tuple[object, ...]:
+        """What, beside the sizes of its lists, decides which kernels a batch is computed by."""
+        return self.num_tokens, len(self.lengths), is_long(self.lengths)
+
+    def prepare(self, parcel: Parcel) -> None:
+        """Make all that layouts before this one were asked for, and put it into the parcel, which is not sent yet."""
+        self._carrier = parcel
+        for name, *how in self._wishes.noted():
+            if name == "token_tiles":
+                self.token_tiles(*how)
+            elif name in ("by_length", "device_offsets"):
+                getattr(self, name)
+        self.work.prepare(parcel)
+        self._carrier = self._alone
+
+    def seal(self) -> None:
+        """From now on nothing is brought to the device: a recording would read it again when it is old."""
+        self._alone = self._carrier = Sealed()
+        self.work.seal()
+
+    def _fixed(self, *wish: Any) -> Tensor:
+        """A list of a padded batch on its way to the device."""
+        assert self.room is not None
+        filler = ListFiller(self.offsets.numpy(), self.room)
+        return self._carrier.fill(wish, filler.shapes(wish), lambda arrays: filler.fill(wish, arrays))[0]
+
     @cached_property
     def by_length(self) -> ByLength:
         """The sequences, longest first."""
+        self._wishes.note("by_length")
+        if self.room is not None:
+            sent, num = self._fixed("by_length"), len(self.lengths)
+            return ByLength(sent[0, :num], sent[1, :num], sent[2, : self.room.longest])
         order = np.argsort(-self.lengths, kind="stable")
         reach = len(order) - np.cumsum(np.bincount(self.lengths, minlength=1))[: self.longest]
         # Each row begins on 16 bytes, which kernels rely on.
         table = np.zeros((3, max(len(order), len(reach)) + 1 & ~1), np.int64)
         table[0, : len(order)], table[1, : len(order)] = order, self.offsets.numpy()[:-1][order]
         table[2, : len(reach)] = reach
-        moved = to_device(table, device=self.device)[0]
+        moved = self._carrier.add(table)[0]
         return ByLength(moved[0, : len(order)], moved[1, : len(order)], moved[2, : len(reach)])
 
     @cached_property
     def tiles(self) -> TileLayout:
         """The batch for batched products."""
-        return TileLayout(self.offsets, block=self._block, device=self.device)
+        if isinstance(self._carrier, Sealed):
+            self._carrier.add()
+        return TileLayout(self.offsets, block=self._block, device=self.device, num_tokens=self.num_tokens)
 
     @cached_property
     def loops(self) -> LoopLayout:
@@ -89,29 +146,39 @@ class SequenceLayout:
     @cached_property
     def work(self) -> AttentionSchedule:
         """The batch for the Triton kernels."""
-        return AttentionSchedule(self.offsets, device=self.device)
+        return AttentionSchedule(self.offsets, device=self.device, room=self.room, wishes=self._wishes)
 
     @cached_property
     def device_offsets(self) -> Tensor:
         """The offsets where the tensors of the batch live."""
-        return to_device(self.offsets.numpy(), device=self.device)[0]
+        self._wishes.note("device_offsets")
+        if self.room is not None:
+            return self._fixed("device_offsets")
+        return self._carrier.add(self.offsets.numpy())[0]
 
     @cached_property
     def positions(self) -> Tensor:
         """[T] position of each token in its own sequence, worked out on the device: there may be a million of them."""
         starts = self.device_offsets
-        own = torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
-        return torch.arange(self.num_tokens, device=self.device) - own
+        token = torch.arange(self.num_tokens, device=self.device)
+        if self.room is not None:
+            own = torch.searchsorted(starts, token, right=True) - 1
+            return (token - starts[own]).masked_fill_(token >= starts[-1], 0)
+        return token - torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
 
     def token_tiles(self, block: int) -> Tensor:
         """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""
+        if block not in self._token_tiles:
+            self._wishes.note("token_tiles", block)
+            if self.room is not None:
+                self._token_tiles[block] = self._fixed("token_tiles", block)
         if block not in self._token_tiles:
             tiles = -(-self.lengths // block)
             sequence = np.repeat(np.arange(len(tiles)), tiles)
             position = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
             count = np.minimum(self.lengths[sequence] - position, block)
             table = np.stack([sequence, self.offsets.numpy()[sequence] + position, count], axis=1)
-            self._token_tiles[block] = to_device(table, device=self.device)[0]
+            self._token_tiles[block] = self._carrier.add(table)[0]
         return self._token_tiles[block]
 
     def check(self, mask: MaskRule | None) -> None:

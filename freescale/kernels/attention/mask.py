@@ -7,7 +7,7 @@ A token always sees itself. Otherwise token i of a sequence sees token j when
         or  i is in the prefix
 
 `window` counts from the end of the history for targets: they all stand right after the last event. `sees` is this
-sentence in code. The planner of tiles (`plan.tile_pairs`), `plan.schedule.KeyVisibility`, `triton.tiles.visible` and
+sentence in code. The planner of tiles (`plan.tile_pairs`), `plan.visibility.KeyVisibility`, `triton.tiles.visible` and
 `segment_runs` are faster ways to the same answer, each tested against it.
 """
 

@@ -65,7 +65,9 @@ class _InputStates(torch.autograd.Function):
 
         rows, position, index = rows.contiguous(), position.contiguous(), index.contiguous()
         width = rows.shape[1]
-        out = rows.new_empty(index.shape[0], width, dtype=dtype)
+        # Tiles leave pads out.
+        room = rows.new_zeros if layout.padded else rows.new_empty
+        out = room(index.shape[0], width, dtype=dtype)
         tiles = layout.token_tiles(_BLOCK_TOKENS)
         tensors = {"Rows": rows, "Index": index, "Position": position, "Tiles": tiles, "Out": out}
         tensors["Offsets"] = layout.device_offsets

@@ -61,7 +61,8 @@ def sampled_softmax(
     against = tiles.to_tokens(tiles.to_tiles(states) @ _transposed(F.embedding(slots, rows)))
     hit = tiles.to_tokens(tiles.to_tiles(target_T)[:, :, None] == slots[:, None, :])
     logits = torch.cat([positive, against.masked_fill(hit, _NEVER)], dim=1) / temperature
-    return (logits.logsumexp(-1) - logits[:, 0]).sum()
+    losses = logits.logsumexp(-1) - logits[:, 0]
+    return (losses[: layout.num_real] if layout.padded else losses).sum()
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -93,7 +94,9 @@ class _SampledSoftmax(torch.autograd.Function):
         row_scale = rows.new_empty(rows.shape[0], dtype=sums)
         if normalize:
             _over_rows(kernels.row_scale_kernel, {"X": rows, "Scale": row_scale})
-        losses, totals, state_scale, positives = (states.new_empty(num_tokens, dtype=sums) for _ in range(4))
+        totals, state_scale, positives = (states.new_empty(num_tokens, dtype=sums) for _ in range(3))
+        # Tiles leave pads out: they have no loss, and no gradient.
+        losses = (states.new_zeros if layout.padded else states.new_empty)(num_tokens, dtype=sums)
         logits = states.new_empty(num_tokens, num_negatives, dtype=sums)
         tensors = {
             "States": states,
@@ -122,7 +125,7 @@ class _SampledSoftmax(torch.autograd.Function):
         tensors = dict(zip(ctx.names, ctx.saved_tensors))
         states, rows, negative = tensors["States"], tensors["Rows"], tensors["Negatives"]
         num_tokens, width = states.shape
-        d_states = torch.empty_like(states)
+        d_states = (torch.zeros_like if ctx.layout.padded else torch.empty_like)(states)
         # Of every target, then of every negative: the gradient it gives to its row at unit length.
         d_units = states.new_empty(num_tokens + negative.numel(), width, dtype=tensors["Logits"].dtype)
         given = {**tensors, "DLoss": grad, "DStates": d_states, "DUnits": d_units}

@@ -21,6 +21,24 @@ FLOAT_TYPES = (float32, float64)
 DIGIT = 11
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _unique_among_few(ids: IntArray, smallest: int, num_values: int) -> tuple[IntArray, IntArray]:
+    """The same where there are not many more values than ids: a mark for each value instead of a sort."""
+    places = np.full(num_values, -1, np.int64)
+    for value in ids:
+        places[value - smallest] = 0
+    values, found = np.empty(num_values, np.int64), 0
+    for number in range(num_values):
+        if places[number] == 0:
+            places[number] = found
+            values[found] = number + smallest
+            found += 1
+    inverse = np.empty(len(ids), np.int64)
+    for at in range(len(ids)):
+        inverse[at] = places[ids[at] - smallest]
+    return values[:found].copy(), inverse
+
+
 @njit((INTS,), cache=True, nogil=True, error_model="numpy")
 def unique(ids: IntArray) -> tuple[IntArray, IntArray]:
     """Unique values, ascending, and the position of every id among them; a fifth of the time of torch.unique."""
@@ -29,6 +47,8 @@ def unique(ids: IntArray) -> tuple[IntArray, IntArray]:
         smallest, largest = min(smallest, value), max(largest, value)
     # Differences may wrap: only their bits count below, so any two int64 can stand side by side.
     width = largest - smallest
+    if 0 <= width < 4 * count:
+        return _unique_among_few(ids, smallest, width + 1)
     keys, order = np.empty(count, np.int64), np.empty(count, np.int64)
     for at in range(count):
         keys[at] = ids[at] - smallest

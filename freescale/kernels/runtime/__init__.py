@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from freescale.kernels.runtime.readback import Readback
     from freescale.kernels.runtime.shared_flags import add_one_to_flag, load_flag, store_flag
     from freescale.kernels.runtime.threads import same_device, start_thread
-    from freescale.kernels.runtime.transfers import on_device, to_device, to_host
+    from freescale.kernels.runtime.transfers import (
+        Alone,
+        Carrier,
+        Parcel,
+        Sealed,
+        on_device,
+        to_device,
+        to_host,
+    )
     from freescale.kernels.runtime.triton_support import can_fuse, has_triton
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -7,7 +7,10 @@ keeps other threads from the driver while it waits; into page-locked memory, and
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +21,135 @@ from freescale.kernels.runtime.readback import Readback
 
 # Kernels compiled for aligned tensors take each table as one.
 _ALIGN = 16
-_TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(bool): torch.bool}
+
+Array = npt.NDArray[Any]
+Shapes = list[tuple[int, ...]]
+Fill = Callable[[list[Array]], None]
+
+
+class Carrier(Protocol):
+    """Brings tables of whole numbers to a device."""
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """The arrays as tensors on the device."""
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Arrays of int64 that `fill` writes, as tensors on the device."""
+
+
+class Alone:
+    """Carries what it is given at once, by a copy of its own.
+
+    Args:
+        device: where it goes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """The arrays as tensors on the device."""
+        return to_device(*arrays, device=self._device)
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Arrays of int64 that `fill` writes, as tensors on the device."""
+        arrays = [np.empty(shape, np.int64) for shape in shapes]
+        fill(arrays)
+        return self.add(*arrays)
+
+
+class Sealed:
+    """Carries nothing: a recording would read it again when it is old."""
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """Refused."""
+        raise RuntimeError("a list was asked for that does not travel with the batch")
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Refused."""
+        return self.add()
+
+
+class Parcel:
+    """Tables that travel together: each is put in when it is made, and one copy brings all of them to the device.
+
+    Apart, a table of a few KB takes longer to send than to make. What is returned may be read after `send`.
+
+    Args:
+        device: where they go.
+        room: bytes; what does not fit any more travels alone.
+        into: memory of the device to fill; new memory unless given.
+
+    `filled` and `wanted` are the bytes in it, and with those that found no room; `shapes` of all that was put in, and
+    `filled_in` the names and shapes of what `fill` wrote, in their order.
+    """
+
+    def __init__(self, device: torch.device, *, room: int, into: Tensor | None = None) -> None:
+        self.device = device
+        self._host = torch.empty(room, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._flat = self._host.numpy()
+        self.memory = torch.empty(room, dtype=torch.uint8, device=device) if into is None else into
+        self.filled = 0
+        self.wanted = 0
+        self.shapes: Shapes = []
+        self.filled_in: list[tuple[Any, Shapes]] = []
+        self._others: list[Tensor] = []
+
+    def add(self, *arrays: Array) -> tuple[Tensor, ...]:
+        """The arrays as tensors on the device."""
+        return tuple(self._add(x) for x in arrays)
+
+    def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
+        """Arrays of int64 that `fill` writes straight into the parcel, as tensors on the device."""
+        if self.filled + 8 * sum(math.prod(shape) + 1 for shape in shapes) > len(self._flat):
+            arrays = [np.empty(shape, np.int64) for shape in shapes]
+            fill(arrays)
+            return self.add(*arrays)
+        self.filled_in.append((name, shapes))
+        begin = self.filled
+        fill([self.room_for(shape, np.int64) for shape in shapes])
+        found = []
+        for shape in shapes:
+            end = begin + 8 * math.prod(shape)
+            found.append(self.memory[begin:end].view(torch.int64).view(shape))
+            begin = _aligned(end)
+        return tuple(found)
+
+    def room_for(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array in the parcel, to be filled; there must be room."""
+        kind = np.dtype(dtype)
+        begin, end = self.filled, self.filled + kind.itemsize * math.prod(shape)
+        self.shapes.append((kind.itemsize, *shape))
+        self.filled = _aligned(end)
+        self.wanted += self.filled - begin
+        return self._flat[begin:end].view(kind).reshape(shape)
+
+    def _add(self, x: Array) -> Tensor:
+        begin, end = self.filled, self.filled + x.nbytes
+        if end > len(self._flat):
+            self.wanted += _padded(x)
+            self.shapes.append((x.itemsize, *x.shape))
+            self._others += to_device(x, device=self.device)
+            return self._others[-1]
+        self.room_for(x.shape, x.dtype)[...] = x
+        return self.memory[begin:end].view(_torch_type(x.dtype)).view(x.shape)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All memory of the device that it has taken."""
+        return self.memory, *self._others
+
+    def send(self) -> None:
+        """Copy all of it; only queues."""
+        self.memory[: self.filled].copy_(self._host[: self.filled], non_blocking=True)
+
+
+@cache
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def to_device(*arrays: npt.NDArray[Any], device: torch.device) -> tuple[Tensor, ...]:
-    """The arrays as tensors on the device, in one copy; int64, int32 or bool."""
+    """The arrays as tensors on the device, in one copy."""
     if device.type == "cpu":
         return tuple(torch.from_numpy(x) for x in arrays)
     packed = pack(arrays, pinned=device.type == "cuda")
@@ -56,10 +183,14 @@ def unpack(packed: Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Tensor
     """What `pack` put together, as tensors in the shapes of the arrays."""
     found, begin = [], 0
     for x in arrays:
-        found.append(packed[begin : begin + x.nbytes].view(_TORCH[x.dtype]).view(x.shape))
+        found.append(packed[begin : begin + x.nbytes].view(_torch_type(x.dtype)).view(x.shape))
         begin += _padded(x)
     return tuple(found)
 
 
 def _padded(x: npt.NDArray[Any]) -> int:
-    return -(-x.nbytes // _ALIGN) * _ALIGN
+    return _aligned(x.nbytes)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN

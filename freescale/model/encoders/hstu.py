@@ -134,6 +134,11 @@ class HSTU(nn.Module):
             for _ in range(layers)
         )
 
+    @property
+    def takes_pads(self) -> bool:
+        """Whether pads behind the last sequence change nothing: masks and experts would have to know them."""
+        return self.mask is None and all(layer.feed_forward is None for layer in self.layers)
+
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
         return self.encode(vectors_TD, masked_view(batch, layout, self.mask))

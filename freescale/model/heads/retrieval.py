@@ -23,6 +23,7 @@ class RetrievalHead(nn.Module):
     """
 
     needs = Needs(negatives=True)
+    takes_pads = True
     metric_names = FULL_RANKING
 
     def __init__(self, *, temperature: float = 0.05, normalize: bool = True) -> None:

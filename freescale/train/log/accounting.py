@@ -273,8 +273,9 @@ class Accounts:
         num_begun = bisect_left(self._spans, end, key=_start_of)
         begun = self._spans[:num_begun]
         closed = self._split(step, start, end, begun)
+        cpu = None if self.recorder is None else self.recorder.take_cpu(step)
         if self.spans is not None and is_kept(step):
-            self.spans.write(step, start, end, closed.parts, begun, offset=self._notes.offset)
+            self.spans.write(step, start, end, closed.parts, begun, offset=self._notes.offset, cpu=cpu)
         self._spans[:num_begun] = [span for span in begun if span.end > end]
         return closed
 

@@ -40,7 +40,7 @@ Field = tuple[str, str, str]
 EVAL_SHOWN = {"hr@": 2, "ndcg@": 1, "mrr": 1}
 """How many metrics of a kind an eval line shows; all others are in metrics.jsonl, one line must stay readable."""
 
-DROPPED_WHEN_NARROW = ("causes", "experts", "balance", "epoch", "bubble", "tokens")
+DROPPED_WHEN_NARROW = ("causes", "captured", "experts", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
 REFRESH_SECONDS = 0.1
 """Drawing takes about a millisecond; steps of a small model take less than that."""
@@ -97,7 +97,7 @@ class TerminalSink:
         elif kind == "start" and isinstance(facts, Mapping):
             print_start(self._console, facts)
         elif kind == "step":
-            heard = ("tokens_per_s", "bubble", "expert_max", *CAUSES)
+            heard = ("tokens_per_s", "bubble", "captured", "expert_max", *CAUSES)
             self._heard = {name: event.get(name) for name in heard}
             # A live line that ticks is already further on.
             if (step_of(event) or 0) >= self._ticked:
@@ -235,6 +235,9 @@ def _step_fields(event: Event, step: int, total: int, seconds_left: float | None
         known = [f"{cause} {100 * share:4.1f}" for cause, share in shares.items() if share is not None]
         if known:
             fields["causes"] = ("(", " ".join(known), ")")
+    captured = units.number(event.get("captured"))
+    if captured is not None:
+        fields["captured"] = ("captured ", f"{captured:.0%}", "")
     if seconds_left is not None:
         fields["eta"] = ("eta ", units.duration(seconds_left), "")
     return fields

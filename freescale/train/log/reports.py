@@ -82,6 +82,7 @@ class StepReports:
     stop: StopRequest = field(default_factory=StopRequest)
     told_to_stop: bool = False
     beside: bool = False
+    _captured: deque[bool] = field(default_factory=lambda: deque(maxlen=100))
     _waiting: deque[_Taken] = field(default_factory=deque)
     _summing: _Summing | None = None
 
@@ -141,6 +142,9 @@ class StepReports:
             fields = extension.fields(summed, plan)
             check_fields(extension, fields, line=line)
             line |= fields
+        if result.captured is not None:
+            self._captured.append(result.captured)
+            line["captured"] = sum(self._captured) / len(self._captured)
         if result.grad_norm is not None:
             line["grad_norm"] = result.grad_norm
         self.progress.tick(plan.step + 1, loss=loss, epoch=plan.epoch, imbalance=plan.imbalance)

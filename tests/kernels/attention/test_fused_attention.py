@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
-from freescale.kernels.attention.plan import schedule
+from freescale.kernels.attention.plan import visibility
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS
 from freescale.kernels.attention.triton import bias_gradients
 from tests.effort import along_edges, examples, quick_first
@@ -114,7 +114,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("mask", quick_first(["window", "targets", "segments", "all"], "segments", "all"))
 def test_sequences_too_long_to_be_counted(monkeypatch, mask):
-    monkeypatch.setattr(schedule, "MOST_COUNTED", 10)
+    monkeypatch.setattr(visibility, "MOST_COUNTED", 10)
     compare(make_inputs(LENGTHS), mode="bias", mask=MASKS[mask])
 
 

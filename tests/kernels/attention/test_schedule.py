@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.kernels import AttentionMask
+from freescale.kernels import AttentionMask, LayoutRoom
 from freescale.kernels.attention.plan.bias import joined
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
 
@@ -62,3 +62,65 @@ def test_runs_hold_every_tile_once(lengths, programs, window):
         assert runs[:, 4].max() <= limit
         again = joined(work._pair_tiles(32, 32, mask), limit=limit)
         assert sorted(again.tolist()) == sorted(runs.tolist())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=8),
+    pads=st.integers(0, 200),
+    longer=st.integers(0, 100),
+)
+def test_lists_of_padded_batches_have_sizes_that_no_length_changes(lengths, pads, longer):
+    room = LayoutRoom(tokens=sum(lengths) + pads, longest=max(1, *lengths) + longer)
+    plain, ours, other = (
+        AttentionSchedule(torch.tensor([0, *of]).cumsum(0), device=torch.device("cpu"), room=room_of)
+        for of, room_of in ((lengths, None), (lengths, room), ([0] * len(lengths), room))
+    )
+    for work in (plain, ours, other):
+        work.parts(None, room=2**40)
+    for side in ("queries", "keys"):
+        tiles, ours_, empty = (
+            w.tiles(side, block=64, other=32, mask=None).tiles for w in (plain, ours, other)
+        )
+        assert torch.equal(ours_[: len(tiles)], tiles)
+        assert not ours_[len(tiles) :].any()
+        assert ours_.shape == empty.shape
+    stores = [work.bias_store(None) for work in (plain, ours, other)]
+    assert torch.equal(stores[1].pieces[: len(stores[0].pieces)], stores[0].pieces)
+    assert not stores[1].pieces[len(stores[0].pieces) :].any()
+    assert stores[0].size <= stores[1].size == stores[2].size
+    assert [x.shape for x in stores[1][:3]] == [x.shape for x in stores[2][:3]]
+    for programs in (5, 8192):
+        plans = [
+            work.table_plan(
+                rows=32, columns=32, mask=None, parts=work.parts(None, room=2**40), programs=programs
+            )
+            for work in (plain, ours, other)
+        ]
+        assert torch.equal(plans[1].runs[: len(plans[0].runs)], plans[0].runs)
+        assert not plans[1].runs[len(plans[0].runs) :].any()
+        assert plans[1].part_runs == plans[2].part_runs
+        assert shapes_of(plans[1]) == shapes_of(plans[2])
+        # Each row of sums by the group it is added to: the same for real runs, none for others.
+        groups = [groups_of(plan) for plan in plans]
+        num_rows = len(plans[0].runs) * 7
+        assert {row: g for row, g in groups[1].items() if row < num_rows} == groups[1]
+        shift = plans[1].num_groups - plans[0].num_groups
+        assert groups[1] == {row: g if g < plans[0].num_groups else g + shift for row, g in groups[0].items()}
+        assert not groups[2]
+
+
+def shapes_of(plan):
+    return [x.shape for x in (plan.runs, *plan.chunks, *plan.groups)], plan.num_groups, plan.num_chunks
+
+
+def groups_of(plan):
+    """The group that each row of sums ends up in, by way of the chunks."""
+    order, starts = plan.chunks.order.tolist(), plan.chunks.starts.tolist()
+    chunks, group_starts = plan.groups.order.tolist(), plan.groups.starts.tolist()
+    return {
+        row: group
+        for group, (begin, end) in enumerate(pairwise(group_starts))
+        for chunk in chunks[begin:end]
+        for row in order[starts[chunk] : starts[chunk + 1]]
+    }

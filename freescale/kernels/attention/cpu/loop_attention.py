@@ -95,7 +95,7 @@ class _LoopAttention(torch.autograd.Function):
         from freescale.kernels.attention.cpu import loops as attention_loops
 
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out = torch.empty_like(v)
+        out = _room_like(v, layout)
         inputs = _inputs(q, k, v, position_bias, time_bias, layout, buckets, scale)
         _on_threads(lambda work, _: attention_loops.forward(*inputs(work, out.numpy())), layout, q.shape[1])
         ctx.save_for_backward(q, k, v, position_bias, time_bias)
@@ -111,7 +111,7 @@ class _LoopAttention(torch.autograd.Function):
         q, k, v, position_bias, time_bias = ctx.saved_tensors
         layout: LoopLayout = ctx.layout
         grad = grad.contiguous()
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dq, dk, dv = (_room_like(x, layout) for x in (q, k, v))
         threads = torch.get_num_threads()
         d_position, d_time = (table.new_zeros(threads, len(table)) for table in (position_bias, time_bias))
         inputs = _inputs(q, k, v, position_bias, time_bias, layout, ctx.buckets, ctx.scale)
@@ -123,6 +123,11 @@ class _LoopAttention(torch.autograd.Function):
 
         _on_threads(work_on, layout, q.shape[1])
         return dq, dk, dv, d_position.sum(0), d_time.sum(0), None, None, None
+
+
+def _room_like(x: Tensor, layout: LoopLayout) -> Tensor:
+    """Where the loops write the values of all tokens; pads behind the last sequence, which they leave alone, are 0."""
+    return torch.empty_like(x) if len(x) == layout.starts[-1] else torch.zeros_like(x)
 
 
 def _inputs(

@@ -38,10 +38,16 @@ class TileLayout:
         offsets: [B + 1] on the CPU.
         block: tokens a tile; small tiles waste less on short sequences, large ones make faster products.
         device: where the tensors to be laid out live.
+        num_tokens: more than the sequences have where pads stand behind them; they come back as zeros.
     """
 
     def __init__(
-        self, offsets: Tensor, *, block: int | None = None, device: torch.device | str = "cpu"
+        self,
+        offsets: Tensor,
+        *,
+        block: int | None = None,
+        device: torch.device | str = "cpu",
+        num_tokens: int | None = None,
     ) -> None:
         starts = offsets.numpy()
         lengths = np.diff(starts)
@@ -49,6 +55,7 @@ class TileLayout:
         self.block = block or _best_block(lengths, device)
         self.device = device
         self.num_tokens = int(starts[-1])
+        self.num_pads = 0 if num_tokens is None else num_tokens - self.num_tokens
         order = np.argsort(-lengths, kind="stable")
         tiles_sorted = -(-lengths[order] // self.block)
         num_levels = int(tiles_sorted.max(initial=0))
@@ -115,7 +122,10 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, slots: Tensor, layout: TileLayout) -> Tensor:
         ctx.layout = layout
-        return slots.index_select(0, layout.slots)
+        tokens = slots.index_select(0, layout.slots)
+        if not layout.num_pads:
+            return tokens
+        return torch.cat([tokens, tokens.new_zeros(layout.num_pads, *tokens.shape[1:])])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

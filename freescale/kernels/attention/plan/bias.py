@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freescale.kernels.attention.mask import Ints
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS
-from freescale.kernels.runtime import to_device
+from freescale.kernels.runtime import Carrier
 
 # Rows that a program adds up in the first step.
 CHUNK = 128
@@ -51,10 +51,10 @@ class BiasPlan(NamedTuple):
     chunks: SumStep
     groups: SumStep
 
-    def to(self, device: torch.device) -> BiasPlan:
+    def carried(self, carrier: Carrier) -> BiasPlan:
         """The same on another device."""
         arrays = [x.numpy() for x in (self.runs, *self.chunks, *self.groups)]
-        runs, *steps = to_device(*arrays, device=device)
+        runs, *steps = carrier.add(*arrays)
         return self._replace(runs=runs, chunks=SumStep(*steps[:2]), groups=SumStep(*steps[2:]))
 
 
@@ -107,6 +107,21 @@ def plan_bias(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int
         num_chunks=int(ends[num_groups - 1]),
         chunks=_step(members, np.append(starts, group.size)),
         groups=_step(np.arange(len(of)), np.append(0, ends)),
+    )
+
+
+def padded_plan(lists: tuple[Tensor, ...], *, columns: int) -> BiasPlan:
+    """The plan of a padded batch, of one part, from its lists (`fills.ListFiller`)."""
+    runs, members, chunk_starts, chunks, group_starts = lists
+    num_groups = len(group_starts) - 1 - bucket_rows(columns)
+    return BiasPlan(
+        runs=runs,
+        part_runs=[0, len(runs)],
+        first_group=0,
+        num_groups=num_groups,
+        num_chunks=-(-2 * len(runs) // CHUNK) + num_groups,
+        chunks=SumStep(members, chunk_starts),
+        groups=SumStep(chunks, group_starts),
     )
 
 

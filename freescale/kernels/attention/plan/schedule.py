@@ -14,15 +14,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
-from freescale.kernels.attention.plan.bias import BiasPlan, joined, plan_bias
+from freescale.kernels.attention.plan.bias import BiasPlan, joined, padded_plan, plan_bias
+from freescale.kernels.attention.plan.fills import BIAS_ROWS, ListFiller
+from freescale.kernels.attention.plan.room import LayoutRoom
 from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, group_index
-from freescale.kernels.runtime import to_device
+from freescale.kernels.attention.plan.visibility import KeyVisibility, key_visibility
+from freescale.kernels.attention.plan.wishes import LayoutWishes, Wish
+from freescale.kernels.runtime import Alone, Carrier, Sealed
 
-# Bias is kept in blocks of this many rows; every tile size divides it.
-BIAS_ROWS = 128
+# From this mean length on, as a token sees it, larger tiles pay.
+LONG = 3000
 
 Side = Literal["queries", "keys"]
 
@@ -62,35 +65,16 @@ class BiasStore(NamedTuple):
     Args:
         blocks: [blocks, 2] where a block starts and how wide its rows are.
         rows: [blocks, 3] start and length of its sequence, and its first row.
+        pieces: [pieces, 2] of every square piece the block it is in, and its number there, counted from 1; 0: no piece.
         size: numbers in all.
         widest: the widest row.
     """
 
     blocks: Tensor
     rows: Tensor
+    pieces: Tensor
     size: int
     widest: int
-
-
-# A tile of keys may begin at the last token.
-_LARGEST_TILE = 128
-MOST_COUNTED = 2**15 - 1
-"""Tokens of the longest sequence whose seers are counted in 16 bits."""
-
-
-class KeyVisibility(NamedTuple):
-    """What a mask lets tokens see, as the kernels read it.
-
-    Args:
-        kind: "counts": how many tokens, from itself on, see each token. For sequences that are too long, or where a
-            segment comes back after another: "codes", the number of its segment twice, and one more for summaries;
-            "none" without segments.
-        tokens: [T and more] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4
-            bytes at a time, and the forward of five segments took as long as that of the whole. Codes are int32.
-    """
-
-    kind: str
-    tokens: Tensor
 
 
 class AttentionSchedule:
@@ -99,16 +83,30 @@ class AttentionSchedule:
     Args:
         offsets: [B + 1] on the CPU.
         device: where the kernels run.
+        room: of a padded batch, whose lists without a mask have fixed sizes.
+        wishes: told what is asked for.
     """
 
-    def __init__(self, offsets: Tensor, *, device: torch.device) -> None:
-        self._starts: Ints = offsets.numpy().astype(np.int64)
+    def __init__(
+        self,
+        offsets: Tensor,
+        *,
+        device: torch.device,
+        room: LayoutRoom | None = None,
+        wishes: LayoutWishes | None = None,
+    ) -> None:
+        self._starts: Ints = offsets.numpy().astype(np.int64, copy=False)
         self._lengths = np.diff(self._starts)
         self._device = device
+        self.room = room
+        self._fixed = None if room is None else ListFiller(self._starts, room)
+        self._alone: Carrier = Alone(device)
+        self._carrier: Carrier = self._alone
+        self._wishes = wishes or LayoutWishes()
         # Stands for a tensor that a kernel does not use.
         self.nothing = torch.empty(16, device=device)
-        # As a token sees it: long sequences count once for each of their tokens.
-        self.mean_length = float((self._lengths**2).sum() / max(1, self._lengths.sum()))
+        self._no_pairs = self.nothing.view(torch.int32)
+        self.mean_length = _mean_length(self._lengths)
         self._order = np.argsort(-self._lengths, kind="stable")
         self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
@@ -125,6 +123,11 @@ class AttentionSchedule:
         """Tiles of `block` tokens on one side, of all sequences or of a part; `other` is the other side's tile size."""
         whole = (side, block, other if mask is not None else None, mask)
         key = (*whole, part)
+        if key not in self._lists and mask is None:
+            wish = self._note("tiles", side, block, other, self._room_of(part))
+            if self._fixed is not None:
+                (fixed,) = self._filled(wish)
+                self._lists[key] = WorkList(fixed, self._no_pairs)
         if key not in self._lists:
             if whole not in self._planned:
                 self._planned[whole] = (
@@ -133,8 +136,44 @@ class AttentionSchedule:
             tiles, pairs = self._planned[whole]
             if part is not None:
                 tiles = tiles[_within(tiles, part)] - np.array([0, 0, 0, 0, 0, 0, 0, part.block])
-            self._lists[key] = WorkList(*to_device(tiles, pairs, device=self._device))
+            self._lists[key] = WorkList(*self._carrier.add(tiles, pairs))
         return self._lists[key]
+
+    def prepare(self, carrier: Carrier) -> None:
+        """Make all that layouts before this one were asked for."""
+        self._carrier = carrier
+        for name, *how in self._wishes.noted():
+            if name == "tiles":
+                side, block, other, room = how
+                for part in [None] if room is None else self.parts(None, room=room):
+                    self.tiles(side, block=block, other=other, mask=None, part=part)
+            elif name == "bias_store":
+                self.bias_store(None)
+            elif name == "table_plan":
+                rows, columns, room, programs = how
+                parts = [] if room is None else self.parts(None, room=room)
+                # Where parts decide, and there are none, another list will be asked for.
+                if room is None or parts:
+                    self.table_plan(rows=rows, columns=columns, mask=None, parts=parts, programs=programs)
+        self._carrier = self._alone
+
+    def seal(self) -> None:
+        """From now on nothing is brought to the device."""
+        self._alone = self._carrier = Sealed()
+
+    def _note(self, *wish: object) -> Wish:
+        self._wishes.note(*wish)
+        return wish
+
+    def _filled(self, wish: Wish) -> tuple[Tensor, ...]:
+        """A list of a padded batch on its way to the device."""
+        fixed = self._fixed
+        assert fixed is not None
+        return self._carrier.fill(wish, fixed.shapes(wish), lambda arrays: fixed.fill(wish, arrays))
+
+    def _room_of(self, part: Part | None) -> int | None:
+        """What room the batch was cut by, so that this is one of its parts."""
+        return next((room for (_, room), parts in self._parts.items() if part in parts), None)
 
     def parts(self, mask: AttentionMask | None, *, room: int) -> list[Part]:
         """The batch in parts of about equal size, of which none takes more than `room` numbers of the bias store.
@@ -147,6 +186,10 @@ class AttentionSchedule:
         return self._parts[key]
 
     def _cut(self, blocks: Ints, room: int) -> list[Part]:
+        if self.room is not None:
+            # One part, as large as it may get; none where that is too large.
+            most = self.room.pairs(len(self._lengths), BIAS_ROWS)
+            return [Part((0, int(self._starts[-1]) + 1), 0, most)] if 0 < most <= room else []
         if not 0 < blocks.max(initial=0) <= room:
             return []
         total = int(blocks.sum())
@@ -162,44 +205,10 @@ class AttentionSchedule:
     def visibility(self, mask: AttentionMask) -> KeyVisibility:
         """What the mask lets tokens see, as the kernels read it; made once."""
         if self._visibility is None or self._visibility[0] is not mask:
-            self._visibility = (mask, self._made_visibility(mask))
+            ends = self._plans(mask).segment_ends() if mask.segments is not None else None
+            made = key_visibility(mask, self._starts, ends, carrier=self._alone, nothing=self.nothing)
+            self._visibility = (mask, made)
         return self._visibility[1]
-
-    def _made_visibility(self, mask: AttentionMask) -> KeyVisibility:
-        ends = self._plans(mask).segment_ends() if mask.segments is not None else None
-        in_order = mask.segments is None or ends is not None
-        if in_order and self._lengths.max(initial=0) <= MOST_COUNTED:
-            return KeyVisibility("counts", self._counts(mask, ends))
-        if mask.segments is None:
-            return KeyVisibility("none", self.nothing)
-        codes = mask.segments.to(self._device, non_blocking=True).to(torch.int32) * 2
-        if mask.summaries is not None:
-            codes += mask.summaries.to(self._device, non_blocking=True).bool()
-        return KeyVisibility("codes", codes)
-
-    def _counts(self, mask: AttentionMask, segment_ends: tuple[Ints, Ints] | None) -> Tensor:
-        """How many tokens, from itself on, see each token as `AttentionMask` says; a prefix is left to the kernels."""
-        num_tokens = int(self._starts[-1])
-        history = self._lengths - mask.target_counts(len(self._lengths))
-        per_sequence = (self._lengths, self._starts[1:], self._starts[:-1] + history)
-        sizes, ends, targets, *pieces = to_device(*per_sequence, *(segment_ends or ()), device=self._device)
-
-        def spread(values: Tensor, counts: Tensor) -> Tensor:
-            return torch.repeat_interleave(values, counts, output_size=num_tokens)
-
-        token = torch.arange(num_tokens, device=self._device)
-        end, first_target = spread(ends, sizes), spread(targets, sizes)
-        if mask.window is not None:
-            seen_by_targets = first_target - token <= mask.window
-            if mask.prefix:
-                seen_by_targets |= token - (end - spread(sizes, sizes)) < mask.prefix
-            end = torch.where(seen_by_targets, end, token + mask.window + 1)
-        if pieces:
-            segment_end = spread(pieces[1], pieces[0])
-            end = torch.where(segment_end < 0, end, torch.minimum(end, segment_end))
-        if mask.targets is not None:
-            end = torch.where(token < first_target, end, token + 1)
-        return F.pad((end - token).to(torch.int16), (0, _LARGEST_TILE))
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.
@@ -211,28 +220,32 @@ class AttentionSchedule:
             pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
             seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, to_device(seen, device=self._device)[0].to(torch.uint8))
+            self._seen = (mask, self._alone.add(seen)[0].to(torch.uint8))
         return self._seen[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""
         square = is_square(mask)
+        if square not in self._stores and mask is None:
+            wish = self._note("bias_store")
+            if self._fixed is not None and self.room is not None:
+                table, rows, pieces = self._filled(wish)
+                widest = -(-self.room.longest // BIAS_ROWS) * BIAS_ROWS
+                self._stores[square] = BiasStore(table, rows, pieces, len(pieces) * BIAS_ROWS**2, widest)
         if square not in self._stores:
             blocks = self._bias_blocks()
             sequence, number = group_index(blocks)
-            widths = (blocks[sequence] if square else number + 1) * BIAS_ROWS
+            across = blocks[sequence] if square else number + 1
+            of, piece = group_index(across)
+            widths = across * BIAS_ROWS
             sizes = widths * BIAS_ROWS
-            table = np.stack([np.cumsum(sizes) - sizes, widths], axis=1)
-            rows = np.stack(
-                [self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1
+            table, rows, pieces = self._carrier.add(
+                np.stack([np.cumsum(sizes) - sizes, widths], axis=1),
+                np.stack([self._starts[:-1][sequence], self._lengths[sequence], number * BIAS_ROWS], axis=1),
+                np.stack([of, piece + 1], axis=1),
             )
-            on_device = to_device(table, rows, device=self._device)
-            self._stores[square] = BiasStore(
-                blocks=on_device[0],
-                rows=on_device[1],
-                size=int(sizes.sum()),
-                widest=int(widths.max(initial=BIAS_ROWS)),
-            )
+            size, widest = int(sizes.sum()), int(widths.max(initial=BIAS_ROWS))
+            self._stores[square] = BiasStore(table, rows, pieces, size, widest)
         return self._stores[square]
 
     def table_plan(
@@ -243,6 +256,11 @@ class AttentionSchedule:
         `columns` divides `rows`. About so many `programs` share the tiles, which must be square, or each has its own.
         """
         key = (rows, columns, mask, *parts, programs)
+        if key not in self._table_plans and mask is None:
+            room = self._room_of(parts[0]) if parts else None
+            wish = self._note("table_plan", rows, columns, room, programs)
+            if self._fixed is not None and programs is not None:
+                self._table_plans[key] = padded_plan(self._filled(wish), columns=columns)
         if key not in self._table_plans:
             runs = (
                 self._pair_tiles(rows, columns, mask)
@@ -254,7 +272,7 @@ class AttentionSchedule:
                 own = _within(runs, of)
                 part[own], runs[own, 7] = n, runs[own, 7] - of.block
             made = plan_bias(runs, part, max(1, len(parts)), wide=rows // columns, columns=columns)
-            self._table_plans[key] = made.to(self._device)
+            self._table_plans[key] = made.carried(self._carrier)
         return self._table_plans[key]
 
     def _plain(self, side: Side, block: int) -> tuple[Ints, Ints]:
@@ -345,6 +363,16 @@ class AttentionSchedule:
         if mask is not None:
             out[:, 6] -= mask.target_counts(len(self._lengths))[sequence]
         return out
+
+
+def _mean_length(lengths: Ints) -> float:
+    """As a token sees it: long sequences count once for each of their tokens."""
+    return float(np.dot(lengths, lengths) / max(1, lengths.sum()))
+
+
+def is_long(lengths: Ints) -> bool:
+    """Whether larger tiles pay."""
+    return _mean_length(lengths) >= LONG
 
 
 def is_square(mask: AttentionMask | None) -> bool:

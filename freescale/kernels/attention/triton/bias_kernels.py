@@ -14,9 +14,16 @@ import triton.language as tl
 
 
 @triton.jit
-def own_block(Rows, Blocks):
-    """Of this program's block: start and length of its sequence, first row, where its numbers lie, width."""
-    block = tl.program_id(0)
+def own_piece(Pieces):
+    """The block that this program's piece is in, and its number there; -1 where there is no piece."""
+    block = tl.load(Pieces + tl.program_id(0) * 2).to(tl.int32)
+    number = tl.load(Pieces + tl.program_id(0) * 2 + 1).to(tl.int32)
+    return block, number - 1
+
+
+@triton.jit
+def own_block(Rows, Blocks, block):
+    """Of a block: start and length of its sequence, first row, where its numbers lie, width."""
     start = tl.load(Rows + block * 3)
     # Inside a block 32 bits are enough, and twice as fast.
     length = tl.load(Rows + block * 3 + 1).to(tl.int32)
@@ -28,27 +35,28 @@ def own_block(Rows, Blocks):
 
 
 @triton.jit
-def is_read(Seen, width, STRIP: tl.constexpr, MASKED: tl.constexpr):
-    """Whether any kernel reads this program's piece: it lies in the store, and a mask shows something of it."""
-    read = tl.program_id(2) * STRIP < width
+def is_read(Seen, block, number, seen_row, MASKED: tl.constexpr):
+    """Whether any kernel reads this program's piece: there is one, and a mask shows something of it."""
+    read = number >= 0
     if MASKED:
-        read &= tl.load(Seen + tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)) != 0
+        read &= tl.load(Seen + block * seen_row + tl.maximum(number, 0)) != 0
     return read
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seen_row"])
 def bucket_kernel(
-    QueryTime, KeyTime, Buckets, Rows, Blocks, Seen, Edges, log2_to_bucket, top_bucket,
+    QueryTime, KeyTime, Buckets, Rows, Blocks, Pieces, Seen, Edges, seen_row, log2_to_bucket, top_bucket,
     MASKED: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
     """Time bucket of every pair of a piece of a block.
 
     A float32 logarithm is at most one bucket off; the edges of the buckets, whole numbers, put that right.
     """
-    start, length, first, offset, width = own_block(Rows, Blocks)
+    block, number = own_piece(Pieces)
+    start, length, first, offset, width = own_block(Rows, Blocks, block)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
-    if is_read(Seen, width, STRIP, MASKED):
+    j = number * STRIP + tl.arange(0, STRIP)
+    if is_read(Seen, block, number, seen_row, MASKED):
         asked = tl.load(QueryTime + start + tl.minimum(first + row, length - 1))
         happened = tl.load(KeyTime + start + tl.minimum(j, length - 1))
         gap = tl.maximum(tl.abs(asked[:, None] - happened[None, :]), 1)
@@ -60,16 +68,17 @@ def bucket_kernel(
         tl.store(Buckets + offset + row[:, None] * width + j[None, :], bucket.to(tl.uint8))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seen_row"])
 def bias_kernel(
-    Bias, Buckets, Position, Time, Rows, Blocks, Seen, last_position, factor,
+    Bias, Buckets, Position, Time, Rows, Blocks, Pieces, Seen, last_position, seen_row, factor,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
     """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
-    _, _, first, offset, width = own_block(Rows, Blocks)
+    block, number = own_piece(Pieces)
+    _, _, first, offset, width = own_block(Rows, Blocks, block)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
-    if is_read(Seen, width, STRIP, MASKED):
+    j = number * STRIP + tl.arange(0, STRIP)
+    if is_read(Seen, block, number, seen_row, MASKED):
         at = row[:, None] * width + j[None, :]
         value = tl.zeros([ROWS, STRIP], Position.dtype.element_ty)
         if HAS_POSITION:

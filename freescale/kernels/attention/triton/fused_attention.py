@@ -16,15 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side
+from freescale.kernels.attention.plan.schedule import LONG, AttentionSchedule, Part, Side
 from freescale.kernels.attention.triton.bias_gradients import TableGradients, score_parts, score_room
 from freescale.kernels.attention.triton.launch import Launch, Tile, last_dense
 from freescale.kernels.attention.triton.pair_bias import BiasTables, pair_bias
 from freescale.kernels.runtime import kernels_of
 
 MAX_WIDTH = 256
-# From this mean length on, as a token sees it, larger tiles pay.
-LONG = 3000
 
 
 class Tiles(NamedTuple):
@@ -138,7 +136,7 @@ class FusedAttention(torch.autograd.Function):
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
         bias = BiasTables(position_bias, time_bias, buckets)
         pairs = pair_bias(launch, bias)
-        out, log_sum = v.new_empty(*q.shape[:2], v.shape[2]), launch.row_sums()
+        out, log_sum = launch.room_for(v, *q.shape[:2], v.shape[2]), launch.row_sums()
         launch.tiles(
             forward_kernel,
             "queries",
@@ -258,7 +256,7 @@ class _Backward(NamedTuple):
 
 def _outputs(launch: Launch) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the gradients of queries, keys and values."""
-    dq = launch.q.new_empty(launch.q.shape)
+    dq = launch.room_for(launch.q, *launch.q.shape)
     return dq, _by_query_head(launch.k, launch), _by_query_head(launch.v, launch)
 
 
@@ -270,8 +268,8 @@ def _kept_tile(q: Tensor) -> Tile:
 def _by_query_head(x: Tensor, launch: Launch) -> Tensor:
     """Room for the gradient that each query head gives to keys or values; where some share a head, parts to add up."""
     if launch.group == 1:
-        return x.new_empty(x.shape)
-    return x.new_empty(x.shape[0], launch.num_heads, x.shape[2], dtype=launch.sums_dtype)
+        return launch.room_for(x, *x.shape)
+    return launch.room_for(x, x.shape[0], launch.num_heads, x.shape[2], dtype=launch.sums_dtype)
 
 
 def _over_group(parts: Tensor, x: Tensor, group: int) -> Tensor:

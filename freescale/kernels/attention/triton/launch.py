@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionSchedule, KeyVisibility, Part, Side, is_square
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side, is_square
+from freescale.kernels.attention.plan.visibility import KeyVisibility
 from freescale.kernels.runtime import CachedLauncher, product_precision
 
 
@@ -60,6 +61,13 @@ class Launch:
         seen = None if mask is None else (mask.window, mask.prefix, self._visibility.kind)
         widths = (self.num_heads, self.group, q.shape[2], v.shape[2])
         self._facts = (*widths, q.dtype, q.is_cuda, self.precision, softmax, seen)
+
+    def room_for(self, x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Where kernels write the values of all tokens; pads, which they leave alone, are 0."""
+        dtype = dtype or x.dtype
+        if self.work.room is None:
+            return x.new_empty(shape, dtype=dtype)
+        return x.new_zeros(shape, dtype=dtype)
 
     def row_sums(self) -> Tensor:
         """One number a token and head, where softmax needs it."""

@@ -45,10 +45,11 @@ def time_buckets(
         "Buckets": out,
         "Rows": store.rows,
         "Blocks": store.blocks,
+        "Pieces": store.pieces,
         "Seen": work.nothing if mask is None else work.seen_pieces(mask),
         "Edges": _bucket_edges(out.device),
     }
-    numbers = {"log2_to_bucket": math.log(2) / TIME_BUCKET_WIDTH}
+    numbers = {"log2_to_bucket": math.log(2) / TIME_BUCKET_WIDTH, "seen_row": store.widest // BIAS_ROWS}
     constants = {"top_bucket": NUM_TIME_BUCKETS - 1, "MASKED": mask is not None, **_PIECE}
     start_kernel(triton_bias.bucket_kernel, _grid(store), tensors, numbers, constants)
     return out
@@ -84,6 +85,7 @@ def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
         "Time": time,
         "Rows": store.rows,
         "Blocks": store.blocks,
+        "Pieces": store.pieces,
         "Seen": launch.nothing if launch.mask is None else launch.work.seen_pieces(launch.mask),
     }
     constants = {
@@ -93,13 +95,14 @@ def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
         "MASKED": launch.mask is not None,
         **_PIECE,
     }
-    start_kernel(triton_bias.bias_kernel, _grid(store), tensors, {"factor": 1 / launch.alpha}, constants)
+    numbers = {"factor": 1 / launch.alpha, "seen_row": store.widest // BIAS_ROWS}
+    start_kernel(triton_bias.bias_kernel, _grid(store), tensors, numbers, constants)
     return out
 
 
-def _grid(store: BiasStore) -> tuple[int, int, int]:
-    """A program for every piece of every block."""
-    return store.blocks.shape[0], BIAS_ROWS // _PIECE["ROWS"], store.widest // _PIECE["STRIP"]
+def _grid(store: BiasStore) -> tuple[int, int]:
+    """Some programs for every piece."""
+    return store.pieces.shape[0], BIAS_ROWS // _PIECE["ROWS"]
 
 
 def _table(x: Tensor | None, launch: Launch) -> Tensor:

@@ -161,7 +161,7 @@ def visible(
 
     Queries beyond the sequence may see something: most callers drop what they get.
 
-    VISIBILITY says what `Visibility` holds (see `plan.schedule.KeyVisibility`). Counts leave a difference and a
+    VISIBILITY says what `Visibility` holds (see `plan.visibility.KeyVisibility`). Counts leave a difference and a
     comparison to each pair:
     a thread of a tile of 64 queries and keys has 32 pairs of 16 keys, so that work on keys costs half as much. They
     are read beyond the sequence, too, where no query of it lies behind the key.

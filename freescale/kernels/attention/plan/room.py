@@ -1,0 +1,37 @@
+"""LayoutRoom: how large the lists of a padded batch are, whatever the lengths of its sequences.
+
+A captured step reads lists from fixed places, in fixed sizes. So a padded batch has lists with room for any batch that
+fits its tokens; what is not used is a tile of a sequence without tokens, at which a program ends at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class LayoutRoom(NamedTuple):
+    """The bounds of a padded batch.
+
+    Args:
+        tokens: places for tokens; those behind the last sequence are pads, and belong to none.
+        longest: tokens of the longest sequence that may come.
+    """
+
+    tokens: int
+    longest: int
+
+    def tiles(self, num_sequences: int, block: int) -> int:
+        """Most tiles of `block` tokens that so many sequences have."""
+        return min(self.tokens // block + num_sequences, num_sequences * -(-self.longest // block))
+
+    def pairs(self, num_sequences: int, block: int) -> int:
+        """Most pairs of tiles, a tile with itself and with those before it in its sequence.
+
+        Pairs grow with the square of a length, so most there are where sequences have one token or all they may have:
+        the bound is the straight line between these two.
+        """
+        most = -(-self.longest // block)
+        slope = (most * (most + 1) // 2 - 1) / max(1, (most - 1) * block)
+        tokens = max(0, self.tokens - num_sequences)
+        return min(num_sequences * most * (most + 1) // 2, num_sequences + math.ceil(tokens * slope))

@@ -1,0 +1,227 @@
+"""PaddedCompute: forward and backward of padded batches, recorded as CUDA graphs and replayed.
+
+A step of a small model is a few hundred kernels of some microseconds each; to start them takes the host ten times as
+long as the GPU needs to run them. Recorded, they are started by one call. A recording has fixed sizes and addresses, so
+
+    batches     are padded to a few sizes (`pipeline/padding.py`); a size is recorded when it is met for the fourth time
+    what a batch brings    is copied over what the recording reads: features and lists by one copy, rows by another
+    what it leaves         lies in the same place after every step: loss, gradients of weights, gradients of rows
+
+Computed as usual or replayed, the same kernels run on the same sizes: the results are the same to the bit. Where a
+batch cannot be recorded it is computed as usual, and the reason is told once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freescale.pipeline import PaddedBatch, PaddedViews
+
+RECORD_AT = 4
+"""How often a size is met before it is recorded: kernels are compiled and loaded by then, and rare sizes never pay."""
+
+MOST_RECORDINGS = 16
+"""Each takes 10 to 60 MB of the driver's memory."""
+
+_MOST_FAILURES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class _RowRoom:
+    """Where the rows of batches and their gradients lie, for all batches with room for as many."""
+
+    rows: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Recording:
+    """A graph, what it reads of a batch, and what must live as long as it does."""
+
+    graph: torch.cuda.CUDAGraph
+    memory: Tensor
+    batch: PaddedBatch
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, *, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """What is started inside is recorded instead; other threads go on as they like."""
+    with warnings.catch_warnings():
+        # Weights were last used on another stream, which has been waited for.
+        warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream")
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+
+
+class Recorder:
+    """What all recordings of a run share: a stream, the memory they compute in, and whom to tell why there is none.
+
+    Args:
+        device: a GPU; elsewhere nothing is recorded.
+        tell: told once why steps are computed as usual.
+    """
+
+    def __init__(self, device: torch.device, *, tell: Callable[[str], None] = lambda reason: None) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._tell: Callable[[str], None] | None = tell
+        self._failures = 0
+        if self._on_gpu:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+
+    @property
+    def on(self) -> bool:
+        """Whether recordings are made."""
+        return self._on_gpu and self._failures < _MOST_FAILURES
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """A graph of all that `work` starts; None where it cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with recording(graph, pool=self._pool, stream=self._stream):
+                work()
+        except (RuntimeError, ValueError) as error:
+            self._failures += 1
+            if not self.on:
+                self.give_up(f"recording a step failed: {str(error).splitlines()[0]}")
+            return None
+        return graph
+
+    def give_up(self, reason: str) -> None:
+        """Tell once why steps, or some of them, are computed as usual."""
+        if self._tell is not None:
+            self._tell(reason)
+            self._tell = None
+
+
+class PaddedCompute:
+    """Computes loss and gradients of padded batches; gradients lie in the same places after every one.
+
+    Args:
+        model: (rows, batch, layout) -> sum of the losses; the dense part, not wrapped.
+        parameters: whose gradients are wanted.
+        precision: a context in which the forward runs.
+        recorder: records sizes that come often.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        *,
+        precision: Callable[[], AbstractContextManager[None]],
+        recorder: Recorder,
+    ) -> None:
+        self._model, self._parameters, self._precision = model, list(parameters), precision
+        self._recorder = recorder
+        device = self._parameters[0].device
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._grads = [torch.zeros_like(param) for param in self._parameters]
+        self._used: list[bool] | None = None
+        self._rooms: dict[tuple[Any, ...], _RowRoom] = {}
+        self._met: Counter[tuple[Any, ...]] = Counter()
+        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+
+    def is_recorded(self, padded: PaddedBatch) -> bool:
+        """Whether a batch will be replayed; records its size where it is time to."""
+        if padded.key in self._recordings:
+            return True
+        if not self._recorder.on or not padded.in_one_piece:
+            return False
+        self._met[padded.key] += 1
+        if self._met[padded.key] < RECORD_AT:
+            return False
+        if len(self._recordings) == MOST_RECORDINGS:
+            self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
+            return False
+        return self._record(padded)
+
+    def run(self, rows: Tensor, padded: PaddedBatch) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and the gradient of its rows; both are overwritten by the next call.
+
+        Gradients of the parameters are in their `.grad`.
+        """
+        room = self._room(rows, padded)
+        with torch.no_grad():
+            room.rows[: padded.real_rows].copy_(rows)
+        found = self._recordings.get(padded.key)
+        if found is None:
+            self._compute(room, padded.views)
+        else:
+            found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
+            found.graph.replay()
+        assert self._used is not None
+        for param, grad, used in zip(self._parameters, self._grads, self._used):
+            param.grad = grad if used else None
+        return self._loss, room.grad[: padded.real_rows]
+
+    def _room(self, rows: Tensor, padded: PaddedBatch) -> _RowRoom:
+        """Rows that are not filled stay what they are: pads read the last one, which never is, and nothing the rest."""
+        key = (padded.num_rows, rows.shape[1], rows.dtype)
+        if key not in self._rooms:
+            zeros = rows.new_zeros(padded.num_rows, rows.shape[1])
+            self._rooms[key] = _RowRoom(zeros.requires_grad_(), torch.zeros_like(zeros))
+        return self._rooms[key]
+
+    def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
+        with self._precision():
+            loss = self._model(room.rows, views.batch, views.layout) / views.divisor
+        # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
+        with torch.autograd.set_multithreading_enabled(False):
+            found = torch.autograd.grad(loss, [room.rows, *self._parameters], allow_unused=True)
+        self._used = [grad is not None for grad in found[1:]]
+        pairs = [(to, grad) for to, grad in zip([room.grad, *self._grads], found) if grad is not None]
+        with torch.no_grad():
+            self._loss.copy_(loss.detach())
+            torch._foreach_copy_([to for to, _ in pairs], [grad for _, grad in pairs])
+
+    def _record(self, padded: PaddedBatch) -> bool:
+        """Record the size of this batch, if all that its kernels read is among what travels with batches."""
+        memory = torch.empty(padded.num_bytes, dtype=torch.uint8, device=padded.memory[0].device)
+        again = padded.again(memory)
+        if again.key != padded.key:
+            return False  # it was made before all was known; the next one is not
+        views = again.views
+        views.layout.seal()
+        room = next(room for (num_rows, *_), room in self._rooms.items() if num_rows == padded.num_rows)
+        graph = self._recorder.record(lambda: self._compute(room, views))
+        if graph is not None:
+            self._recordings[padded.key] = _Recording(graph, memory, again)
+            padded.replayed.add(padded.key)
+        return graph is not None
+
+
+class RecordedUpdate:
+    """The update of the dense part, recorded once and replayed; what it reads must always lie in the same places.
+
+    Args:
+        update: scales gradients and moves weights; returns the norm of the gradients, if it was asked for.
+        recorder: records it.
+    """
+
+    def __init__(self, update: Callable[[], Tensor | None], *, recorder: Recorder) -> None:
+        self._update, self._recorder = update, recorder
+        self._times = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._norm: Tensor | None = None
+
+    def run(self) -> Tensor | None:
+        """The norm before gradients were scaled, if it was asked for."""
+        self._times += 1
+        if self._graph is None and self._recorder.on and self._times >= RECORD_AT:
+            self._graph = self._recorder.record(self._noted)
+        if self._graph is None:
+            return self._update()
+        self._graph.replay()
+        return self._norm
+
+    def _noted(self) -> None:
+        self._norm = self._update()

@@ -1,0 +1,100 @@
+"""Steps recorded as CUDA graphs: the bits of the same steps computed as usual, and a host that never waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freescale.comm.world.ranks import Ranks
+from freescale.recipe import build_run, build_source, load_config
+from freescale.train.log.events import Progress
+from freescale.train.loop import reports_of, take_steps, timed_batches
+from freescale.train.run import Run
+from freescale.train.state.run_state import run_tensors
+from tests.small_run import SMALL, Recorder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FEW_SIZES = (*SMALL, "data.global_batch=128", "run.device=cuda", "run.eval_every=0", "synthetic.sigma=0.5")
+
+
+def make_run(out: Path, *keys: str) -> tuple[Run, Recorder]:
+    config = load_config(None, [*FEW_SIZES, *keys, f"run.out={out}"])
+    heard = Recorder()
+    ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
+    return build_run(config, build_source(config), ranks, Progress([heard])), heard
+
+
+def trained(out: Path, *keys: str, records: bool = True) -> tuple[Any, list[dict[str, Any]]]:
+    run, heard = make_run(out, "run.steps=50", *keys)
+    if not records:
+        run.train_step._padded._recorder._failures = 10**6
+    with run.open_schedule(0) as schedule:
+        take_steps(run, schedule)
+    torch.cuda.synchronize()
+    return {name: tensor.clone() for name, tensor in run_tensors(run).items()}, heard.of("step")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [(), ("optim.clip_norm=0.5",), ("model.dtype=bfloat16", "model.heads=2"), ("model.dropout=0.2",)],
+    ids=str,
+)
+def test_replayed_steps_leave_the_bits_of_usual_ones(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    replayed, steps = trained(tmp_path / "replayed", *keys)
+    usual, others = trained(tmp_path / "usual", *keys, records=False)
+    assert steps[-1]["captured"] > 0.3
+    assert others[-1]["captured"] == 0
+    assert [each["loss"] for each in steps] == [each["loss"] for each in others]
+    assert all(torch.equal(replayed[name], usual[name]) for name in usual)
+
+
+def test_unwritten_memory_changes_nothing(tmp_path: Path) -> None:
+    plain, _ = trained(tmp_path / "plain")
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what nobody has written with NaN
+    try:
+        poisoned, _ = trained(tmp_path / "poisoned")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(plain[name], poisoned[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("run.capture=auto",),
+        ("run.capture=off",),
+        ("run.capture=off", "optim.accumulate=2"),
+        ("optim.clip_norm=0.5",),
+    ],
+    ids=str,
+)
+def test_no_thread_waits_for_the_gpu_in_a_steady_step(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    run, _ = make_run(tmp_path, "run.steps=80", *keys)
+    reports, steady = reports_of(run), 0
+    with run.open_schedule(0) as schedule:
+        run.accounts.begin(1)
+        try:
+            for ready in timed_batches(schedule, 0):
+                recorded = ready.padded is None or ready.padded.key in run.train_step._padded._recordings
+                watched = recorded and ready.plan.step > 40
+                steady += watched
+                torch.cuda.set_sync_debug_mode("error" if watched else "default")
+                result = run.train_step.run(ready, schedule)
+                reports.add(ready, result, seconds=run.accounts.end_step())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        reports.flush()
+    assert steady > 10
+
+
+def test_a_run_says_once_why_it_is_not_recorded(tmp_path: Path) -> None:
+    _, heard = make_run(tmp_path, "run.steps=2", "optim.accumulate=2")
+    assert [event["text"] for event in heard.of("notice")] == [
+        "steps computed as usual, not replayed as CUDA graphs: optim.accumulate cuts batches into parts"
+    ]

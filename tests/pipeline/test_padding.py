@@ -1,0 +1,179 @@
+"""Padded batches: pads change nothing, whatever stands in them, and sizes are few."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freescale.data import SequenceBatch
+from freescale.kernels import SequenceLayout
+from freescale.model import HSTU, Recommender, RetrievalHead
+from freescale.pipeline import Padder, padded_size
+from freescale.train.padded_compute import PaddedCompute, Recorder
+
+CPU = torch.device("cpu")
+DIM, NEGATIVES, LONGEST = 8, 5, 40
+
+
+@given(st.integers(0, 10**7))
+def test_sizes_are_few_and_waste_little(size):
+    padded = padded_size(size)
+    assert padded >= size
+    assert padded == 64 or padded <= size * (1 + 1 / 16) + 1
+    assert padded_size(padded) == padded
+
+
+def make_batch(lengths, draws, *, items=30):
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    tokens = int(offsets[-1])
+    times = torch.from_numpy(np.sort(draws.integers(0, 10**6, tokens)))
+    return SequenceBatch(
+        offsets,
+        {
+            "item": torch.from_numpy(draws.integers(0, items, tokens)),
+            "target": torch.from_numpy(draws.integers(0, items, tokens)),
+            "time": times,
+            "target_time": times + 7,
+        },
+        {
+            "row": torch.arange(len(lengths)),
+            "negatives": torch.from_numpy(draws.integers(0, items, (len(lengths), NEGATIVES))),
+        },
+    )
+
+
+def make_model():
+    torch.manual_seed(0)
+    encoder = HSTU(dim=DIM, layers=2, heads=2, max_length=LONGEST, time_bias=True)
+    model = Recommender(encoder=encoder, head=RetrievalHead()).double()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn_like(param) * 0.1)
+    return model
+
+
+def indexed(batch):
+    ids = torch.cat([batch.tokens["item"], batch.tokens["target"], batch.samples["negatives"].flatten()])
+    unique, inverse = ids.unique(return_inverse=True)
+    item, target, negative = inverse.split(
+        [batch.num_tokens, batch.num_tokens, batch.samples["negatives"].numel()]
+    )
+    with_index = batch.with_tokens(item_index=item, target_index=target).with_samples(
+        negative_index=negative.view(-1, NEGATIVES)
+    )
+    return unique, inverse, with_index
+
+
+def compute_of(model):
+    return PaddedCompute(model, list(model.parameters()), precision=nullcontext, recorder=Recorder(CPU))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, LONGEST), min_size=1, max_size=9).filter(any),
+    seed=st.integers(0, 99),
+)
+def test_padded_computes_what_the_batch_alone_computes(lengths, seed):
+    batch = make_batch(lengths, np.random.default_rng(seed))
+    unique, inverse, with_index = indexed(batch)
+    model = make_model()
+    rows = torch.randn(len(unique), DIM, dtype=torch.float64)
+
+    leaf = rows.clone().requires_grad_()
+    loss = model(leaf, with_index, SequenceLayout(batch.offsets)) / 77
+    wanted = torch.autograd.grad(loss, [leaf, *model.parameters()])
+    loss = loss.detach()
+
+    padder = Padder(CPU, longest=LONGEST, table_rows=30)
+    padded = padder.pad(batch, unique, inverse, global_tokens=77)
+    assert padded.views.batch.pads == padded.views.layout.num_tokens - batch.num_tokens
+    got_loss, row_grad = compute_of(model).run(rows, padded)
+    assert float(got_loss) == pytest.approx(float(loss), rel=1e-12)
+    for got, want in zip([row_grad, *(p.grad for p in model.parameters())], wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+
+
+def test_what_stands_in_pads_changes_no_bit():
+    batch = make_batch([7, 0, 31, 2], np.random.default_rng(3))
+    unique, inverse, _ = indexed(batch)
+    model, rows = make_model(), torch.randn(len(unique), DIM, dtype=torch.float64)
+    results = []
+    for poison in (False, True):
+        padded = Padder(CPU, longest=LONGEST, table_rows=30).pad(batch, unique, inverse, global_tokens=9)
+        compute = compute_of(model)
+        compute.run(rows, padded)  # makes room for rows
+        if poison:
+            real = batch.num_tokens
+            for name in ("time", "target_time"):
+                padded.views.batch.tokens[name][real:] = -(2**62)
+            padded.views.batch.samples["negative_index"][len(batch) :] = 0
+            for room in compute._rooms.values():
+                room.rows.data[len(unique) : -1] = torch.nan
+                room.rows.data[-1] = 1e3
+        loss, row_grad = compute.run(rows, padded)
+        results.append([loss.clone(), row_grad.clone(), *(p.grad.clone() for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_batches_of_a_size_take_each_others_place():
+    draws = np.random.default_rng(5)
+    padder = Padder(CPU, longest=LONGEST, table_rows=30)
+    made = []
+    for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
+        batch = make_batch(lengths, draws)
+        unique, inverse, _ = indexed(batch)
+        made.append(padder.pad(batch, unique, inverse, global_tokens=9))
+    assert len({padded.key for padded in made}) == 1
+    assert all(padded.in_one_piece for padded in made)
+    memory = torch.empty(made[0].num_bytes, dtype=torch.uint8)
+    static = made[0].again(memory)
+    assert static.key == made[0].key
+    for padded in made:
+        memory.copy_(padded.memory[0][: padded.num_bytes])
+        for name, values in padded.views.batch.tokens.items():
+            assert torch.equal(static.views.batch.tokens[name], values)
+        for name, values in padded.views.batch.samples.items():
+            assert torch.equal(static.views.batch.samples[name], values)
+
+
+WISHES = [
+    ("device_offsets",),
+    ("token_tiles", 64),
+    ("by_length",),
+    ("bias_store",),
+    ("tiles", "queries", 64, 64, None),
+    ("table_plan", 32, 32, 2**27, 8192),
+    ("tiles", "keys", 64, 32, 2**27),
+]
+
+
+def test_what_is_only_written_is_what_would_be_sent():
+    draws = np.random.default_rng(6)
+    padder = Padder(CPU, longest=LONGEST, table_rows=30)
+    for wish in WISHES:
+        padder._wishes.note(*wish)
+    padder._wishes.took(2**20)
+    made = []
+    for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
+        batch = make_batch(lengths, draws)
+        unique, inverse, _ = indexed(batch)
+        made.append(padder.pad(batch, unique, inverse, global_tokens=9))
+        made[0].replayed.add(made[0].key)
+    assert [padded.sent is None for padded in made] == [False, True, True]
+    assert len({padded.key for padded in made}) == 1
+    for padded in made:
+        other = padded.again(torch.zeros(padded.num_bytes, dtype=torch.uint8))
+        here = memoryview(padded.memory[0][: padded.num_bytes].numpy())
+        there = memoryview(other.memory[0].numpy())
+        begin = 0
+        assert torch.equal(padded.unique, other.unique)
+        for itemsize, *shape in other.key[4:]:
+            end = begin + itemsize * int(np.prod(shape))
+            assert here[begin:end] == there[begin:end]
+            begin = -(-end // 16) * 16
+        assert begin == padded.num_bytes

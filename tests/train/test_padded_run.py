@@ -1,0 +1,76 @@
+"""Runs over padded batches follow the curve of plain ones; a recipe says what is padded, and why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from freescale.comm.world.ranks import Ranks
+from freescale.pipeline import TABLE, Padder
+from freescale.recipe import assembly, build_run, build_source, load_config
+from freescale.recipe.capture import why_not
+from freescale.train import Recorder as StepRecorder
+from freescale.train.log.events import Progress
+from freescale.train.loop import take_steps
+from freescale.train.state.run_state import run_tensors
+from tests.small_run import SMALL, Recorder
+
+CPU = torch.device("cpu")
+EXACT = (*SMALL, "run.steps=12", "run.eval_every=0", "model.dtype=float64", "optim.clip_norm=0.5")
+
+
+def small_run(tmp_path, *keys):
+    config = load_config(None, [*keys, f"run.out={tmp_path}"])
+    heard = Recorder()
+    run = build_run(config, build_source(config), Ranks(rank=0, num_ranks=1, device=CPU), Progress([heard]))
+    return run, config, heard
+
+
+def trained(tmp_path, *keys):
+    run, _, heard = small_run(tmp_path, *keys)
+    with run.open_schedule(0) as schedule:
+        take_steps(run, schedule)
+    return run_tensors(run), heard.of("step")
+
+
+@pytest.mark.parametrize("keys", [("pipeline.ahead=false",), ("pipeline.ahead=true", "model.dropout=0.3")])
+def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, keys):
+    plain, steps = trained(tmp_path / "plain", *EXACT, *keys)
+
+    def capture(config, ranks, progress, *, model, embedding, id_map):
+        rows = embedding.plans[TABLE].spec.num_rows
+        return Padder(CPU, longest=config.data.max_length, table_rows=rows), StepRecorder(CPU)
+
+    monkeypatch.setattr(assembly, "build_capture", capture)
+    padded, ours = trained(tmp_path / "padded", *EXACT, *keys)
+    assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in steps], rel=1e-12)
+    assert [step["grad_norm"] for step in ours] == pytest.approx(
+        [step["grad_norm"] for step in steps], rel=1e-11
+    )
+    assert [step["captured"] for step in ours] == [0.0] * len(ours)
+    assert "captured" not in steps[0]
+    for name, tensor in plain.items():
+        torch.testing.assert_close(padded[name], tensor, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("model.dropout=0", None),
+        ("model.dropout=0.1", None),
+        ("optim.accumulate=2", "accumulate"),
+        ("model.dtype=float64", "float64"),
+        ("model.kind=sasrec", "takes no padded batches"),
+        ("ffn.kind=dense", "takes no padded batches"),
+        ("embedding.id_map=zero_collision", "learns"),
+    ],
+)
+def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
+    run, config, _ = small_run(tmp_path, *SMALL, key)
+    found = why_not(config, run.ranks, run.state.model, run.state.id_map)
+    assert found is None if reason is None else reason in found
+
+
+def test_capture_is_off_or_by_itself():
+    assert load_config(None, []).run.capture == "auto"
+    assert load_config(None, ["run.capture=off"]).run.capture == "off"
