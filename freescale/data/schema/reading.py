@@ -70,7 +70,8 @@ def checked_schema(given: Mapping[Any, Any], *, where: str) -> Schema:
 def load_schema(path: Path) -> Schema:
     """The schema of a YAML file: its section `features`; a recipe may be that file."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+        text = path.read_text(encoding="utf-8")
+        values = yaml.load(text, StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the schema cannot be read", got=f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:

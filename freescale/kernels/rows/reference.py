@@ -28,6 +28,18 @@ def row_plan(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return keys.argsort(stable=True), rows, starts, torch.arange(len(rows)).repeat_interleave(counts)
 
 
+def gather_rows(weight: Tensor, ids: Tensor) -> Tensor:
+    """[N, dim] float32 weight[ids]; zeros for a row outside the table."""
+    inside = (ids >= 0) & (ids < len(weight))
+    return weight[ids.clamp(0, len(weight) - 1)].float() * inside[:, None]
+
+
+def sum_planned(values: Tensor, keys: Tensor) -> Tensor:
+    """[rows, dim] float32 the sums of the values of each key, in the order of the keys."""
+    rows, inverse = torch.unique(keys, return_inverse=True)
+    return sum_by_row(inverse, values.float(), len(rows))
+
+
 def overlap(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Which values of each list stand in the other, too."""
     return torch.isin(first, second), torch.isin(second, first)

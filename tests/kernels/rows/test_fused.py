@@ -72,6 +72,7 @@ def test_a_row_outside_is_read_as_zeros_told_and_never_written(dtype, bad):
     rows, keys = plan_kernels.gather(weight, ids, flag)
     assert int(flag) == bad
     assert torch.equal(rows, torch.stack([weight[3], torch.zeros(5, dtype=dtype), weight[6]]).float())
+    assert torch.equal(rows, reference.gather_rows(weight, ids))
     before, numbers = weight.clone(), torch.tensor([-1.0, 1.0, 1.0, 0.0])
     update_kernels.update_planned(
         weight,
@@ -129,6 +130,7 @@ def test_sums_around_the_limits_of_the_kernels(counts):
     values = torch.randint(-8, 9, (len(ids), 6), generator=draw).float()  # any order gives the same sum
     sums = update_kernels.sum_planned(planned(ids, 9), values, len(counts))
     assert torch.equal(sums, reference.sum_by_row(ids, values, len(counts)))
+    assert torch.equal(sums, reference.sum_planned(values, ids))
 
 
 def test_a_row_gets_the_same_bits_whatever_stands_beside_it():
