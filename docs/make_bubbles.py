@@ -109,7 +109,7 @@ def draw(before: Stretch, after: Stretch, steps: range) -> str:
         f"<title>{len(steps)} steps of one training, measured, shared out at random and balanced</title>",
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="{EDGE}"/>',
         *panel(before, top=TOP, scale=scale, title=f"Shared out at random: steps {steps[0]} to {steps[-1]}"),
-        *panel(after, top=second, scale=scale, title="Balanced by FreeScale: the same number of steps"),
+        *panel(after, top=second, scale=scale, title="Balanced by FreeScale: the same steps"),
         f'<rect x="{LEFT}" y="{y - 10}" width="12" height="12" fill="{WORK}"/>',
         f'<text x="{LEFT + 18}" y="{y}" font-size="12" fill="{INK}">compute</text>',
         f'<rect x="{LEFT + 90}" y="{y - 10}" width="12" height="12" fill="{IDLE}"/>',
