@@ -2,7 +2,7 @@
 
 A rank alone cannot tell whether it waits for a transfer or for another rank. It waits for a rank
 
-    until the last one is there      but not while that one was itself held by a transfer
+    until the last one is there      less the time a transfer had held that one, and not this one
     while another one stands still   stopped or without a core, also where it has long been there
 
 and for the transfer at all other moments. The exception matters where the wire is slow: a rank that its last transfer
@@ -13,6 +13,7 @@ waits for nothing.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.world import Ranks, SharedClock
-from freescale.trace import Arrival, Interval, Span, held_before, overlap, union, without
+from freescale.trace import MAIN, Arrival, Interval, Span, held_before, overlap, union, without
 from freescale.train.log.stalls import Stalls
 
 _SLOTS = 64
@@ -56,6 +57,7 @@ class Notes:
     clock: SharedClock | None = None
     stalls: Stalls | None = None
     _known: dict[int, _Last] = field(default_factory=dict)
+    _left: dict[str, list[float]] = field(default_factory=dict)
     _own_stalls: list[Interval] = field(default_factory=list)
     _other_stalls: list[Interval] = field(default_factory=list)
 
@@ -92,6 +94,7 @@ class Notes:
             arrivals[key].serial: _Last(at - self.offset, self._interval(holds.get(key)))
             for key, (at,) in came.items()
         }
+        self._left = _left_behind(spans)
         spans[:] = map(self._recalled, spans)
         self._forget_stalls_before(min((span.start for span in spans), default=0.0))
         return int(-behind)
@@ -107,11 +110,24 @@ class Notes:
         if last is None or span.missing is not None:
             return span
         late: list[Interval] = []
-        if last.came > span.start:
-            late = without([(span.start, min(span.end, last.came))], last.held)
+        due = last.came - self._excused(span, last)
+        if due > span.start:
+            late = [(span.start, min(span.end, due))]
         if self._other_stalls:
             late = union([*late, *overlap([(span.start, span.end)], self._other_stalls)])
         return Span(*span[:7], last=last.came, missing=tuple(late))  # a tenth of what `_replace` takes
+
+    def _excused(self, span: Span, last: _Last) -> float:
+        """By how much earlier the last rank had come, if no transfer had held it for longer than this one.
+
+        Once this rank has left its own exchanges behind and computes, every moment that the other is held counts.
+        """
+        if not last.held or span.arrival is None:
+            return 0.0
+        ((low, high),) = last.held
+        lanes = (self._left.get(lane, []) for lane in {span.lane, MAIN})
+        ends = (left[place - 1] for left in lanes if (place := bisect_right(left, span.arrival.mark)))
+        return max(0.0, high - max(low, *ends, _NEVER))
 
     def _awake(self, span: Span) -> Iterable[Span]:
         """The pieces of a wait in which this rank did not stand still itself."""
@@ -131,6 +147,15 @@ class Notes:
     def _forget_stalls_before(self, moment: float) -> None:
         self._own_stalls = [stall for stall in self._own_stalls if stall[1] > moment]
         self._other_stalls = [stall for stall in self._other_stalls if stall[1] > moment]
+
+
+def _left_behind(spans: Iterable[Span]) -> dict[str, list[float]]:
+    """Thread -> when each of its waits ended, in order."""
+    ends: dict[str, list[float]] = {}
+    for span in spans:
+        if span.kind == "wait":
+            ends.setdefault(span.lane, []).append(span.end)
+    return {lane: sorted(moments) for lane, moments in ends.items()}
 
 
 class _Table:
