@@ -1,4 +1,4 @@
-"""Whom a wait was for: lateness that a transfer has handed on is the wire's, however long both ranks compute after it."""
+"""Whom a wait was for: lateness that a transfer has handed on is the wire's, however long ranks compute after it."""
 
 from __future__ import annotations
 
