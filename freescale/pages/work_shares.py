@@ -49,7 +49,8 @@ class WorkShares:
             return "too few steps to tell"
         if not self.change.is_sure:
             return "no difference beyond noise"
-        ends = sorted(abs(end) for end in (self.change.low, self.change.high))
+        # Nobody has less than even shares: an interval that reaches further ends there.
+        ends = sorted(abs(max(end, -1.0)) for end in (self.change.low, self.change.high))
         word, amount = ("more even", "less") if self.change.value < 0 else ("less even", "more")
         return f"{word}, {units.percent(ends[0])} to {units.percent(ends[1])} {amount} above 1"
 
