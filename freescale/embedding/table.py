@@ -40,6 +40,7 @@ class EmbeddingTable:
             would lose updates smaller than 1/256 of a weight.
         device: where the rows live.
         first_row: number of the first row in the whole table.
+        lr_scale: multiplies the learning rate of updates.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class EmbeddingTable:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         first_row: int = 0,
+        lr_scale: float = 1.0,
     ) -> None:
         self.first_row = first_row
+        self._lr_scale = lr_scale
         self.dim = dim
         self.optimizer = optimizer
         self._seed = seed
@@ -126,15 +129,13 @@ class EmbeddingTable:
         """Update the local rows of a plan with the sums of their values, in one pass; for fused tables."""
         if self.before_writing is not None:
             self._tell(plan.rows[: int(plan.count)].long())
-        self._fused(plan, values, lr=lr, step=step)
+        self._fused(plan, values, lr=lr * self._lr_scale, step=step)
 
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Update these unique local rows with their summed gradients; step counts from 1."""
         self._tell(rows)
-        if self.not_fused is None:
-            self._fused(rows, grad, lr=lr, step=step)
-        else:
-            self._apply_plainly(rows, grad, lr=lr, step=step)
+        update = self._apply_plainly if self.not_fused is not None else self._fused
+        update(rows, grad, lr=lr * self._lr_scale, step=step)
 
     def _fused(self, rows: RowPlan | Tensor, values: Tensor, *, lr: float, step: int) -> None:
         rule = self._rule
