@@ -72,5 +72,5 @@ def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
 
 
 def test_capture_is_off_or_by_itself():
-    assert load_config(None, []).run.capture == "off"
-    assert load_config(None, ["run.capture=auto"]).run.capture == "auto"
+    assert load_config(None, []).run.capture == "auto"
+    assert load_config(None, ["run.capture=off"]).run.capture == "off"

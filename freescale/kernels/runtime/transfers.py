@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,19 +102,18 @@ class Parcel:
 
     def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
         """Arrays of int64 that `fill` writes straight into the parcel, as tensors on the device."""
-        if self.filled + 8 * sum(math.prod(shape) + 1 for shape in shapes) > len(self._flat):
+        ends = list(accumulate((_aligned(8 * math.prod(shape)) for shape in shapes), initial=self.filled))
+        # Exactly what they take, as `add` counts it: what is put in by `add` has no name to be filled by again.
+        if ends[-2] + 8 * math.prod(shapes[-1]) > len(self._flat):
             arrays = [np.empty(shape, np.int64) for shape in shapes]
             fill(arrays)
             return self.add(*arrays)
         self.filled_in.append((name, shapes))
-        begin = self.filled
         fill([self.room_for(shape, np.int64) for shape in shapes])
-        found = []
-        for shape in shapes:
-            end = begin + 8 * math.prod(shape)
-            found.append(self.memory[begin:end].view(torch.int64).view(shape))
-            begin = _aligned(end)
-        return tuple(found)
+        return tuple(
+            self.memory[begin : begin + 8 * math.prod(shape)].view(torch.int64).view(shape)
+            for begin, shape in zip(ends, shapes)
+        )
 
     def room_for(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An array in the parcel, to be filled; there must be room."""
