@@ -87,8 +87,17 @@ def schedule_opener(
     padder: Padder | None = None,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`."""
-    from freescale.pipeline import LayoutPlanner, PlainSchedule, PrioritizedSchedule, load_batches
+    from freescale.pipeline import (
+        TABLE,
+        LayoutPlanner,
+        ParcelLoader,
+        ParcelMaker,
+        PlainSchedule,
+        PrioritizedSchedule,
+        load_batches,
+    )
     from freescale.recipe.comm import row_channels
+    from freescale.recipe.data import loader_processes
     from freescale.train import due_at
 
     # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
@@ -103,13 +112,28 @@ def schedule_opener(
             or any(due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every))
         )
 
+    workers = loader_processes(config, replayed=padder is not None)
+
     def open_schedule(first_step: int) -> Schedule:
+        num_steps = timetable.total_steps - first_step
+        if padder is not None and workers:
+            table = embedding.plan_of(TABLE).spec
+            maker = ParcelMaker(sampler, examples, id_map, table, padder)
+            return PlainSchedule(
+                ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers),
+                embedding=embedding,
+                id_map=id_map,
+                device=ranks.device,
+                ahead=prepares_ahead(config, ranks, id_map),
+                first_step=first_step,
+                padder=padder,
+            )
         batches = load_batches(
             sampler,
             examples,
             first_step=first_step,
-            num_steps=timetable.total_steps - first_step,
-            workers=config.data.workers,
+            num_steps=num_steps,
+            workers=workers,
             pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
         )
         shared: dict[str, Any] = {
