@@ -23,5 +23,6 @@ if TYPE_CHECKING:
         Schedule,
         look_up,
     )
+    from freescale.pipeline.step_numbers import StepNumbers, pack_numbers
 else:
     __getattr__, __dir__ = open_door(__name__)

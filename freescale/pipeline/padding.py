@@ -26,6 +26,7 @@ from freescale.data import SequenceBatch
 from freescale.kernels import LayoutRoom, LayoutWishes, SequenceLayout
 from freescale.kernels.runtime import Parcel
 from freescale.pipeline.padding_source import FEWEST, Feature, PaddingSource, Template, padded_size
+from freescale.pipeline.step_numbers import StepNumbers, no_numbers
 from freescale.pipeline.streams import record_stream
 
 Array = npt.NDArray[Any]
@@ -40,11 +41,15 @@ class PaddedViews(NamedTuple):
         batch: its features, padded, with indices into rows.
         layout: where its sequences stand.
         divisor: [] float64, the tokens of all ranks, which the loss is divided by.
+        unique: [rows] the numbers of the unique rows, then zeros.
+        numbers: of the step.
     """
 
     batch: SequenceBatch
     layout: SequenceLayout
     divisor: Tensor
+    unique: Tensor
+    numbers: StepNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +111,18 @@ class Padder:
         device: where the model computes.
         longest: tokens of the longest sequence there may be.
         table_rows: rows of the item table: no batch has more.
+        numbers_of: step -> its numbers (`pack_numbers`).
     """
 
-    def __init__(self, device: torch.device, *, longest: int, table_rows: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        longest: int,
+        table_rows: int,
+        numbers_of: Callable[[int], Array] = no_numbers,
+    ) -> None:
+        self._numbers_of = numbers_of
         self._device, self._longest, self._table_rows = device, longest, table_rows
         self._wishes = LayoutWishes()
         self._templates: dict[tuple[Any, ...], Template] = {}
@@ -116,7 +130,7 @@ class Padder:
         self._useful: tuple[tuple[int, int], dict[tuple[Any, ...], Template]] = ((0, 0), {})
 
     def pad(
-        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int
+        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int, step: int = 0
     ) -> PaddedBatch:
         """The batch padded and on its way to the device.
 
@@ -125,8 +139,9 @@ class Padder:
             unique: [U] numbers of its unique rows.
             inverse: index of every id among them, in the order items, targets, negatives.
             global_tokens: of all ranks.
+            step: counted from 0.
         """
-        return self.pad_source(self.source(batch, unique, inverse, global_tokens=global_tokens))
+        return self.pad_source(self.source(batch, unique, inverse, global_tokens=global_tokens, step=step))
 
     def pad_source(self, source: PaddingSource) -> PaddedBatch:
         """The same of a batch whose size is known."""
@@ -148,7 +163,7 @@ class Padder:
         if into is None:
             self._wishes.took(parcel.wanted)
         names = [feature.name for feature, _ in source.padded()]
-        first, last = 2, 2 + len(source.tokens)
+        first, last = 3, 3 + len(source.tokens)
         views = PaddedViews(
             SequenceBatch(
                 offsets,
@@ -158,6 +173,8 @@ class Padder:
             ),
             layout,
             sent[1][0],
+            sent[0],
+            StepNumbers.of(sent[2]),
         )
         made = self._made(source, parcel, (source.num_rows, *layout.kernel_choice, *parcel.shapes), views)
         if made.in_one_piece and noted:
@@ -209,7 +226,7 @@ class Padder:
         )
 
     def source(
-        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int
+        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int, step: int = 0
     ) -> PaddingSource:
         """A batch and the size it is to have; the arguments are those of `pad`."""
         num_tokens, num_samples = padded_size(batch.num_tokens), padded_size(len(batch), fewest=8)
@@ -220,6 +237,8 @@ class Padder:
         samples = [Feature(name, x.numpy()) for name, x in batch.samples.items() if name not in _NOT_SENT]
         if (ids := batch.samples.get("negatives")) is not None:
             samples.append(Feature("negative_index", negative.reshape(ids.shape), rows - 1))
+        numbers = self._numbers_of(step)
+        numbers[0] = len(unique)
         return PaddingSource(
             np.pad(batch.offsets.numpy(), (0, num_samples - len(batch)), mode="edge"),
             unique.numpy(),
@@ -228,6 +247,7 @@ class Padder:
             LayoutRoom(tokens=num_tokens, longest=self._longest),
             num_rows=rows,
             global_tokens=global_tokens,
+            numbers=numbers,
         )
 
     def _rows_for(self, num_rows: int) -> int:

@@ -54,11 +54,13 @@ class PaddingSource:
     room: LayoutRoom
     num_rows: int
     global_tokens: int
+    numbers: Array
 
     def padded(self) -> Iterator[tuple[Feature, tuple[int, ...]]]:
-        """Unique rows, the tokens that the loss is divided by, then all features; each with its padded shape."""
+        """Unique rows, what the loss is divided by, the step's numbers, all features; each with its padded shape."""
         yield Feature("unique", self.unique), (self.num_rows,)
         yield Feature("divisor", np.array([max(1, self.global_tokens)], np.float64)), (1,)
+        yield Feature("numbers", self.numbers), self.numbers.shape
         sizes = ((self.tokens, self.room.tokens), (self.samples, len(self.offsets) - 1))
         for features, size in sizes:
             for feature in features:

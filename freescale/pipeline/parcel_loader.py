@@ -81,7 +81,8 @@ class ParcelMaker:
         plan = self.sampler.plan(step)
         batch = self.examples.batch(plan.rows, step=step)
         rows, index = unique_rows(batch, self.id_map, self.table, step=step)
-        return plan, batch, self.padder.source(batch, rows, index, global_tokens=plan.global_tokens)
+        tokens = plan.global_tokens
+        return plan, batch, self.padder.source(batch, rows, index, global_tokens=tokens, step=step)
 
 
 class _Written(NamedTuple):

@@ -35,6 +35,8 @@ from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
 
 TABLE = "item"
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+_NO_ROWS = Lookup(TABLE, torch.zeros(0, 0), _NOTHING, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class PlainSchedule:
         look_past: of `Ahead`.
         layouts: makes the layouts of batches, in the thread; without one it is left to the model.
         padder: pads batches; ids must become rows on the CPU.
+        rows_in_step: padded batches come without rows: their steps read and update them by themselves.
     """
 
     def __init__(
@@ -137,8 +140,10 @@ class PlainSchedule:
         look_past: Callable[[int], bool] = lambda step: True,
         layouts: LayoutPlanner | None = None,
         padder: Padder | None = None,
+        rows_in_step: bool = False,
     ) -> None:
         self._batches = batches
+        self._rows_in_step = rows_in_step
         self._padder = padder
         self._embedding = embedding
         self._id_map = id_map
@@ -171,7 +176,7 @@ class PlainSchedule:
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
-        if not self._embedding.plans:
+        if not self._embedding.plans or (self._rows_in_step and ready.padded is not None):
             return
         with ready.traffic.exposed():
             self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
@@ -200,7 +205,7 @@ class PlainSchedule:
             parcel = self._batches.next()
             if parcel is None:
                 return None
-            return _with_padded(PlannedBatch(parcel.plan, parcel.batch), parcel.padded, Traffic())
+            return self._with_padded(PlannedBatch(parcel.plan, parcel.batch), parcel.padded, Traffic())
         planned = next(self._batches, None) if self._reader is None else self._reader.next()
         if planned is None:
             return None
@@ -219,14 +224,16 @@ class PlainSchedule:
         with traffic.exposed() if self._ahead is None else nullcontext():
             spec = self._embedding.plan_of(TABLE).spec
             rows, index = unique_rows(batch, self._id_map, spec, step=plan.step)
-            padded = padder.pad(batch, rows, index, global_tokens=plan.global_tokens)
-        return _with_padded(planned, padded, traffic)
+            tokens = plan.global_tokens
+            padded = padder.pad(batch, rows, index, global_tokens=tokens, step=plan.step)
+        return self._with_padded(planned, padded, traffic)
 
-
-def _with_padded(planned: PlannedBatch, padded: PaddedBatch, traffic: Traffic) -> _Prepared:
-    # Nobody asks for the indices: the padded batch has them.
-    found = UniqueRows(padded.unique, padded.unique[:0])
-    return _Prepared(planned, planned.batch, found, traffic, padded=padded)
+    def _with_padded(self, planned: PlannedBatch, padded: PaddedBatch, traffic: Traffic) -> _Prepared:
+        found = None
+        if not self._rows_in_step:
+            # Nobody asks for the indices: the padded batch has them.
+            found = UniqueRows(padded.unique, padded.unique[:0])
+        return _Prepared(planned, planned.batch, found, traffic, padded=padded)
 
 
 class PrioritizedSchedule:
@@ -344,5 +351,4 @@ def fetch(found: UniqueRows | None, embedding: ShardedEmbedding) -> Lookup:
     """The values of the rows that `find_rows` has found, as they are now."""
     if found is not None:
         return embedding.lookup(TABLE, found)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing)
+    return _NO_ROWS

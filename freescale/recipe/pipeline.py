@@ -85,6 +85,7 @@ def schedule_opener(
     timetable: Timetable,
     stop: StopRequest,
     padder: Padder | None = None,
+    rows_in_step: bool = False,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`."""
     from freescale.pipeline import (
@@ -127,6 +128,7 @@ def schedule_opener(
                 ahead=prepares_ahead(config, ranks, id_map),
                 first_step=first_step,
                 padder=padder,
+                rows_in_step=rows_in_step,
             )
         batches = load_batches(
             sampler,
@@ -146,7 +148,7 @@ def schedule_opener(
         }
         if not hides_traffic(config, embedding, ranks):
             ahead = prepares_ahead(config, ranks, id_map)
-            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder)
+            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder, rows_in_step=rows_in_step)
         return PrioritizedSchedule(
             batches,
             **shared,

@@ -10,8 +10,9 @@ import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.errors import DataError, TrainingError
-from freescale.pipeline import TABLE, Padder, ParcelLoader, ParcelMaker
+from freescale.pipeline import Padder, ParcelLoader, ParcelMaker
 from freescale.recipe import assembly, build_run, build_source, load_config
+from freescale.recipe.capture import assemble_capture
 from freescale.recipe.data import loader_processes
 from freescale.train import Recorder as StepRecorder
 from freescale.train.log.events import Progress
@@ -28,9 +29,10 @@ made: list[ParcelMaker] = []
 def padded_runs(monkeypatch):
     """Runs on a CPU that pad batches, as runs on a GPU do."""
 
-    def capture(config, ranks, progress, *, model, embedding, id_map):
-        rows = embedding.plans[TABLE].spec.num_rows
-        return Padder(CPU, longest=config.data.max_length, table_rows=rows), StepRecorder(CPU)
+    def capture(config, ranks, progress, *, embedding, lr_factor, **_):
+        return assemble_capture(
+            config, StepRecorder(CPU), ranks=ranks, embedding=embedding, lr_factor=lr_factor
+        )
 
     monkeypatch.setattr(assembly, "build_capture", capture)
 
