@@ -131,6 +131,38 @@ class EmbeddingTable:
             self._tell(plan.rows[: int(plan.count)].long())
         self._fused(plan, values, lr=lr * self._lr_scale, step=step)
 
+    def step_numbers(self, *, lr: float, step: int) -> tuple[float, float, float, float]:
+        """What `apply_counted` reads of a step, which counts from 1."""
+        if self._rule is None:
+            return (lr, 1.0, step % 65536, step // 65536)
+        return (*self._rule.numbers(lr=lr, step=step), step % 65536, step // 65536)
+
+    def apply_counted(self, rows: Tensor, grad: Tensor, *, numbers: Tensor, count: Tensor) -> None:
+        """Update the first `count` of these unique local rows.
+
+        All that changes from step to step is read on the device, so that it can be recorded and replayed. For fused tables, and those of a CPU.
+
+        Args:
+            rows: [U] unique rows; behind `count` anything.
+            grad: [U, dim] their gradients.
+            numbers: [4] float64 of `step_numbers`.
+            count: [1] int64.
+        """
+        if self.not_fused is None:
+            rule = self._rule
+            assert rule is not None
+            state = tuple(self.state[name] for name in rule.state)
+            single = numbers.float()
+            options = {"numbers": single, "count": count, "first_row": self.first_row}
+            update_rows(self.weight, state, rows, grad, rule, **options)
+            return
+        real = int(count)
+        rate, _, low, high = numbers.tolist()
+        step = int(low + 65536 * high)
+        adam = self._rule is not None and self._rule.kind == "adam"
+        lr = rate if self._rule is None else -rate * ((1 - self._rule.beta1**step) if adam else 1.0)
+        self.apply(rows[:real], grad[:real], lr=lr, step=step)
+
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Update these unique local rows with their summed gradients; step counts from 1."""
         self._tell(rows)

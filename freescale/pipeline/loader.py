@@ -145,7 +145,7 @@ def _unchanged(planned: PlannedBatch | FreeScaleError) -> _Loaded:
     return planned
 
 
-def _live_as_long_as_the_rank(worker: int) -> None:
+def live_as_long_as_the_rank(worker: int) -> None:
     """In a loader process: no shorter than the rank that needs it, and no longer.
 
     A scheduler sends SIGTERM to every process of a run; this one is needed until the last step. When the rank ends,
@@ -210,7 +210,7 @@ def load_batches(
         pin_memory=pin,
         prefetch_factor=_PREFETCH if workers else None,
         collate_fn=collate,
-        worker_init_fn=_live_as_long_as_the_rank,
+        worker_init_fn=live_as_long_as_the_rank,
     )
     return LoadedBatches(loader)
 

@@ -21,19 +21,22 @@ from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, check_range, learns_ids
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, learns_ids
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.kernels.rows import unique
 from freescale.pipeline.ahead import Ahead, ReadAhead
+from freescale.pipeline.batch_ids import ids_of, unique_rows, with_indices
 from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.padding import PaddedBatch, Padder
+from freescale.pipeline.parcel_loader import ParcelLoader
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
 
 TABLE = "item"
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+_NO_ROWS = Lookup(TABLE, torch.zeros(0, 0), _NOTHING, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class PlainSchedule:
     """Looks rows up right before they are needed and updates them right after.
 
     Args:
-        batches: planned batches in step order.
+        batches: planned batches in step order; or such that processes have made ready.
         embedding: the item table.
         id_map: raw ids to rows.
         device: where the model computes.
@@ -122,11 +125,12 @@ class PlainSchedule:
         look_past: of `Ahead`.
         layouts: makes the layouts of batches, in the thread; without one it is left to the model.
         padder: pads batches; ids must become rows on the CPU.
+        rows_in_step: padded batches come without rows: their steps read and update them by themselves.
     """
 
     def __init__(
         self,
-        batches: Iterator[PlannedBatch],
+        batches: Iterator[PlannedBatch] | ParcelLoader,
         *,
         embedding: ShardedEmbedding,
         id_map: IdMap,
@@ -136,8 +140,10 @@ class PlainSchedule:
         look_past: Callable[[int], bool] = lambda step: True,
         layouts: LayoutPlanner | None = None,
         padder: Padder | None = None,
+        rows_in_step: bool = False,
     ) -> None:
         self._batches = batches
+        self._rows_in_step = rows_in_step
         self._padder = padder
         self._embedding = embedding
         self._id_map = id_map
@@ -145,8 +151,9 @@ class PlainSchedule:
         self._layouts = layouts if ahead else None
         self._ahead = None
         self._reader: ReadAhead[PlannedBatch] | None = None
-        if ahead:
+        if ahead and not isinstance(batches, ParcelLoader):
             self._reader = ReadAhead(batches)
+        if ahead:
             self._ahead = Ahead(self._prepare, device=device, first_step=first_step, look_past=look_past)
 
     def __iter__(self) -> Iterator[ReadyBatch]:
@@ -169,7 +176,7 @@ class PlainSchedule:
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
-        if not self._embedding.plans:
+        if not self._embedding.plans or (self._rows_in_step and ready.padded is not None):
             return
         with ready.traffic.exposed():
             self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
@@ -177,21 +184,28 @@ class PlainSchedule:
 
     def flush(self) -> None:
         """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
-        if self._ahead is not None and self._reader is not None:
+        if self._ahead is not None:
             self._ahead.wait_until_idle()
+        if self._reader is not None:
             self._reader.wait_until_idle()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._ahead is not None and self._reader is not None:
+        if self._ahead is not None:
             self._ahead.close()
+        if self._reader is not None:
             self._reader.close()
         end_loading(self._batches, error)
 
     def _prepare(self) -> _Prepared | None:
         """The next batch, as far as it follows from ids; reads no values of rows."""
+        if isinstance(self._batches, ParcelLoader):
+            parcel = self._batches.next()
+            if parcel is None:
+                return None
+            return self._with_padded(PlannedBatch(parcel.plan, parcel.batch), parcel.padded, Traffic())
         planned = next(self._batches, None) if self._reader is None else self._reader.next()
         if planned is None:
             return None
@@ -208,14 +222,18 @@ class PlainSchedule:
         """The same in a fixed size: features and lists go to the device in one piece, unique rows beside it."""
         plan, batch = planned
         with traffic.exposed() if self._ahead is None else nullcontext():
-            # Ids are made unique first: a map then has a fraction of them to look up.
-            ids, id_index = unique(torch.cat(ids_of(batch)))
-            rows, row_index = unique(self._id_map.rows(ids, step=plan.step))
-            check_range(self._embedding.plan_of(TABLE).spec, rows)
-            padded = padder.pad(batch, rows, row_index[id_index], global_tokens=plan.global_tokens)
-        # Nobody asks for the indices: the padded batch has them.
-        found = UniqueRows(padded.unique, padded.unique[:0])
-        return _Prepared(planned, batch, found, traffic, padded=padded)
+            spec = self._embedding.plan_of(TABLE).spec
+            rows, index = unique_rows(batch, self._id_map, spec, step=plan.step)
+            tokens = plan.global_tokens
+            padded = padder.pad(batch, rows, index, global_tokens=tokens, step=plan.step)
+        return self._with_padded(planned, padded, traffic)
+
+    def _with_padded(self, planned: PlannedBatch, padded: PaddedBatch, traffic: Traffic) -> _Prepared:
+        found = None
+        if not self._rows_in_step:
+            # Nobody asks for the indices: the padded batch has them.
+            found = UniqueRows(padded.unique, padded.unique[:0])
+        return _Prepared(planned, planned.batch, found, traffic, padded=padded)
 
 
 class PrioritizedSchedule:
@@ -288,8 +306,10 @@ class PrioritizedSchedule:
         return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
 
 
-def end_loading(batches: Iterator[PlannedBatch], error: Sequence[Any]) -> None:
+def end_loading(batches: Iterator[PlannedBatch] | ParcelLoader, error: Sequence[Any]) -> None:
     """A schedule left before its last batch ends its loader processes; after an error they end with this one."""
+    if isinstance(batches, ParcelLoader):
+        batches.close()
     if isinstance(batches, LoadedBatches) and not any(error):
         batches.close()
 
@@ -331,21 +351,4 @@ def fetch(found: UniqueRows | None, embedding: ShardedEmbedding) -> Lookup:
     """The values of the rows that `find_rows` has found, as they are now."""
     if found is not None:
         return embedding.lookup(TABLE, found)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing)
-
-
-def ids_of(batch: SequenceBatch) -> list[Tensor]:
-    """Everything a batch mentions."""
-    parts = [batch.tokens["item"], batch.tokens["target"]]
-    negatives = batch.samples.get("negatives")
-    return parts if negatives is None else [*parts, negatives.flatten()]
-
-
-def with_indices(batch: SequenceBatch, inverse: Tensor) -> SequenceBatch:
-    """The batch with the index of every id in the vectors it goes with; `inverse` in the order of `ids_of`."""
-    item, target, *rest = inverse.split([len(part) for part in ids_of(batch)])
-    indexed = batch.with_tokens(item_index=item, target_index=target)
-    if rest:
-        indexed = indexed.with_samples(negative_index=rest[0].view(batch.samples["negatives"].shape))
-    return indexed
+    return _NO_ROWS

@@ -78,7 +78,10 @@ def build_run(
         config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
     )
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
-    padder, recorder = build_capture(config, ranks, progress, model=model, embedding=embedding, id_map=id_map)
+    lr_factor = learning_rate(config, total_steps=timetable.total_steps)
+    capture = build_capture(
+        config, ranks, progress, model=model, embedding=embedding, id_map=id_map, lr_factor=lr_factor
+    )
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -90,7 +93,8 @@ def build_run(
         switch=switch,
         timetable=timetable,
         stop=stop,
-        padder=padder,
+        padder=capture.padder,
+        rows_in_step=capture.table is not None,
     )
     train_step = TrainStep(
         model,
@@ -101,7 +105,7 @@ def build_run(
         encode_items=items.encode,
         lr=config.optim.lr,
         table_lr=config.embedding.lr,
-        lr_factor=learning_rate(config, total_steps=timetable.total_steps),
+        lr_factor=lr_factor,
         clip_norm=config.optim.clip_norm,
         accumulate=config.optim.accumulate,
         # A CPU multiplies in bfloat16 many times slower than in float32.
@@ -110,7 +114,8 @@ def build_run(
         gate=gate,
         transport=config.comm.transport,
         work=SampleWork(segment_rule(config)),
-        recorder=recorder,
+        recorder=capture.recorder,
+        table=capture.table,
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still

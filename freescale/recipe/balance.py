@@ -98,5 +98,5 @@ def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Reba
         ranks=ranks,
         every=config.balance.refit_every if config.balance.enabled else None,
         # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
-        lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
+        lookahead=2 * (config.data.workers or 0) + 2 + LOOK_AHEAD,
     )

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from freescale.comm.world import Ranks
-    from freescale.embedding import IdMap, ShardedEmbedding
+    from freescale.embedding import EmbeddingTable, IdMap, ShardedEmbedding
     from freescale.model import Recommender
     from freescale.pipeline import Padder
     from freescale.recipe.config import Config
     from freescale.train import Progress, Recorder
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What captured steps are made of; nothing where steps are computed as usual.
+
+    Args:
+        padder: pads batches.
+        recorder: records their steps.
+        table: whose rows the steps read and update by themselves; None: rows are looked up and updated around them.
+    """
+
+    padder: Padder | None = None
+    recorder: Recorder | None = None
+    table: EmbeddingTable | None = None
 
 
 def build_capture(
@@ -21,23 +39,51 @@ def build_capture(
     model: Recommender,
     embedding: ShardedEmbedding,
     id_map: IdMap,
-) -> tuple[Padder | None, Recorder | None]:
+    lr_factor: Callable[[int], float],
+) -> Capture:
     """What pads batches and what records their steps; neither where steps cannot be recorded, which is told once."""
-    from freescale.pipeline import TABLE, Padder
     from freescale.train import Recorder
 
     def tell(reason: str) -> None:
         progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
-        return None, None
+        return Capture()
     reason = why_not(config, ranks, model, id_map)
     if reason is not None:
         tell(reason)
-        return None, None
+        return Capture()
+    recorder = Recorder(ranks.device, tell=tell)
+    return assemble_capture(config, recorder, ranks=ranks, embedding=embedding, lr_factor=lr_factor)
+
+
+def assemble_capture(
+    config: Config,
+    recorder: Recorder,
+    *,
+    ranks: Ranks,
+    embedding: ShardedEmbedding,
+    lr_factor: Callable[[int], float],
+) -> Capture:
+    """The parts, for a run whose steps can be recorded."""
+    from freescale.kernels.dropout import key_of_step
+    from freescale.pipeline import TABLE, Padder, pack_numbers
+
+    table, seed = embedding.tables[TABLE], config.run.seed
+
+    def numbers_of(step: int) -> Any:
+        factor = lr_factor(step)
+        return pack_numbers(
+            dropout_key=key_of_step(seed, step),
+            dense_lr=config.optim.lr * factor,
+            rows=table.step_numbers(lr=config.embedding.lr * factor, step=step + 1),
+        )
+
     rows = embedding.plans[TABLE].spec.num_rows
-    padder = Padder(ranks.device, longest=config.data.max_length, table_rows=rows)
-    return padder, Recorder(ranks.device, tell=tell)
+    padder = Padder(ranks.device, longest=config.data.max_length, table_rows=rows, numbers_of=numbers_of)
+    # Tables whose update is not one kernel are looked up and updated around the recorded part of a step.
+    inside = table.not_fused is None or ranks.device.type == "cpu"
+    return Capture(padder, recorder, table if inside else None)
 
 
 def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> str | None:

@@ -85,10 +85,20 @@ def schedule_opener(
     timetable: Timetable,
     stop: StopRequest,
     padder: Padder | None = None,
+    rows_in_step: bool = False,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`."""
-    from freescale.pipeline import LayoutPlanner, PlainSchedule, PrioritizedSchedule, load_batches
+    from freescale.pipeline import (
+        TABLE,
+        LayoutPlanner,
+        ParcelLoader,
+        ParcelMaker,
+        PlainSchedule,
+        PrioritizedSchedule,
+        load_batches,
+    )
     from freescale.recipe.comm import row_channels
+    from freescale.recipe.data import loader_processes
     from freescale.train import due_at
 
     # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
@@ -103,13 +113,29 @@ def schedule_opener(
             or any(due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every))
         )
 
+    workers = loader_processes(config, replayed=padder is not None)
+
     def open_schedule(first_step: int) -> Schedule:
+        num_steps = timetable.total_steps - first_step
+        if padder is not None and workers:
+            table = embedding.plan_of(TABLE).spec
+            maker = ParcelMaker(sampler, examples, id_map, table, padder)
+            return PlainSchedule(
+                ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers),
+                embedding=embedding,
+                id_map=id_map,
+                device=ranks.device,
+                ahead=prepares_ahead(config, ranks, id_map),
+                first_step=first_step,
+                padder=padder,
+                rows_in_step=rows_in_step,
+            )
         batches = load_batches(
             sampler,
             examples,
             first_step=first_step,
-            num_steps=timetable.total_steps - first_step,
-            workers=config.data.workers,
+            num_steps=num_steps,
+            workers=workers,
             pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
         )
         shared: dict[str, Any] = {
@@ -122,7 +148,7 @@ def schedule_opener(
         }
         if not hides_traffic(config, embedding, ranks):
             ahead = prepares_ahead(config, ranks, id_map)
-            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder)
+            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder, rows_in_step=rows_in_step)
         return PrioritizedSchedule(
             batches,
             **shared,

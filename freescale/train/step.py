@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
+from freescale.embedding import EmbeddingTable
 from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
 from freescale.kernels.runtime import Readback
@@ -23,7 +24,7 @@ from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
-from freescale.train.padded_compute import PaddedCompute, RecordedUpdate, Recorder
+from freescale.train.padded_compute import PaddedCompute, RecordedUpdate, Recorder, WholeStep
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class TrainStep:
         transport: how they travel, and the numbers of a step.
         work: what a sequence of a length has to compute, kept with measured times.
         recorder: records steps of padded batches as CUDA graphs; without one batches must not be padded.
+        table: whose rows steps of padded batches read and update by themselves; they then come without rows.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class TrainStep:
         transport: str = "auto",
         work: SampleWork = WHOLE,
         recorder: Recorder | None = None,
+        table: EmbeddingTable | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
         self.extensions = tuple(extensions)
@@ -137,12 +140,21 @@ class TrainStep:
         self._padded: PaddedCompute | None = None
         if recorder is not None:
             own = [param for param in self._parameters if param.requires_grad]
-            self._padded = PaddedCompute(model, own, precision=self._precision, recorder=recorder)
             self._dense_lr = _recordable(optimizer, ranks.device)
+            whole = None
+            if table is not None:
+                whole = WholeStep(table, self._dropout_key, self._dense_lr, self._move_weights)
+            self._padded = PaddedCompute(
+                model, own, precision=self._precision, recorder=recorder, whole=whole
+            )
+            self._is_whole = whole is not None
             self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
 
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
+        if ready.padded is not None and self._is_whole:
+            with dropout_step(self._dropout_key):
+                return self._run_whole(ready.padded, ready)
         self._dropout_key.fill_(key_of_step(self._seed, ready.plan.step))
         with dropout_step(self._dropout_key):
             return self._run(ready, schedule)
@@ -188,6 +200,23 @@ class TrainStep:
                 self._dense_lr.fill_(self._lr * factor)
                 norm = self._recorded_update.run()
         return StepResult(loss, None if norm is None else Readback(norm), counts, captured)
+
+    def _run_whole(self, padded: PaddedBatch, ready: ReadyBatch) -> StepResult:
+        """The same as one piece of work, in which everything lies where it is read; all of it can be one replay."""
+        assert self._padded is not None
+        for extension in self.extensions:
+            extension.begin(ready)
+        captured = self._padded.is_recorded(padded)
+        with self.timer.replaying(ready.batch, replayed=captured):
+            losses, norms = self._padded.run_whole(padded)
+        if not losses.is_cuda:
+            losses, norms = losses.clone(), None if norms is None else norms.clone()
+        loss, norm = Readback(losses), None if norms is None else Readback(norms)
+        counts = tuple(Readback(extension.counts(ready.plan.step)) for extension in self.extensions)
+        result = StepResult(loss, norm, counts, captured)
+        if loss.here:  # as above
+            self.check(ready.plan, ready.batch.samples["row"], result)
+        return result
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
