@@ -17,6 +17,7 @@ from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
 from freescale.model import compresses, drawn_by_rank, retrieves
 from freescale.pages import write_report
+from freescale.pipeline import TABLE
 from freescale.recipe import (
     Config,
     build_run,
@@ -164,8 +165,9 @@ def export_run(run_dir: Path, out: Path) -> Path:
 
 def known_items(run: Run) -> IntArray:
     """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
-    if learns_ids(run.state.id_map) and run.state.model.items is None:
-        ids: IntArray = run.state.id_map.residents()[0].cpu().numpy()
+    id_map = run.state.id_maps.get(TABLE)
+    if id_map is not None and learns_ids(id_map) and run.state.model.items is None:
+        ids: IntArray = id_map.residents()[0].cpu().numpy()
         return ids
     return run.evaluation.test.source.items.ids
 

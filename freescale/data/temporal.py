@@ -107,6 +107,10 @@ class TemporalSource:
         """Of events before `valid_from`, items of the catalogue, and users who have such events."""
         return self._measure()
 
+    def known_ids(self, table: str) -> IntArray | None:
+        """Those of the whole data set: what has not been met yet keeps its first values."""
+        return self.inner.known_ids(table) if isinstance(self.inner, FeatureSource) else None
+
     def item_features(self) -> ItemFeatures:
         """Of the items of the catalogue."""
         if not isinstance(self.inner, FeatureSource):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from freescale.embedding.optimizers.adam import Adam
     from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad
     from freescale.embedding.optimizers.sgd import SGD
-    from freescale.embedding.plan import TableSpec, plan_rows
+    from freescale.embedding.plan import TableSpec, fits_below, plan_rows
     from freescale.embedding.request import (
         Request,
         RowSubset,

@@ -123,15 +123,18 @@ def plan_tables(
         TablePlan(
             spec=spec,
             num_ranks=num_ranks,
-            replicated=num_ranks == 1 or (spec.row_group == 1 and _is_small(spec, replicate_below_mb)),
+            replicated=num_ranks == 1
+            or (
+                spec.row_group == 1
+                and (fits_below(spec, replicate_below_mb) if spec.replicate is None else spec.replicate)
+            ),
         )
         for spec in specs
     ]
 
 
-def _is_small(spec: TableSpec, limit_mb: float) -> bool:
-    if spec.replicate is not None:
-        return spec.replicate
+def fits_below(spec: TableSpec, limit_mb: float) -> bool:
+    """Whether a table, its state included, is smaller than a limit."""
     return spec.num_rows * spec.bytes_per_row < limit_mb * _MIB
 
 

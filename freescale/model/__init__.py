@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from freescale.model.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
     from freescale.model.encoder import Encoder, EncoderShape, compresses, takes_pads, uses_time
     from freescale.model.encoders import HSTU, Decoder, SASRec
+    from freescale.model.feature_join import FeatureJoin
+    from freescale.model.feature_tokens import FeatureTokens
     from freescale.model.head import (
         Head,
         HeadMetrics,

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from freescale.pipeline.adaptive import Switch
     from freescale.pipeline.ahead import AHEAD
     from freescale.pipeline.batch_ids import ids_of, with_indices
+    from freescale.pipeline.batch_rows import TABLE, find_rows, look_up
+    from freescale.pipeline.feature_ids import Domain, FeatureIds, IdColumn
     from freescale.pipeline.in_flight import Traffic
     from freescale.pipeline.layouts import LayoutPlanner
     from freescale.pipeline.loader import load_batches, naming_lost_workers
@@ -15,14 +17,7 @@ if TYPE_CHECKING:
     from freescale.pipeline.padding_source import padded_size
     from freescale.pipeline.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
-    from freescale.pipeline.schedule import (
-        TABLE,
-        PlainSchedule,
-        PrioritizedSchedule,
-        ReadyBatch,
-        Schedule,
-        look_up,
-    )
+    from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule, ReadyBatch, Schedule
     from freescale.pipeline.step_numbers import StepNumbers, pack_numbers
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -11,7 +11,7 @@ give exactly the same rows, losses and updates as the plain one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -25,7 +25,9 @@ from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, lea
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.pipeline.ahead import Ahead, ReadAhead
-from freescale.pipeline.batch_ids import ids_of, unique_rows, with_indices
+from freescale.pipeline.batch_ids import unique_rows
+from freescale.pipeline.batch_rows import NO_ROWS, TABLE, asked_rows, find_rows, indices
+from freescale.pipeline.feature_ids import FeatureIds
 from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
 from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
@@ -33,10 +35,6 @@ from freescale.pipeline.padding import PaddedBatch, Padder
 from freescale.pipeline.parcel_loader import ParcelLoader
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
-
-TABLE = "item"
-_NOTHING = torch.zeros(0, dtype=torch.int64)
-_NO_ROWS = Lookup(TABLE, torch.zeros(0, 0), _NOTHING, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ class ReadyBatch:
         loaded: the batch as it came from the loader, on the CPU.
         layouts: of its micro-batches, where they were made ahead.
         padded: the same in a fixed size, where batches are padded; then `batch` is on the CPU.
+        lookups: the unique rows of all tables, `lookup` among them.
     """
 
     plan: StepPlan
@@ -60,6 +59,7 @@ class ReadyBatch:
     loaded: SequenceBatch | None = None
     layouts: tuple[SequenceLayout, ...] = ()
     padded: PaddedBatch | None = None
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
 
 
 class Schedule(Protocol):
@@ -88,7 +88,7 @@ class _Prepared:
     Args:
         planned: as it came from the loader.
         batch: on its device, with indices instead of ids.
-        found: its unique rows; None where items have no table.
+        found: its unique rows by table; none where items have no table.
         traffic: what that has cost the training thread.
         layouts: of its micro-batches, made by another thread.
         padded: of `ReadyBatch`.
@@ -96,15 +96,17 @@ class _Prepared:
 
     planned: PlannedBatch
     batch: SequenceBatch
-    found: UniqueRows | None
+    found: Mapping[str, UniqueRows]
     traffic: Traffic
     layouts: PreparedLayouts = field(default_factory=PreparedLayouts)
     padded: PaddedBatch | None = None
 
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
-        found = () if self.found is None else (self.found.unique, self.found.inverse)
-        for tensor in (*found, *self.batch.tokens.values(), *self.batch.samples.values()):
+        for found in self.found.values():
+            record_stream(found.unique)
+            record_stream(found.inverse)
+        for tensor in self.batch.features():
             record_stream(tensor)
         self.layouts.record_stream()
         if self.padded is not None:
@@ -126,6 +128,7 @@ class PlainSchedule:
         layouts: makes the layouts of batches, in the thread; without one it is left to the model.
         padder: pads batches; ids must become rows on the CPU.
         rows_in_step: padded batches come without rows: their steps read and update them by themselves.
+        features: ids of features; without them batches ask for items alone.
     """
 
     def __init__(
@@ -141,12 +144,14 @@ class PlainSchedule:
         layouts: LayoutPlanner | None = None,
         padder: Padder | None = None,
         rows_in_step: bool = False,
+        features: FeatureIds | None = None,
     ) -> None:
         self._batches = batches
         self._rows_in_step = rows_in_step
         self._padder = padder
         self._embedding = embedding
         self._id_map = id_map
+        self._features = features
         self._device = device
         self._layouts = layouts if ahead else None
         self._ahead = None
@@ -163,24 +168,26 @@ class PlainSchedule:
                 prepared.record_stream()
             (plan, loaded), traffic = prepared.planned, prepared.traffic
             with traffic.exposed():
-                lookup = fetch(prepared.found, self._embedding)
+                lookups = self._embedding.lookups(prepared.found) if prepared.found else {}
             yield ReadyBatch(
                 plan,
                 prepared.batch,
-                lookup,
+                lookups.get(TABLE, NO_ROWS),
                 traffic,
                 loaded=loaded,
                 layouts=prepared.layouts.parts,
                 padded=prepared.padded,
+                lookups=lookups,
             )
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
-        if not self._embedding.plans or (self._rows_in_step and ready.padded is not None):
-            return
+        if not ready.lookups:
+            return  # there are no tables, or the step has updated them
+        lookups = list(ready.lookups.values())
         with ready.traffic.exposed():
-            self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
-        count_plain(ready.traffic, [ready.lookup], self._embedding)
+            self._embedding.update_all(lookups, lr=lr, step=ready.plan.step + 1)
+        count_plain(ready.traffic, lookups, self._embedding)
 
     def flush(self) -> None:
         """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
@@ -214,7 +221,9 @@ class PlainSchedule:
         if self._padder is not None:
             return self._pad(planned, self._padder, traffic)
         with traffic.exposed() if self._ahead is None else nullcontext():
-            found, indexed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
+            found, indexed = find_rows(
+                batch, self._embedding, self._id_map, self._device, step=plan.step, features=self._features
+            )
         layouts = PreparedLayouts() if self._layouts is None else self._layouts.plan(batch)
         return _Prepared(planned, indexed, found, traffic, layouts)
 
@@ -229,10 +238,10 @@ class PlainSchedule:
         return self._with_padded(planned, padded, traffic)
 
     def _with_padded(self, planned: PlannedBatch, padded: PaddedBatch, traffic: Traffic) -> _Prepared:
-        found = None
+        found = {}
         if not self._rows_in_step:
             # Nobody asks for the indices: the padded batch has them.
-            found = UniqueRows(padded.unique, padded.unique[:0])
+            found = {TABLE: UniqueRows(padded.unique, padded.unique[:0])}
         return _Prepared(planned, planned.batch, found, traffic, padded=padded)
 
 
@@ -245,6 +254,7 @@ class PrioritizedSchedule:
         id_map: raw ids to rows; asked in step order, two batches ahead, from the communication thread.
         device: where the model computes.
         layouts: makes the layouts of batches, in that thread; without one it is left to the model.
+        features: ids of features; without them batches ask for items alone.
         options: of `PrioritizedPipeline`.
     """
 
@@ -256,6 +266,7 @@ class PrioritizedSchedule:
         id_map: IdMap,
         device: torch.device,
         layouts: LayoutPlanner | None = None,
+        features: FeatureIds | None = None,
         **options: Any,
     ) -> None:
         if learns_ids(id_map) and id_map.guard <= LOOK_AHEAD:
@@ -267,6 +278,7 @@ class PrioritizedSchedule:
             )
         self._batches = batches
         self._id_map = id_map
+        self._features = features
         self._device = device
         self._layouts = layouts
         self._made: dict[int, PreparedLayouts] = {}
@@ -277,11 +289,20 @@ class PrioritizedSchedule:
         """Batches with their rows; take the next one only after `update` of the last."""
         for ready in self.pipeline:
             self._taken = ready
-            (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
-            indexed = with_indices(batch.to(self._device, non_blocking=True), lookup.inverse)
+            plan, batch = ready.batch
+            inverse = {name: lookup.inverse for name, lookup in ready.lookups.items()}
+            indexed = indices(batch, inverse, self._features, self._device)
             layouts = self._made.pop(plan.step, PreparedLayouts())
             layouts.record_stream()
-            yield ReadyBatch(plan, indexed, lookup, ready.traffic, loaded=batch, layouts=layouts.parts)
+            yield ReadyBatch(
+                plan,
+                indexed,
+                ready.lookups.get(TABLE, NO_ROWS),
+                ready.traffic,
+                loaded=batch,
+                layouts=layouts.parts,
+                lookups=ready.lookups,
+            )
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients home that the next batch depends on; the others follow under its forward."""
@@ -300,10 +321,9 @@ class PrioritizedSchedule:
         end_loading(self._batches, error)
 
     def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
-        ids = torch.cat(ids_of(planned.batch))
         if self._layouts is not None:
             self._made[planned.plan.step] = self._layouts.plan(planned.batch)
-        return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
+        return asked_rows(planned.batch, self._id_map, self._features, step=planned.plan.step)
 
 
 def end_loading(batches: Iterator[PlannedBatch] | ParcelLoader, error: Sequence[Any]) -> None:
@@ -312,43 +332,3 @@ def end_loading(batches: Iterator[PlannedBatch] | ParcelLoader, error: Sequence[
         batches.close()
     if isinstance(batches, LoadedBatches) and not any(error):
         batches.close()
-
-
-def look_up(
-    batch: SequenceBatch,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
-    device: torch.device,
-    *,
-    step: int | None = None,
-) -> tuple[Lookup, SequenceBatch]:
-    """Look up everything a batch mentions at once; the batch on its device, with indices instead of ids.
-
-    In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
-    """
-    found, indexed = find_rows(batch, embedding, id_map, device, step=step)
-    return fetch(found, embedding), indexed
-
-
-def find_rows(
-    batch: SequenceBatch,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
-    device: torch.device,
-    *,
-    step: int | None = None,
-) -> tuple[UniqueRows | None, SequenceBatch]:
-    """The unique rows of everything a batch mentions, and the batch on its device, with indices into them."""
-    if not embedding.plans:
-        return None, batch.to(device, non_blocking=True)
-    # Ids are mapped and made unique where the map lives. Formulas work on the CPU, where ids come from: nobody waits
-    # for the GPU to learn how many rows are unique.
-    found = embedding.find(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step)).to(device)
-    return found, with_indices(batch.to(device, non_blocking=True), found.inverse)
-
-
-def fetch(found: UniqueRows | None, embedding: ShardedEmbedding) -> Lookup:
-    """The values of the rows that `find_rows` has found, as they are now."""
-    if found is not None:
-        return embedding.lookup(TABLE, found)
-    return _NO_ROWS

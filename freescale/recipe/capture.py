@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from freescale.comm.world import Ranks
-    from freescale.embedding import EmbeddingTable, IdMap, ShardedEmbedding
+    from freescale.embedding import EmbeddingTable, ShardedEmbedding
     from freescale.model import Recommender
     from freescale.pipeline import Padder
     from freescale.recipe.config import Config
+    from freescale.recipe.run_tables import RunTables
     from freescale.train import Progress, Recorder
 
 
@@ -37,8 +38,7 @@ def build_capture(
     progress: Progress,
     *,
     model: Recommender,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
+    tables: RunTables,
     lr_factor: Callable[[int], float],
 ) -> Capture:
     """What pads batches and what records their steps; neither where steps cannot be recorded, which is told once."""
@@ -49,12 +49,12 @@ def build_capture(
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
         return Capture()
-    reason = why_not(config, ranks, model, id_map)
+    reason = why_not(config, ranks, model, tables)
     if reason is not None:
         tell(reason)
         return Capture()
     recorder = Recorder(ranks.device, tell=tell)
-    return assemble_capture(config, recorder, ranks=ranks, embedding=embedding, lr_factor=lr_factor)
+    return assemble_capture(config, recorder, ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor)
 
 
 def assemble_capture(
@@ -86,7 +86,7 @@ def assemble_capture(
     return Capture(padder, recorder, table if inside else None)
 
 
-def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> str | None:
+def why_not(config: Config, ranks: Ranks, model: Recommender, tables: RunTables) -> str | None:
     """The first reason why steps of a run cannot be recorded; None: they can."""
     from freescale.model import drawn_by_rank, takes_pads
 
@@ -95,7 +95,8 @@ def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> 
         "optim.accumulate cuts batches into parts": config.optim.accumulate > 1,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",
-        "rows are found on the GPU by a map that learns": id_map.learns,
+        "there are features besides items": tables.features is not None,
+        "rows are found on the GPU by a map that learns": tables.learns,
         f"model.kind={config.model.kind} as it is built here takes no padded batches": not takes_pads(
             model.encoder
         ),

@@ -238,7 +238,7 @@ class TrainStep:
         tokens = max(1, ready.plan.global_tokens)
         for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
             with self._reduce_now(n == len(parts) - 1), self._precision():
-                loss = self._model(items.rows, part, layout) / tokens
+                loss = self._model(items.rows, part, layout, items.tables) / tokens
             with _in_this_thread():
                 loss.backward()
             total += loss.detach().double()

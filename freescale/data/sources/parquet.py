@@ -36,7 +36,7 @@ from freescale.data.schema.feature import Feature
 from freescale.data.shards import shards_of
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.data.storage import is_address, local_path, open_elsewhere
-from freescale.data.words.id_words import read_words
+from freescale.data.words.id_words import read_ids, read_words
 from freescale.data.words.item_names import ItemNames
 from freescale.errors import DataError
 from freescale.registry import register
@@ -157,6 +157,12 @@ class ParquetSource:
                 self.path, self.schema, self.statistics, self._item_digest
             )
         return self._item_features
+
+    def known_ids(self, table: str) -> IntArray | None:
+        """All ids of features that share a table, ascending, where they are words; None where they are numbers."""
+        if self.table_ids.get(table) != "text":
+            return None
+        return read_ids(self.path / words_file(table))
 
     def feature_words(self, table: str, ids: IntArray) -> list[str]:
         """What stands in the input for ids of a table whose ids are text."""

@@ -75,6 +75,17 @@ class IdWords:
         return digests
 
 
+def read_ids(path: Path) -> IntArray:
+    """All ids of a file of words, ascending."""
+    try:
+        ids: IntArray = pq.read_table(path, columns=["id"], use_threads=False, partitioning=None)[
+            "id"
+        ].to_numpy()
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise damaged(path, str(error)) from error
+    return np.sort(ids)
+
+
 def read_words(path: Path, ids: IntArray) -> Any:
     """[n] Arrow array of the words of these ids, in their order, from a file of words."""
     try:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from freescale.comm.world import Ranks
 from freescale.data import Examples, IntArray, SequenceBatch
@@ -35,7 +34,7 @@ from freescale.model import (
     own_metrics,
     retrieves,
 )
-from freescale.train.item_vectors import Catalogue, ItemEncoder
+from freescale.train.item_vectors import BatchItems, Catalogue, ItemEncoder
 from freescale.train.quality.full_ranking import FULL, Asked, ItemBlock, Rule, last_tokens, rank_of_targets
 
 GiveUp = Callable[[], bool]
@@ -104,11 +103,11 @@ class Evaluator:
         for n, (rows, batch) in enumerate(self._batches(examples, users)):
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
-            lookup, indexed = vectors.look_up(batch)
-            states = self._last_states(lookup, indexed)
+            found = vectors.look_up(batch)
+            states = self._last_states(found)
             places = None if ranking is None else ranking.add(rows, batch, states)
             if own is not None:
-                own.update(_last_events(lookup, indexed, states, places))
+                own.update(_last_events(found.rows, found.batch, states, places))
         values: dict[str, float | None] = {}
         if ranking is not None:
             values |= self._summed(ranking.quality)
@@ -133,14 +132,14 @@ class Evaluator:
         """The vectors of all items, made once for the whole evaluation."""
         return self.items.catalogue(examples.source.items.ids, chunk=self.item_chunk)
 
-    def _last_states(self, lookup: Tensor, indexed: SequenceBatch) -> Tensor:
-        encoder = self.model.encoder
+    def _last_states(self, items: BatchItems) -> Tensor:
+        encoder, rows, indexed = self.model.encoder, items.rows, items.batch
         if self.cached and compresses(encoder) and len(indexed):
-            compressor = Compressor(encoder, model="", dtype=lookup.dtype)
-            return compressor.last_states(F.embedding(indexed.tokens["item_index"], lookup), indexed)
+            compressor = Compressor(encoder, model="", dtype=rows.dtype)
+            return compressor.last_states(self.model.vectors(rows, indexed, items.tables), indexed)
         layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
-        last = last_tokens(indexed).to(lookup.device)
-        return self.model.states(lookup, indexed, layout).index_select(0, last)
+        last = last_tokens(indexed).to(rows.device)
+        return self.model.states(rows, indexed, layout, items.tables).index_select(0, last)
 
 
 class _FullRanking:
