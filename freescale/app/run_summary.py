@@ -12,10 +12,10 @@ from freescale import __version__
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
-from freescale.data import SequenceSource
+from freescale.data import BatchFeatures, SequenceSource
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
-from freescale.recipe import Config, build_features
+from freescale.recipe import Config, build_features, item_features, token_features
 from freescale.train import Run
 
 
@@ -51,8 +51,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     }
     features = build_features(config, source)
     if features is not None:
-        names = [each.name for each in features.schema if each.name not in source.features]
-        facts["data"]["features"] = f"{', '.join(names)}; in the batches, not yet used by the model"
+        facts["data"]["features"] = features_in_words(config, features)
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
@@ -76,6 +75,19 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
     return facts
+
+
+def features_in_words(config: Config, features: BatchFeatures) -> str:
+    """Which features a model reads, and where they go."""
+    of_items = [each.name for each in item_features(features.schema) if each.name != "item"]
+    told = (
+        [f"{', '.join(of_items)} in the vectors of items"] if of_items and config.items.kind == "ids" else []
+    )
+    places = {"join": "joined to events", "front": "in front", "after": "behind their events"}
+    for place, words in places.items():
+        names = [each.name for each in token_features(config, features.schema) if each.place == place]
+        told += [f"{', '.join(names)} {words}"] if names else []
+    return "; ".join(told)
 
 
 def _evaluated(every: int) -> str:

@@ -35,6 +35,7 @@ from freescale.train import (
     Progress,
     Run,
     RunState,
+    StepExtension,
     StopRequest,
     TrainStep,
     agree_on_data,
@@ -66,7 +67,7 @@ def build_run(
     embedding, id_map = tables.embedding, tables.id_map
     optimizer = build_optimizer(config, model, ranks.device)
     owned = OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model))
-    extensions = (*id_reports(tables.id_maps, ranks), ExpertLoad(model))
+    extensions: tuple[StepExtension, ...] = (*id_reports(tables.id_maps, ranks), ExpertLoad(model))
 
     # What it learns from: which samples make a step, who computes them, and for how long.
     train = build_examples(config, source, "train", negatives=model.head.needs.negatives)
