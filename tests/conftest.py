@@ -2,11 +2,11 @@
 
 import functools
 import gc
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import freescale
 from freescale import registry
+from tests.compiled_loops import load_compiled_loops
 from tests.effort import THOROUGH, slow
 from tests.warm_python import warm_python
 
@@ -86,10 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from freescale.kernels import hstu_attention
 
-    package = Path(freescale.__file__).parent
-    for path in sorted(package.glob("**/*loops.py")) + sorted(package.glob("**/*_kernels.py")):
-        if "from numba import" in path.read_text(encoding="utf-8"):
-            import_module(".".join(path.relative_to(package.parent).with_suffix("").parts))
+    load_compiled_loops()
     for dtype in (torch.float32, torch.float64):
         q, k, v = (torch.rand(3, 1, 2, dtype=dtype).requires_grad_() for _ in range(3))
         hstu_attention(q, k, v, torch.tensor([0, 3]), scale=1.0).sum().backward()
@@ -162,6 +159,16 @@ def own_kinds() -> Iterator[None]:
     for key in [key for key, kind in registry._kinds.items() if not kind.ships]:
         del registry._kinds[key]
     registry._kinds.update(others)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Ranks and loader processes of a test end with it: they would take the time of others, and be counted by them."""
+    before = set(multiprocessing.active_children())
+    yield
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(10)
+        assert process.exitcode is not None, f"{process} lives on after the test that started it"
 
 
 @pytest.fixture(autouse=True)

@@ -261,13 +261,13 @@ def test_a_connection_broken_by_a_rank_that_stopped_as_told_is_no_failure(run):
     stop = (
         FAIL
         + """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 has heard already, rank 1 not yet
 deaf = os.path.join(os.environ["SEEN"], "deaf")
 if rank == 0:
     while not os.path.exists(deaf):
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
     os._exit(75)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has not heard yet
 open(deaf, "w").close()
 time.sleep(0.3)
 fail(RuntimeError("Connection reset by peer"))
