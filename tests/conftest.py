@@ -1,5 +1,6 @@
 """What every test process needs."""
 
+import dataclasses
 import functools
 import gc
 import multiprocessing
@@ -59,9 +60,11 @@ def _interpret_faster() -> None:
     def knows_only_the_language(function: Any) -> bool:
         return not any(value is language.core for value in function.__globals__.values())
 
+    def is_patched(module: Any) -> bool:
+        return not language.core.is_builtin(module.load)
+
     def patch_once(function: Any) -> Any:
-        is_patched = not language.core.is_builtin(language.load)
-        if is_patched and knows_only_the_language(function):
+        if is_patched(language) and (knows_only_the_language(function) or is_patched(language.core)):
             return interpreter._LangPatchScope()
         return patch(function)
 
@@ -80,8 +83,21 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     _interpret_faster()
 
 
+def _trust_small_integers() -> None:
+    """Spare Triton's interpreter to compute every sum of integers again in 64 bits: no batch of CI comes near 32."""
+    try:
+        from triton.runtime import interpreter
+
+        options = interpreter.interpreter_builder.options
+        interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    except (ImportError, AttributeError, TypeError):
+        return  # another version, which takes its time
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Loops are compiled once, before test processes start: each of them and their ranks would compile its own."""
+    if config.getoption("hypothesis_profile", None) != THOROUGH and os.environ.get("TRITON_INTERPRET") == "1":
+        _trust_small_integers()
     if not config.getoption("numprocesses", None):
         return
     from freescale.kernels import hstu_attention
