@@ -135,7 +135,7 @@ def _verdict_card(
 
 
 def _verdict_table(runs: Sequence[ComparedRun]) -> str:
-    rows = []
+    rows, shares = [], _work_cells(runs)
     for place, run in enumerate(runs):
         if run.account is None:
             continue
@@ -152,10 +152,22 @@ def _verdict_table(runs: Sequence[ComparedRun]) -> str:
             units.milliseconds(run.account.step_ms),
             changes[1],
             "-" if loss is None else units.loss(loss),
+            *shares[place : place + 1],
         ]
         rows.append(page.Row(cells, "best" if better else "" if place else "baseline"))
     names = ["run", "bubble", "change of the bubble", "a step", "change of the step", "final loss"]
+    names += ["work of the busiest rank over the mean, CPU time"] if shares else []
     return page.table(names, rows, wraps=True) if len(rows) > 1 else ""
+
+
+def _work_cells(runs: Sequence[ComparedRun]) -> list[str]:
+    """How evenly the ranks of each run shared the work; nothing where no run can be held against the baseline."""
+    found = [compare_work(runs[0].work, run.work) for run in runs[1:]]
+    before = next((work.before for work in found if work is not None), None)
+    if before is None:
+        return []
+    told = ["-" if work is None else f"{work.after:.3f}: {work.verdict()}" for work in found]
+    return [f"{before:.3f}", *told]
 
 
 def _bars(runs: Sequence[ComparedRun]) -> str:
