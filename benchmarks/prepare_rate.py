@@ -1,13 +1,14 @@
 """How long `freescale prepare` takes for a large CSV, and how much memory, whatever the size of the file.
 
     python benchmarks/prepare_rate.py [--events 10000000] [--items 1000000] [--users 250000] [--ids int|text]
-                                      [--memory-mb 512] [--folder DIR] [--rounds 1]
+                                      [--extra 0] [--memory-mb 512] [--folder DIR] [--rounds 1]
 
 The file is made up: event n of N is of a user drawn by a hash of n and of item n modulo the number of items, so every
-item occurs, and times are out of order. `prepare` runs as the command, in a process of its own; its peak is the VmHWM
-of that process. Checked before anything is printed: events and items are as many as were written, and the histories of
-fifty users are, event by event, what a sort of their events gives. Spilled runs and the data set lie in the folder
-beside the file; all of it is removed in the end. The last line is JSON.
+item occurs, and times are out of order; `--extra` bytes a line are of a column nobody asks for. `prepare` runs as the
+command, in a process of its own; its peak is the VmHWM of that process. Checked before anything is printed: events and
+items are as many as were written, and the histories of fifty users are, event by event, what a sort of their events
+gives. Spilled runs and the data set lie in the folder beside the file; all of it is removed in the end. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ def write_csv(path: Path, args: argparse.Namespace) -> None:
             columns: dict[str, object] = dict(made)
             if args.ids == "text":
                 columns |= {"user": words("user-", made["user"], 9), "item": words("B", made["item"], 10)}
-            rows = pa.table(
-                {"user_id": columns["user"], "item_id": columns["item"], "timestamp": columns["time"]}
+            more = (
+                {"page": pa.array(["/" + "x" * (args.extra - 2)] * len(made["user"]))} if args.extra else {}
             )
+            named = {"user_id": columns["user"], "item_id": columns["item"], "timestamp": columns["time"]}
+            rows = pa.table({**named, **more})
             options = pa_csv.WriteOptions(include_header=first == 0, quoting_style="none")
             pa_csv.write_csv(rows, sink, options)
 
@@ -166,6 +169,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--users", type=int, default=250_000)
     parser.add_argument("--ids", choices=("int", "text"), default="int")
+    parser.add_argument("--extra", type=int, default=0)
     parser.add_argument("--memory-mb", type=int, default=512)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=1)
