@@ -72,3 +72,4 @@ def test_three_runs_have_their_work_in_the_table(tmp_path):
     assert "work of the busiest rank over the mean, CPU time" in text
     assert re.search(r"off .* 1\.4\d\d on .* 1\.0\d\d: more even, .* less above 1 gpu .* - ", text)
     assert "busiest rank" not in Page(render_comparison(read_runs(folders))).text
+    assert "over the mean, CPU time" not in Page(render_comparison(runs[:2])).text, "it is on a card"
