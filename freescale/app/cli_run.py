@@ -149,7 +149,8 @@ def evaluate(
         return
     baselines = {"popularity": result["popularity"], "repeat last": result["repeat_last"]}
     known = {name: values for name, values in baselines.items() if values}
-    table = Table("metric", "model", *known, title=escape(f"{result['checkpoint']}: {result['protocol']}"))
+    say(f"{result['checkpoint']}: {result['protocol']}")
+    table = Table("metric", "model", *known)
     for name, value in result["metrics"].items():
         table.add_row(name, number(value), *(number(values.get(name)) for values in known.values()))
     Console().print(table)
