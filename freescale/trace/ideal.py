@@ -18,7 +18,7 @@ over the ranks; with it each of them finds every x, one after the other.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -102,11 +102,12 @@ class IdealClocks:
                     lane.put(span.end, _latest(lane.at(span.start), source.at(span.arrival.mark)))
             elif _ends_exchange(span) and span.arrival is not None:
                 serial = span.arrival.serial
-                path = found[serial] = lane.at(span.arrival.mark)
+                came_here = span.arrival.mark
+                path = found[serial] = lane.at(came_here)
                 if lane.works_at(span.end):
                     continue  # so it was another stream that waited
-                before = lane.at(span.start)
-                if not lane.worked(span.arrival.mark, span.start):
+                before = path if came_here == span.start else lane.at(span.start)
+                if not lane.worked(came_here, span.start):
                     # All of them lead to the exchange, too, and it is the later one.
                     before = {start: value for start, value in before.items() if start not in path}
                 # A rank that needs nothing from the last one may leave before it has come.
@@ -121,7 +122,7 @@ class IdealClocks:
         waits = list(self._waits)
         for span in self._due:
             if span.lane != MAIN and _ends_exchange(span) and span.arrival is not None:
-                begun, x = self._time(span.lane, span.start), ideal.get(span.arrival.serial, _NEVER)
+                begun, x = self._lanes[span.lane].time(span.start), ideal.get(span.arrival.serial, _NEVER)
                 if x > begun:
                     waits.append((begun, x))
         self._waits = union(waits)
@@ -129,7 +130,7 @@ class IdealClocks:
         for lane in self._lanes.values():
             lane.forget_before(oldest)
         if MAIN in self._lanes:
-            begin = self._time(MAIN, self._lanes[MAIN].moments[0])
+            begin = self._lanes[MAIN].time(self._lanes[MAIN].moments[0])
             self._waits = [wait for wait in self._waits if wait[1] > begin]
         self._due = []
 
@@ -142,21 +143,18 @@ class IdealClocks:
         """
         if wait.lane not in self._lanes:
             return ()
-        begun = self._time(wait.lane, wait.start)
+        begun = self._lanes[wait.lane].time(wait.start)
         if ideal is not None:
             seconds = ideal - begun
         else:
             # The other thread may have had work of its own to do; only what it waited for ranks counts.
-            over = self._time(wait.lane, wait.end)
+            over = self._lanes[wait.lane].time(wait.end)
             seconds = (
                 sum(high - low for low, high in overlap([(begun, over)], self._waits))
                 if over > begun
                 else 0.0
             )
         return ((wait.start, min(wait.end, wait.start + seconds)),) if seconds > 0 else ()
-
-    def _time(self, lane: str, moment: float) -> float:
-        return max(self._lanes[lane].at(moment).values())
 
     def _open_lanes(self, offset: float) -> None:
         by_lane: dict[str, list[Span]] = {}
@@ -171,35 +169,43 @@ class IdealClocks:
 
 
 class _Lane:
-    """A thread: when it ran, and what led to where it is, from each moment at which it went on after a wait."""
+    """A thread: when it ran, and what led to where it is, from each moment at which it went on after a wait.
+
+    Its paths are kept less the time it had run by then: so they hold at every moment until the next.
+    """
 
     def __init__(self) -> None:
         self.moments: list[float] = []
         self._paths: list[Paths] = []
         self._held: list[Interval] = []
         self._begun: list[float] = []
-        self._sums: list[float] = []
+        self._sums: list[float] = [0.0]
         self._work: list[Interval] = []
+        self._work_ends: list[float] = []
 
-    def hear(self, spans: Iterable[Span]) -> None:
+    def hear(self, spans: Sequence[Span]) -> None:
         """Its waits and its work; where both are told of a moment (streams of a GPU), it worked."""
-        spans = list(spans)
         self._work = union([*self._work, *((span.start, span.end) for span in spans if span.kind in WORK)])
+        self._work_ends = [high for _, high in self._work]
         stood = union([*self._held, *((span.start, span.end) for span in spans if span.kind not in WORK)])
-        self._count(without(stood, self._work))
+        self._count(without(stood, self._work), before=self._sums[0])
 
     def at(self, moment: float) -> Paths:
         """What leads to a moment."""
         if not self.moments:
             return {}
-        place = max(0, bisect_right(self.moments, moment) - 1)
-        more = self._ran(moment) - self._ran(self.moments[place])
-        return {start: seconds + more for start, seconds in self._paths[place].items()}
+        ran = self._ran(moment)
+        return {start: seconds + ran for start, seconds in self._paths_at(moment).items()}
+
+    def time(self, moment: float) -> float:
+        """Its ideal time, of a moment that is settled."""
+        return self._paths_at(moment)[None] + self._ran(moment)
 
     def put(self, moment: float, paths: Paths) -> None:
         """It goes on at a moment, the latest so far."""
+        ran = self._ran(moment)
         self.moments.append(max(moment, self.moments[-1]) if self.moments else moment)
-        self._paths.append(paths)
+        self._paths.append({start: seconds - ran for start, seconds in paths.items()})
 
     def works_at(self, moment: float) -> bool:
         """Whether it is in the middle of some work."""
@@ -207,38 +213,45 @@ class _Lane:
 
     def worked(self, start: float, end: float) -> bool:
         """Whether there was work between two moments."""
-        place = bisect_right(self._work, start, key=lambda interval: interval[1])
+        place = bisect_right(self._work_ends, start)
         return place < len(self._work) and self._work[place][0] < end
 
     def settle(self, ideal: Mapping[int, float]) -> None:
         """Paths become ideal times."""
         for place, paths in enumerate(self._paths):
             if len(paths) > 1 or None not in paths:
-                known = [
-                    seconds + (0.0 if start is None else ideal.get(start, _NEVER))
-                    for start, seconds in paths.items()
-                ]
-                self._paths[place] = {None: max(known, default=_NEVER)}
+                times = (
+                    more if start is None else more + ideal.get(start, _NEVER)
+                    for start, more in paths.items()
+                )
+                self._paths[place] = {None: max(times, default=_NEVER)}
 
     def forget_before(self, moment: float) -> None:
         """Nobody will ask about earlier moments; but exchanges may be under way that were begun a little before."""
-        place = max(0, bisect_right(self.moments, moment) - 1 - _KEPT)
+        place = bisect_right(self.moments, moment) - 1 - _KEPT
+        if place <= 0:
+            return
         del self.moments[:place], self._paths[:place]
-        if self.moments:
-            oldest = self.moments[0]
-            self._work = [interval for interval in self._work if interval[1] > oldest]
-            self._count([interval for interval in self._held if interval[1] > oldest])
+        num_over = bisect_right(self._held, self.moments[0], key=lambda interval: interval[1])
+        self._count(self._held[num_over:], before=self._sums[num_over])
+        num_over = bisect_right(self._work_ends, self.moments[0])
+        del self._work[:num_over], self._work_ends[:num_over]
 
-    def _count(self, held: list[Interval]) -> None:
+    def _paths_at(self, moment: float) -> Paths:
+        return self._paths[max(0, bisect_right(self.moments, moment) - 1)]
+
+    def _count(self, held: list[Interval], *, before: float) -> None:
         self._held = held
         self._begun = [low for low, _ in held]
-        self._sums = list(accumulate((high - low for low, high in held), initial=0.0))
+        self._sums = list(accumulate((high - low for low, high in held), initial=before))
 
     def _ran(self, moment: float) -> float:
         """The clock that stands while the thread does."""
         place = bisect_left(self._begun, moment)
-        still = max(0.0, self._held[place - 1][1] - moment) if place else 0.0
-        return moment - self._sums[place] + still
+        ran = moment - self._sums[place]
+        if place and (end := self._held[place - 1][1]) > moment:
+            return ran + end - moment
+        return ran
 
 
 def ideal_times(longest: Mapping[K, Mapping[K | None, float]], order: Iterable[K]) -> dict[K, float]:
