@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from freescale.pipeline.padding_source import padded_size
     from freescale.pipeline.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+    from freescale.pipeline.prioritized_schedule import PrioritizedSchedule
     from freescale.pipeline.schedule import (
         TABLE,
         PlainSchedule,
-        PrioritizedSchedule,
         ReadyBatch,
         Schedule,
         look_up,

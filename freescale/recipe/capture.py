@@ -81,8 +81,8 @@ def assemble_capture(
 
     rows = embedding.plans[TABLE].spec.num_rows
     padder = Padder(ranks.device, longest=config.data.max_length, table_rows=rows, numbers_of=numbers_of)
-    # Tables whose update is not one kernel are looked up and updated around the recorded part of a step.
-    inside = table.not_fused is None or ranks.device.type == "cpu"
+    # Rows that travel, and tables whose update is not one kernel, are dealt with around the recorded part of a step.
+    inside = ranks.num_ranks == 1 and (table.not_fused is None or ranks.device.type == "cpu")
     return Capture(padder, recorder, table if inside else None)
 
 
@@ -91,7 +91,6 @@ def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> 
     from freescale.model import drawn_by_rank, takes_pads
 
     reasons = {
-        "there are several ranks": ranks.num_ranks > 1,
         "optim.accumulate cuts batches into parts": config.optim.accumulate > 1,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",

@@ -123,7 +123,8 @@ class WholeStep:
 class PaddedCompute:
     """Computes loss and gradients of padded batches; gradients lie in the same places after every one.
 
-    With `whole` a recording is the step: its numbers and rows are read, and rows and weights updated, inside.
+    With `whole` a recording is the step: its numbers and rows are read, and rows and weights updated, inside. `flat`
+    holds all gradients of parameters one after the other, for those who add them up over ranks.
 
     Args:
         model: (rows, batch, layout) -> sum of the losses; the dense part, not wrapped.
@@ -148,7 +149,7 @@ class PaddedCompute:
         self._recorder = recorder
         device = self._parameters[0].device
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._grads = [torch.zeros_like(param) for param in self._parameters]
+        self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
         self._rooms: dict[tuple[Any, ...], _RowRoom] = {}
         self._met: Counter[tuple[Any, ...]] = Counter()
@@ -261,6 +262,15 @@ class PaddedCompute:
             self._recordings[padded.key] = _Recording(graph, memory, again)
             padded.replayed.add(padded.key)
         return graph is not None
+
+
+def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """Zeros in one piece of memory, and in it those of each parameter; each begins on 16 bytes, as kernels like it."""
+    like = parameters[0]
+    wide = [-(-param.numel() // 4) * 4 for param in parameters]
+    flat = torch.zeros(sum(wide), dtype=like.dtype, device=like.device)
+    own = [part[: param.numel()].view_as(param) for part, param in zip(flat.split(wide), parameters)]
+    return flat, own
 
 
 class RecordedUpdate:
