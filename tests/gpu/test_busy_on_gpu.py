@@ -88,7 +88,11 @@ def test_known_idle_time_is_host_time(idle: float) -> None:
         trace.record_into(None)
     steps = [one for one in written if one.step > 20 and not one.watched]
     assert not any(one.unknown for one in steps)
-    assert total(one.ranks[0] for one in steps).share("host") == pytest.approx(idle, abs=0.05)
+    whole = total(one.ranks[0] for one in steps)
+    # The host spins for its share, and does a little more between two steps; what the device does is known exactly.
+    busy = sum(2e-3 * (900 + 37 * one.step % 200) / 1000 for one in steps)
+    assert whole.share("host") == pytest.approx(1 - busy / whole.total, abs=0.03)
+    assert whole.share("host") == pytest.approx(idle, abs=0.15)
 
 
 def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:
