@@ -33,6 +33,7 @@ MOST_RECORDINGS = 16
 """Each takes 10 to 60 MB of the driver's memory."""
 
 _MOST_FAILURES = 3
+_MOST_RARE = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +153,7 @@ class PaddedCompute:
         self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
         self._rooms: dict[tuple[Any, ...], _RowRoom] = {}
+        self._rare = 0
         self._met: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
 
@@ -163,6 +165,9 @@ class PaddedCompute:
             return False
         self._met[padded.key] += 1
         if self._met[padded.key] < RECORD_AT:
+            self._rare += 1
+            if self._rare == _MOST_RARE and not self._recordings:
+                self._recorder.give_up(f"no size of a batch came {RECORD_AT} times in {_MOST_RARE} steps")
             return False
         if len(self._recordings) == MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
