@@ -239,7 +239,7 @@ class PaddedCompute:
     def _update(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
         """Rows, then weights."""
         numbers = views.numbers
-        whole.table.apply_counted(views.unique, room.grad, numbers=numbers.rows, count=numbers.count)
+        whole.table.apply_counted(views.unique, room.grad, numbers=numbers.rows, count=numbers.real_rows)
         self._hand_out()
         norm = whole.update()
         if norm is not None:
