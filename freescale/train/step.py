@@ -19,7 +19,7 @@ from freescale.kernels.runtime import Readback
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
-from freescale.train.dense_gradients import Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
@@ -116,8 +116,13 @@ class TrainStep:
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
         self._model: nn.Module = model
-        self._sums = Sums()
-        if ranks.group is not None:
+        self._sums: Sums | FlatSum = Sums()
+        self._flat_sum: FlatSum | None = None
+        if ranks.group is not None and recorder is not None:
+            self._sums = self._flat_sum = FlatSum(
+                ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
+            )
+        elif ranks.group is not None:
             self._model, self._sums = reduced_in_backward(
                 model,
                 ranks.group,
@@ -207,7 +212,7 @@ class TrainStep:
         for extension in self.extensions:
             extension.begin(ready)
         captured = self._padded.is_recorded(padded)
-        with self.timer.replaying(ready.batch, replayed=captured):
+        with self.timer.padded(ready.batch):
             losses, norms = self._padded.run_whole(padded)
         if not losses.is_cuda:
             losses, norms = losses.clone(), None if norms is None else norms.clone()
@@ -250,8 +255,13 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.is_recorded(padded)
-        with self.timer.replaying(ready.batch, replayed=captured):
-            loss, items.rows.grad = self._padded.run(items.rows, padded)
+        with self.timer.padded(ready.batch):
+            loss, grad = self._padded.run(items.rows, padded)
+            # Gradients of rows may still be on their way when the next step overwrites them.
+            items.rows.grad = grad if self._flat_sum is None else grad.clone()
+        if self._flat_sum is not None:
+            self.timer.handed_over()
+            self._flat_sum.start(self._padded.flat)
         return loss, captured
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:
