@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Head,
         HeadMetrics,
         LastEvents,
+        MergedMetrics,
         Needs,
         RetrievingHead,
         check_columns,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from freescale.model.moe import moe_layers
     from freescale.model.recommender import Recommender, make_encoder
     from freescale.model.router import EXTRAS, nan_error
+    from freescale.model.task_quality import AcrossRanks, TaskQuality
     from freescale.model.token_cache import TokenCache
 else:
     __getattr__, __dir__ = open_door(__name__)

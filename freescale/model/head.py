@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from freescale import registry
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
+from freescale.model.task_quality import AcrossRanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,20 @@ class HeadMetrics(Protocol):
         """The numbers by name; None where the users seen do not define one."""
 
 
+@runtime_checkable
+class MergedMetrics(Protocol):
+    """The same, where sums do not do: ranks bring together what they have collected."""
+
+    def update(self, events: LastEvents) -> None:
+        """Add some users; there may be none."""
+
+    def merge(self, ranks: AcrossRanks) -> None:
+        """Called once by every rank, before `values` is asked."""
+
+    def values(self) -> Mapping[str, float | None]:
+        """The numbers by name, the same on every rank; None where the users seen do not define one."""
+
+
 class Head(Protocol):
     """What states are trained for; an `nn.Module` where it has weights."""
 
@@ -114,10 +129,10 @@ def retrieves(head: Head) -> TypeGuard[RetrievingHead]:
     return hasattr(head, "queries") and hasattr(head, "candidates")
 
 
-def own_metrics(head: Head) -> HeadMetrics | None:
-    """Empty sums of the head's own metrics, if it has any."""
+def own_metrics(head: Head) -> HeadMetrics | MergedMetrics | None:
+    """The head's own metrics before the first user, if it has any."""
     begin = getattr(head, "metrics", None)
-    return None if begin is None else cast(HeadMetrics, begin())
+    return None if begin is None else cast(HeadMetrics | MergedMetrics, begin())
 
 
 def export_facts(head: Head) -> dict[str, Any]:

@@ -4,11 +4,12 @@ A token always sees itself. Otherwise token i of a sequence sees token j when
 
     j is not a target, and
         j <= i  and  (close enough or j in the prefix)  and  (same segment or j is a summary)
-        or  i is in the prefix
+        or  i is in the prefix and no target
 
-`window` counts from the end of the history for targets: they all stand right after the last event. `sees` is this
-sentence in code. The planner of tiles (`plan.tile_pairs`), `plan.visibility.KeyVisibility`, `triton.tiles.visible` and
-`segment_runs` are faster ways to the same answer, each tested against it.
+Targets all stand at one position, right after the last event: `window` and the position bias count from there
+(`shared_position`). So k targets in one pass are the same as k passes with one. `sees` is this sentence in code. The
+planner of tiles (`plan.tile_pairs`), `plan.visibility.KeyVisibility`, `triton.tiles.visible` and `segment_runs` are
+faster ways to the same answer, each tested against it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class AttentionMask:
     Args:
         window: see at most this many tokens back.
         prefix: this many tokens at the start of each sequence see the whole history and are seen from everywhere.
-        targets: [B] how many tokens at the end of each sequence are candidates that do not see each other.
+        targets: [B] how many tokens at the end of each sequence are candidates: they do not see each other and stand at
+            one position, the first after the events.
         segments: [T] number of the segment a token belongs to.
         summaries: [T] true for tokens that later segments may see too; needs `segments`.
         pieces: the runs of equal tokens in `segments` and `summaries`; found there unless given.
@@ -125,7 +127,8 @@ class AttentionMask:
             if self.summaries is not None:
                 same = same | key["summaries"].bool()
             seen = seen & same
-        return ((seen | (i < self.prefix)) & (j < history)) | (i == j)
+        ahead = (i < self.prefix) & (i < history)
+        return ((seen | ahead) & (j < history)) | (i == j)
 
     def check(self, lengths: Ints) -> None:
         """Refuse counts that do not fit these sequences."""
@@ -165,6 +168,13 @@ def kernels_know(mask: MaskRule | None) -> TypeGuard[AttentionMask | None]:
     The one place where this is decided. A class that is derived from AttentionMask may say something else.
     """
     return mask is None or type(mask) is AttentionMask
+
+
+def shared_position(mask: MaskRule | None, lengths: Ints) -> Ints | None:
+    """[B] the position at which all targets of a sequence stand, its events' number; None where there are none."""
+    if not isinstance(mask, AttentionMask) or mask.targets is None:
+        return None
+    return lengths - mask.target_counts(len(lengths))
 
 
 def _given(**attributes: Tensor | None) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from freescale.model import (
     Compressor,
     HeadMetrics,
     LastEvents,
+    MergedMetrics,
     RankingQuality,
     Recommender,
     RetrievingHead,
@@ -116,9 +117,13 @@ class Evaluator:
             values = _joined(values, self._summed(own))
         return values
 
-    def _summed(self, metrics: HeadMetrics | RankingQuality) -> Mapping[str, float | None]:
+    def _summed(self, metrics: HeadMetrics | MergedMetrics | RankingQuality) -> Mapping[str, float | None]:
+        if isinstance(metrics, MergedMetrics):
+            metrics.merge(AllRanks(self.ranks))
+            return metrics.values()
         # Row by row: in which order ranks are added depends on where in a tensor a number stands.
-        for row in metrics.sums if metrics.sums.ndim > 1 else [metrics.sums]:
+        sums = metrics.sums
+        for row in sums if sums.ndim > 1 else [sums]:
             self.ranks.sum_on_cpu(row)
         return metrics.values()
 
@@ -141,6 +146,33 @@ class Evaluator:
         layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
         last = last_tokens(indexed).to(lookup.device)
         return self.model.states(lookup, indexed, layout).index_select(0, last)
+
+
+class AllRanks:
+    """What metrics need of the other ranks.
+
+    Args:
+        ranks: who takes part.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum over the ranks; on the CPU."""
+        return self._ranks.sum_on_cpu(values)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, one after the other; a rank may have any number of them."""
+        ranks = self._ranks
+        if ranks.group is None:
+            return rows
+        counts = torch.cat(ranks.gather(torch.tensor([len(rows)], device=ranks.device))).tolist()
+        # One shape for all: what is too long is cut off again.
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = ranks.gather(padded.to(ranks.device))
+        return torch.cat([part[:count].cpu() for part, count in zip(parts, counts)])
 
 
 class _FullRanking:

@@ -9,13 +9,13 @@ end of the full pairs, end of all pairs, tokens before the targets, blocks of bi
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
+from freescale.kernels.attention.mask import AttentionMask, Bools, Ints, shared_position
 from freescale.kernels.attention.plan.bias import BiasPlan, joined, padded_plan, plan_bias
 from freescale.kernels.attention.plan.fills import BIAS_ROWS, ListFiller
 from freescale.kernels.attention.plan.room import LayoutRoom
@@ -115,6 +115,7 @@ class AttentionSchedule:
         self._stores: dict[bool, BiasStore] = {}
         self._visibility: tuple[AttentionMask, KeyVisibility] | None = None
         self._seen: tuple[AttentionMask, Tensor] | None = None
+        self._shared: tuple[AttentionMask, Tensor] | None = None
         self._planner: TilePlanner | None = None
 
     def tiles(
@@ -222,6 +223,14 @@ class AttentionSchedule:
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
             self._seen = (mask, self._alone.add(seen)[0].to(torch.uint8))
         return self._seen[1]
+
+    def shared_positions(self, mask: AttentionMask) -> Tensor:
+        """[blocks of the bias store] where the targets of a block's sequence stand."""
+        if self._shared is None or self._shared[0] is not mask:
+            shared = shared_position(mask, self._lengths)
+            positions = self._lengths if shared is None else shared
+            self._shared = (mask, self._alone.add(np.repeat(positions, self._bias_blocks()))[0])
+        return self._shared[1]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""
@@ -345,7 +354,7 @@ class AttentionSchedule:
         """The same for square tiles, those that follow each other on a diagonal of a sequence together."""
         if mask is not None:
             tiles = self._pair_tiles(size, size, mask)
-            return joined(tiles, limit=-(-len(tiles) // programs))
+            return joined(tiles, size=size, limit=-(-len(tiles) // programs))
         tiles = -(-self._lengths // size)
         limit = max(1, -(-int((tiles * (tiles + 1) // 2).sum()) // programs))
         of, diagonal = group_index(tiles)
@@ -378,6 +387,11 @@ def is_long(lengths: Ints) -> bool:
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
     return mask is not None and mask.looks_ahead
+
+
+def has_targets(mask: AttentionMask | None) -> TypeGuard[AttentionMask]:
+    """Whether some tokens stand at one position."""
+    return mask is not None and mask.targets is not None
 
 
 def _within(tiles: Ints, part: Part) -> Bools:

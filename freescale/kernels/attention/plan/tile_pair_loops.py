@@ -78,7 +78,7 @@ def keep_pairs(
                 some = some and (meet or any_summary[now])
                 one = meet and low == high and row_low[r] == row_high[r]
                 every = every and (one or all_summary[now])
-            some = some or (i0 < prefix and j0 < history)
+            some = some or (i0 < min(prefix, history) and j0 < history)
             # Targets, and whatever a mask hides around it: a token sees itself.
             if some or (i0 <= j1 and j0 <= i1):
                 row[count], column[count], full[count] = r, now, every

@@ -188,7 +188,7 @@ def visible(
                 seen = seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))
             seen = ((seen & (j < history)) | (i == j)) & (i < length)
         if prefix > 0:
-            seen = seen | ((i < tl.minimum(prefix, length)) & (j < history))
+            seen = seen | ((i < tl.minimum(prefix, history)) & (j < history))
         return seen
     else:
         return j <= i
