@@ -30,12 +30,15 @@ class SequenceBatch:
         tokens: features with one value a token, each [T] or [T, ...] ("item", "target", "time", ...).
         samples: features with one value a sequence, each [B] or [B, ...] ("row", "negatives", ...).
         pads: values that token features have behind those of the last sequence, which mean nothing.
+        targets: [B] int64 how many tokens at the end of each sequence are candidates of a request; on the CPU like
+            offsets. None: all tokens are events.
     """
 
     offsets: Tensor
     tokens: dict[str, Tensor] = field(default_factory=dict)
     samples: dict[str, Tensor] = field(default_factory=dict)
     pads: int = 0
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets.is_cuda:
@@ -44,6 +47,10 @@ class SequenceBatch:
         if places[0] != 0 or (places[1:] < places[:-1]).any():
             raise ValueError("offsets must start at 0 and never fall")
         self._check(self.tokens, self.samples)
+        if self.targets is not None:
+            counts, lengths = self.targets.numpy(), self.lengths.numpy()
+            if counts.shape != lengths.shape or (counts < 0).any() or (counts > lengths).any():
+                raise ValueError("targets must be between 0 and the length of their sequence, one for each")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -107,6 +114,7 @@ class SequenceBatch:
             offsets=offsets,
             tokens={n: v.index_select(0, rows.to(v.device)) for n, v in self.tokens.items()},
             samples={n: v.index_select(0, index.to(v.device)) for n, v in self.samples.items()},
+            targets=None if self.targets is None else self.targets[index],
         )
 
     def split(self, num_parts: int) -> list[SequenceBatch]:
@@ -131,6 +139,7 @@ class SequenceBatch:
             offsets=self.offsets[first : last + 1] - start,
             tokens={n: v[start:stop] for n, v in self.tokens.items()},
             samples={n: v[first:last] for n, v in self.samples.items()},
+            targets=None if self.targets is None else self.targets[first:last],
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
@@ -154,7 +163,8 @@ class SequenceBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As one block of bytes: a loader process opens a connection for every tensor it hands over, 0.2 ms each."""
-        tensors = [self.offsets, *self.tokens.values(), *self.samples.values()]
+        counts = [] if self.targets is None else [self.targets]
+        tensors = [self.offsets, *counts, *self.tokens.values(), *self.samples.values()]
         if self.pads or any(values.device.type != "cpu" or values.requires_grad for values in tensors):
             return object.__new__, (SequenceBatch,), dict(self.__dict__)
         flat = [values.contiguous().view(-1).view(torch.uint8) for values in tensors]
@@ -164,7 +174,7 @@ class SequenceBatch:
         for part, start in zip(flat, starts):
             block[start : start + len(part)] = part
         shapes = [(start, values.dtype, tuple(values.shape)) for start, values in zip(starts, tensors)]
-        return _unpacked, (block, shapes, list(self.tokens), list(self.samples))
+        return _unpacked, (block, shapes, list(self.tokens), list(self.samples), bool(counts))
 
 
 def _unpacked(
@@ -172,14 +182,20 @@ def _unpacked(
     shapes: Sequence[tuple[int, torch.dtype, tuple[int, ...]]],
     tokens: list[str],
     samples: list[str],
+    has_targets: bool,
 ) -> SequenceBatch:
     """The batch whose tensors lie in a block of bytes, at these places."""
     parts: list[Tensor] = []
     for start, dtype, shape in shapes:
         num_bytes = dtype.itemsize * math.prod(shape)
         parts.append(block[start : start + num_bytes].view(dtype).view(shape))
-    offsets, features = parts[0], parts[1:]
-    return SequenceBatch(offsets, dict(zip(tokens, features)), dict(zip(samples, features[len(tokens) :])))
+    offsets, features = parts[0], parts[1 + has_targets :]
+    return SequenceBatch(
+        offsets,
+        dict(zip(tokens, features)),
+        dict(zip(samples, features[len(tokens) :])),
+        targets=parts[1] if has_targets else None,
+    )
 
 
 def _offsets(lengths: Tensor) -> Tensor:

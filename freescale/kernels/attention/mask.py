@@ -69,6 +69,7 @@ class AttentionMask:
         prefix: this many tokens at the start of each sequence see the whole history and are seen from everywhere.
         targets: [B] how many tokens at the end of each sequence are candidates: they do not see each other and stand at
             one position, the first after the events.
+        only_targets: all other tokens see nothing and get zeros: for a last layer of which only targets are wanted.
         segments: [T] number of the segment a token belongs to.
         summaries: [T] true for tokens that later segments may see too; needs `segments`.
         pieces: the runs of equal tokens in `segments` and `summaries`; found there unless given.
@@ -77,6 +78,7 @@ class AttentionMask:
     window: int | None = None
     prefix: int = 0
     targets: Tensor | None = None
+    only_targets: bool = False
     segments: Tensor | None = None
     summaries: Tensor | None = None
     pieces: Pieces | None = None
@@ -86,6 +88,8 @@ class AttentionMask:
             raise ValueError(f"window must be 0 or more, got {self.window}")
         if self.prefix < 0:
             raise ValueError(f"prefix must be 0 or more, got {self.prefix}")
+        if self.only_targets and self.targets is None:
+            raise ValueError("only_targets needs targets")
         if self.summaries is not None and self.segments is None:
             raise ValueError("summaries need segments")
         for name, each in (("targets", "sequence"), ("segments", "token"), ("summaries", "token")):
@@ -128,7 +132,8 @@ class AttentionMask:
                 same = same | key["summaries"].bool()
             seen = seen & same
         ahead = (i < self.prefix) & (i < history)
-        return ((seen | ahead) & (j < history)) | (i == j)
+        seen = ((seen | ahead) & (j < history)) | (i == j)
+        return seen & (i >= history) if self.only_targets else seen
 
     def check(self, lengths: Ints) -> None:
         """Refuse counts that do not fit these sequences."""

@@ -27,16 +27,18 @@ MASKS = {
 REQUESTS = [[(66, 5), (0, 3), (1, 1), (17, 0)], [(63, 2), (64, 2), (65, 17)], [(130, 70), (0, 0), (3, 2)]]
 
 
-def make_mask(requests, *, window=None, prefix=0, segments=None):
+def make_mask(requests, *, window=None, prefix=0, segments=None, only_targets=False):
     """A mask of whole requests; candidates belong to the segment that the history ends in."""
+    targets = torch.tensor([k for _, k in requests])
     if segments is None:
-        return AttentionMask(window=window, prefix=prefix, targets=torch.tensor([k for _, k in requests]))
+        return AttentionMask(window=window, prefix=prefix, targets=targets, only_targets=only_targets)
     places = torch.cat([torch.arange(n + k).clamp(max=max(n - 1, 0)) for n, k in requests])
     real = torch.cat([torch.arange(n + k) < n for n, k in requests])
     return AttentionMask(
         window=window,
         prefix=prefix,
-        targets=torch.tensor([k for _, k in requests]),
+        targets=targets,
+        only_targets=only_targets,
         segments=places // segments,
         summaries=(places % segments >= segments - 2) & real,
     )
@@ -192,3 +194,31 @@ def test_a_table_must_reach_over_histories_not_over_candidates():
     attend(leaves, times, torch.arange(9), [(3, 6)], softmax=False, backend="auto")
     with pytest.raises(ValueError, match="4 weights for sequences of up to 5"):
         attend(leaves, times, torch.arange(9), [(4, 5)], softmax=False, backend="auto")
+
+
+@pytest.mark.parametrize(
+    ("mask", "backend", "softmax"), along_edges(["window", "all", "prefix"], BACKENDS, [False, True], flip=1)
+)
+def test_targets_alone_are_what_they_are_beside_all_others(mask, backend, softmax):
+    requests = [(40, 30), (0, 2), (5, 0), (17, 1)]
+    tokens = sum(n + k for n, k in requests)
+    leaves, times = make_leaves(tokens, seed=3)
+    own = leaves[:3] if softmax else leaves
+    is_target = torch.cat([torch.arange(n + k) >= n for n, k in requests])
+    weight = (
+        torch.linspace(-1, 1, tokens * 8, dtype=torch.float64).view(tokens, 2, 4) * is_target[:, None, None]
+    )
+    found = []
+    for only in (False, True):
+        options = {**MASKS[mask], "only_targets": only}
+        every = torch.arange(tokens)
+        out = attend(leaves, times, every, requests, softmax=softmax, backend=backend, **options)
+        found.append([out[is_target].detach(), *torch.autograd.grad(out, own, weight)])
+    assert not out[~is_target].any()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_only_targets_needs_targets():
+    with pytest.raises(ValueError, match="only_targets needs targets"):
+        AttentionMask(only_targets=True)
