@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from freescale.data.schema.reading import refuse as refuse_problems
     from freescale.data.schema.vocabulary import NONE
     from freescale.data.schema.vocabulary import WORDS as SCHEMA_WORDS
+    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
+    from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.vocabulary import NumberedTexts, Vocabulary
     from freescale.data.words.item_names import ItemId, ItemNames, names_of_items

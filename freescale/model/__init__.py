@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LastEvents,
         MergedMetrics,
         Needs,
+        RequestMetrics,
         RetrievingHead,
         check_columns,
         export_facts,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         own_metrics,
         retrieves,
     )
-    from freescale.model.heads import RankingHead, RetrievalHead
+    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead
     from freescale.model.item_encoders import ContentProjection, TextEncoder
     from freescale.model.metrics import (
         CUTOFFS,

@@ -87,6 +87,14 @@ class MergedMetrics(Protocol):
         """The numbers by name, the same on every rank; None where the users seen do not define one."""
 
 
+@runtime_checkable
+class RequestMetrics(Protocol):
+    """Metrics over the candidates of requests."""
+
+    def update_requests(self, states_KD: Tensor, rows_UD: Tensor, batch: SequenceBatch) -> None:
+        """Add the candidates of some requests: one state each, and the item vectors of the batch."""
+
+
 class Head(Protocol):
     """What states are trained for; an `nn.Module` where it has weights."""
 

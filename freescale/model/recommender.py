@@ -17,6 +17,7 @@ from freescale.kernels.rows import take
 from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.head import Head
+from freescale.model.request_view import history_states, target_states
 from freescale.model.segmented import SegmentedEncoder
 
 
@@ -62,10 +63,14 @@ class Recommender(nn.Module):
     def encode(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors.
 
+        Of requests, one state a candidate: its own, or where the head takes candidates late that of its history.
         An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
         both reach the rows in one sum.
         """
         item_index = batch.tokens["item_index"]
+        if batch.targets is not None:
+            states_of = history_states if getattr(self.head, "late", False) else target_states
+            return states_of(self.encoder, take(rows_UD, item_index), batch, layout), rows_UD
         from_rows = getattr(self.encoder, "from_rows", None)
         if from_rows is not None:
             states, rows_UD = from_rows(rows_UD, item_index, batch, layout)

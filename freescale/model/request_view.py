@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import AttentionMask, MaskKind, SequenceLayout
 from freescale.kernels.runtime import to_device
+from freescale.model.dropout import dropout_batch
 from freescale.model.views import BatchView
 
 
@@ -103,3 +105,29 @@ def target_states(
         )
     every: Tensor = encode(vectors_TD, view)
     return every.index_select(0, view.target_index)
+
+
+def history_states(encoder: Any, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
+    """State of the last event for every candidate of a batch, [K, D]; zeros for a request without history."""
+    counts = batch.lengths - view_counts(batch)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    shift = torch.repeat_interleave(batch.offsets[:-1] - offsets[:-1], counts)
+    (index,) = to_device((torch.arange(int(offsets[-1])) + shift).numpy(), device=vectors_TD.device)
+    events = SequenceBatch(
+        offsets=offsets,
+        tokens={name: values.index_select(0, index) for name, values in batch.tokens.items()},
+        samples=batch.samples,
+    )
+    own = SequenceLayout(offsets, device=layout.device)
+    with dropout_batch(events, own):
+        states = encoder(vectors_TD.index_select(0, index), events, own)
+    # Behind the events a row of zeros, for those without any.
+    padded = torch.cat([states, states.new_zeros(1, states.shape[1])])
+    last = torch.where(counts > 0, offsets[1:] - 1, int(offsets[-1])).repeat_interleave(view_counts(batch))
+    return padded.index_select(0, to_device(last.numpy(), device=states.device)[0])
+
+
+def view_counts(batch: SequenceBatch) -> Tensor:
+    """[B] candidates of each request."""
+    assert batch.targets is not None
+    return batch.targets

@@ -24,8 +24,8 @@ from freescale.recipe.items import build_item_encoder, digest_content, item_cont
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import schedule_opener
+from freescale.recipe.requests import pair_rule
 from freescale.recipe.run import timetable_of
-from freescale.recipe.segments import segment_rule
 from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,
@@ -109,7 +109,7 @@ def build_run(
         seed=config.run.seed,
         gate=gate,
         transport=config.comm.transport,
-        work=SampleWork(segment_rule(config)),
+        work=SampleWork(pair_rule(config)),
         recorder=recorder,
     )
     if experts is not None:

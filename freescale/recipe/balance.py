@@ -12,7 +12,7 @@ from freescale.recipe.keys import changed, extra_keys, key, section_options
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler, Balancer, Decisions
     from freescale.comm.world import Ranks
-    from freescale.data import Examples
+    from freescale.data import Examples, RequestExamples
     from freescale.recipe.config import Config
     from freescale.train import Rebalancer
 
@@ -64,11 +64,11 @@ def build_balancer(config: Config) -> Balancer:
 
 
 def build_sampler(
-    config: Config, train: Examples, ranks: Ranks, decisions: Decisions | None = None
+    config: Config, train: Examples | RequestExamples, ranks: Ranks, decisions: Decisions | None = None
 ) -> BalancedSampler:
     """Which samples make a step, and who computes them."""
     from freescale.balance import BalancedSampler, SampleWork
-    from freescale.recipe.segments import segment_rule
+    from freescale.recipe.requests import pair_rule
 
     tokens = config.data.global_tokens
     return BalancedSampler(
@@ -81,10 +81,10 @@ def build_sampler(
         balancer=build_balancer(config),
         max_tokens_ratio=config.balance.max_tokens_ratio,
         window=config.balance.window,
-        groups=train.source.groups,
+        groups=train.groups,
         shuffle_rows=config.data.shuffle_rows,
         decisions=decisions,
-        work=SampleWork(segment_rule(config)),
+        work=SampleWork(pair_rule(config)),
     )
 
 

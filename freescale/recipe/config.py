@@ -20,6 +20,7 @@ from freescale.recipe import (
     model,
     optim,
     pipeline,
+    requests,
     run,
     segments,
     tables,
@@ -43,7 +44,7 @@ from freescale.recipe.tables import TablesSection
 from freescale.recipe.trace import TraceSection
 
 SUBJECTS = (
-    *(run, data, features, model, ffn, segments, items, head, embedding, tables),
+    *(run, data, features, model, ffn, segments, items, head, requests, embedding, tables),
     *(optim, eval, balance, pipeline, comm),
 )
 

@@ -11,7 +11,7 @@ from freescale.recipe.keys import changed, extra_keys, filled_options, key
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from freescale.data import Examples, SequenceSource, Split
+    from freescale.data import Examples, RequestExamples, SequenceSource, Split
     from freescale.recipe.config import Config
 
 
@@ -108,11 +108,17 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
     return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 
 
-def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:
+def build_examples(
+    config: Config, source: SequenceSource, split: Split, *, negatives: bool
+) -> Examples | RequestExamples:
     """One split of the data; only training draws negatives, where the head needs them."""
     from freescale.data import Examples
     from freescale.recipe.features import build_features
+    from freescale.recipe.requests import build_requests
 
+    requests = build_requests(config, source, split)
+    if requests is not None:
+        return requests
     draws = split == "train" and negatives
     return Examples(
         source=source,

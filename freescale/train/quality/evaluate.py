@@ -31,6 +31,7 @@ from freescale.model import (
     MergedMetrics,
     RankingQuality,
     Recommender,
+    RequestMetrics,
     RetrievingHead,
     compresses,
     own_metrics,
@@ -106,6 +107,9 @@ class Evaluator:
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
             lookup, indexed = vectors.look_up(batch)
+            if batch.targets is not None:
+                self._add_requests(own, lookup, indexed)
+                continue
             states = self._last_states(lookup, indexed)
             places = None if ranking is None else ranking.add(rows, batch, states)
             if own is not None:
@@ -116,6 +120,17 @@ class Evaluator:
         if own is not None:
             values = _joined(values, self._summed(own))
         return values
+
+    def _add_requests(self, own: object, lookup: Tensor, indexed: SequenceBatch) -> None:
+        """Candidates of requests, for the metrics of a head that knows them."""
+        if not isinstance(own, RequestMetrics):
+            raise ConfigError(
+                "this head cannot judge requests",
+                got=type(self.model.head).__name__,
+                allowed="metrics with update_requests(states, rows, batch)",
+            )
+        layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
+        own.update_requests(self.model.states(lookup, indexed, layout), lookup, indexed)
 
     def _summed(self, metrics: HeadMetrics | MergedMetrics | RankingQuality) -> Mapping[str, float | None]:
         if isinstance(metrics, MergedMetrics):
