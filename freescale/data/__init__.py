@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from freescale.data.preparation import ColumnNames, prepare
     from freescale.data.raw_format import RawFormat, RawSample, Reading
     from freescale.data.raw_input import format_names
+    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
     from freescale.data.schema.reading import checked_schema, load_schema, read_schema
     from freescale.data.schema.reading import refuse as refuse_problems
     from freescale.data.schema.vocabulary import NONE
     from freescale.data.schema.vocabulary import WORDS as SCHEMA_WORDS
-    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch

@@ -1,13 +1,13 @@
 """RequestExamples: requests with candidates from histories and from logs of impressions.
 
-    by number    the training events of a user, cut from the end into runs of k: each run is a request, the events before
-                 it its history. Every event but a user's first is a label once. Needs no reading to be planned.
+    by number    the training events of a user, cut from the end into runs of k: each run is a request, the events
+                 before it its history. Every event but a user's first is a label once. Needs no reading to be planned.
     by column    neighbouring events with the same value of a column ("request", or "time" for what was shown together)
                  are a request: one row an impression. Read through once, to know how long they are.
 
-In both forms the request's time is that of its first candidate, and its history is what happened strictly before: events
-at the same second are left out, since nobody knows their order. Validation and test have one request a user: its target.
-A batch holds the history and behind it the candidates; outcomes are called label_NAME and are zeros at events.
+In both forms the request's time is that of its first candidate, and its history is what happened strictly before:
+events at the same second are left out, since nobody knows their order. Validation and test have one request a user,
+its target. A batch holds the history and behind it the candidates; outcomes are called label_NAME, zeros at events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RequestIndex(NamedTuple):
 
 
 class RequestRule:
-    """What requests leave to compute, of their length alone: n events and k candidates have n (n + 1) / 2 + k (n + 1) pairs.
+    """What requests leave to compute: n events and k candidates have n (n + 1) / 2 + k (n + 1) pairs.
 
     Args:
         candidates: of a request; a shorter sequence is all candidates.
@@ -132,7 +132,7 @@ class RequestExamples:
 
     def batch(self, rows: Sequence[int] | IntArray, *, step: int = 0) -> SequenceBatch:
         """These requests as one jagged batch; `step` changes nothing, nothing is drawn."""
-        rows = np.asarray(rows, dtype=np.int64)
+        rows = np.array(rows, dtype=np.int64)
         user, start, stop, _ = self.index
         histories = self.source.read(user[rows])
         base = histories.offsets[:-1]
@@ -152,7 +152,7 @@ class RequestExamples:
         tokens = {"item": item, "target": item}
         if self.use_time and "time" in histories.columns:
             time = np.where(shown, asked[owner], histories.columns["time"][index]).astype(np.int64)
-            following = np.append(time[1:], 0)
+            following = np.append(time[1:], 0)[: len(time)]
             following[offsets[1:] - 1] = asked
             tokens |= {"time": torch.from_numpy(time), "target_time": torch.from_numpy(following)}
         for name in self.outcomes:
@@ -210,7 +210,9 @@ def outcome_columns(source: SequenceSource) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*source.features, *listed]))
 
 
-def _before(histories: Histories, base: IntArray, events: IntArray, asked: npt.NDArray[np.generic]) -> IntArray:
+def _before(
+    histories: Histories, base: IntArray, events: IntArray, asked: npt.NDArray[np.generic]
+) -> IntArray:
     """How many of each history's first events happened strictly before it was asked."""
     index, offsets = _spans(base, events)
     early = histories.columns["time"][index] < np.repeat(asked, events)

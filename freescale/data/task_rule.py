@@ -1,10 +1,10 @@
 """TaskRule: what a ranking model predicts of a candidate, in one line of a recipe.
 
-    click = action > 0                           binary: a comparison
-    share = flags & 4                            binary: a bit, or any of several
-    rating = number action where click           a number, learnt and judged only where another task is true
-    watched = number seconds log weight 0.2      ln(1 + number), and its weight among the tasks
-    price = number paid huber 2.5                squared up to an error of 2.5, linear beyond
+click = action > 0                           binary: a comparison
+share = flags & 4                            binary: a bit, or any of several
+rating = number action where click           a number, learnt and judged only where another task is true
+watched = number seconds log weight 0.2      ln(1 + number), and its weight among the tasks
+price = number paid huber 2.5                squared up to an error of 2.5, linear beyond
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 from freescale.errors import ConfigError
 
-_LINE = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(number\s+)?([A-Za-z_]\w*)\s*(?:(>=|<=|>|<|==|&)\s*(\S+))?(.*)", re.S)
+_LINE = re.compile(
+    r"\s*([A-Za-z_]\w*)\s*=\s*(number\s+)?([A-Za-z_]\w*)\s*(?:(>=|<=|>|<|==|&)\s*(\S+))?(.*)", re.S
+)
 _WORDS = re.compile(r"\s*(?:(where)\s+([A-Za-z_]\w*)|(weight|huber)\s+(\S+)|(log))\b\s*")
 _COMPARE: dict[str, Any] = {
     ">": operator.gt,
@@ -27,7 +29,10 @@ _COMPARE: dict[str, Any] = {
     "<=": operator.le,
     "==": operator.eq,
 }
-_FORM = "NAME = COLUMN > NUMBER, NAME = COLUMN & BITS or NAME = number COLUMN; then where NAME, weight NUMBER, log, huber NUMBER"
+_FORM = (
+    "NAME = COLUMN > NUMBER, NAME = COLUMN & BITS or NAME = number COLUMN; "
+    "then where NAME, weight NUMBER, log, huber NUMBER"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +110,11 @@ def _parse(line: str) -> TaskRule:
     found = _LINE.fullmatch(line)
     if found is None or bool(found[2]) == bool(found[4]):
         raise ConfigError("head.tasks: this is no task", got=repr(line), allowed=_FORM)
-    options: dict[str, Any] = {"name": found[1], "kind": "number" if found[2] else "binary", "column": found[3]}
+    options: dict[str, Any] = {
+        "name": found[1],
+        "kind": "number" if found[2] else "binary",
+        "column": found[3],
+    }
     try:
         if found[4]:
             value = float(found[5])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         own_metrics,
         retrieves,
     )
-    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead
+    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions
     from freescale.model.item_encoders import ContentProjection, TextEncoder
     from freescale.model.metrics import (
         CUTOFFS,

@@ -9,7 +9,7 @@ from freescale.recipe.keys import section_options
 if TYPE_CHECKING:
     from freescale.balance import PairRule
     from freescale.data import RequestExamples, SequenceSource, Split
-    from freescale.model.heads.tasks import TasksOptions
+    from freescale.model import TasksOptions
     from freescale.recipe.config import Config
 
 KIND = "tasks"
@@ -21,7 +21,9 @@ def problems(config: Config) -> list[str]:
         return []
     found = []
     if config.segments.recent is not None:
-        found.append("segments.recent: does not go with head.kind=tasks, whose candidates know no summaries yet")
+        found.append(
+            "segments.recent: does not go with head.kind=tasks, whose candidates know no summaries yet"
+        )
     if config.data.max_length < 2:
         found.append(f"data.max_length: requests need at least 2, got {config.data.max_length}")
     return found

@@ -194,7 +194,7 @@ class TasksOptions:
     """Keys of a recipe's head.
 
     Args:
-        tasks: one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS or NAME = number COLUMN; see docs/ranking.md.
+        tasks: one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS, NAME = number COLUMN; docs/ranking.md.
         candidates: of a request, where they are cut by number.
         by: column whose runs of equal values are requests; none: cut by number.
         weights: column with a weight for every candidate.
