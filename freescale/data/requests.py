@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.examples import _HELD_BACK, _spans
+from freescale.data.examples import _HELD_BACK, Examples, _spans
 from freescale.data.feature_source import schema_of
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
+from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
 from freescale.errors import ConfigError
 
 _BLOCK = 1 << 20
@@ -59,30 +59,21 @@ class RequestRule:
         sizes = np.asarray(lengths, np.int64)
         shown = np.minimum(sizes, self.candidates)
         events = sizes - shown
-        found: npt.NDArray[np.int64] = events * (events + 1) // 2 + shown * (events + 1)
-        return found
+        return np.asarray(events * (events + 1) // 2 + shown * (events + 1), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestExamples:
-    """Makes batches of requests of one split; picklable. Its rows are requests.
+class RequestExamples(Examples):
+    """Makes batches of requests of one split. Its rows are requests; of max_length one position is the candidates'.
 
     Args:
-        source: where histories come from.
         outcomes: columns that tasks are made of.
-        split: "train", "valid" or "test".
-        max_length: events kept, the latest ones, and one position for the candidates.
-        use_time: add "time" and "target_time" where the data has time stamps.
         candidates: of a request, where they are cut by number.
         by: the column whose runs are requests; None: by number.
         weights: a column with a weight for every candidate; None: 1.
     """
 
-    source: SequenceSource
     outcomes: tuple[str, ...]
-    split: Split = "train"
-    max_length: int = 200
-    use_time: bool = True
     candidates: int = 10
     by: str | None = None
     weights: str | None = None

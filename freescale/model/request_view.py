@@ -36,7 +36,7 @@ class RequestView(BatchView):
         self._own_mask = mask
 
     @cached_property
-    def positions(self) -> Tensor:  # type: ignore[override]
+    def positions(self) -> Tensor:
         """[T] position of each token in its own sequence; all candidates of a request have one."""
         events = self._layout.lengths - self._counts
         (shared,) = to_device(np.repeat(events, self._layout.lengths), device=self._layout.device)

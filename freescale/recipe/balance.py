@@ -12,7 +12,7 @@ from freescale.recipe.keys import changed, extra_keys, key, section_options
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler, Balancer, Decisions
     from freescale.comm.world import Ranks
-    from freescale.data import Examples, RequestExamples
+    from freescale.data import Examples
     from freescale.recipe.config import Config
     from freescale.train import Rebalancer
 
@@ -64,7 +64,7 @@ def build_balancer(config: Config) -> Balancer:
 
 
 def build_sampler(
-    config: Config, train: Examples | RequestExamples, ranks: Ranks, decisions: Decisions | None = None
+    config: Config, train: Examples, ranks: Ranks, decisions: Decisions | None = None
 ) -> BalancedSampler:
     """Which samples make a step, and who computes them."""
     from freescale.balance import BalancedSampler, SampleWork

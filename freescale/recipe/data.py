@@ -11,7 +11,7 @@ from freescale.recipe.keys import changed, extra_keys, filled_options, key
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from freescale.data import Examples, RequestExamples, SequenceSource, Split
+    from freescale.data import Examples, SequenceSource, Split
     from freescale.recipe.config import Config
 
 
@@ -108,9 +108,7 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
     return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 
 
-def build_examples(
-    config: Config, source: SequenceSource, split: Split, *, negatives: bool
-) -> Examples | RequestExamples:
+def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:
     """One split of the data; only training draws negatives, where the head needs them."""
     from freescale.data import Examples
     from freescale.recipe.features import build_features

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from freescale.data import Examples, RequestExamples, SequenceSource
+    from freescale.data import Examples, SequenceSource
     from freescale.model import Head
     from freescale.recipe.config import Config
 
@@ -52,16 +52,16 @@ def build_head(config: Config, source: SequenceSource) -> Head:
     return head
 
 
-def labels_in_words(head: Head, train: Examples | RequestExamples) -> str:
+def labels_in_words(head: Head, train: Examples) -> str:
     """What a head with thresholds predicts, and how many training targets are positive.
 
     Raises:
         ConfigError: a threshold gives every training target the same label, so that there is nothing to learn.
     """
     from freescale import units
-    from freescale.data import Examples, label_shares
+    from freescale.data import RequestExamples, label_shares
 
-    if not isinstance(train, Examples):
+    if isinstance(train, RequestExamples):
         return f"candidates of requests: {'; '.join(map(str, getattr(head, 'tasks', ())))}"
     thresholds: tuple[float, ...] = getattr(head, "thresholds", ())
     if not thresholds or "action" not in train.source.features:

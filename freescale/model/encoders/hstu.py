@@ -188,6 +188,7 @@ class HSTU(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for number, layer in enumerate(self.layers):
+            assert isinstance(layer, HSTULayer)
             last = number == len(self.layers) - 1
             x = layer.of_targets(x, view, number) if last else layer(x, view, number)
         return x.to(vectors_TD.dtype)
