@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         make_head,
         own_metrics,
         retrieves,
+        scores_candidates,
     )
     from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions
+    from freescale.model.history_cache import HistoryCache, candidate_states, extend_caches
     from freescale.model.item_encoders import ContentProjection, TextEncoder
     from freescale.model.metrics import (
         CUTOFFS,

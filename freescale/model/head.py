@@ -137,6 +137,11 @@ def retrieves(head: Head) -> TypeGuard[RetrievingHead]:
     return hasattr(head, "queries") and hasattr(head, "candidates")
 
 
+def scores_candidates(head: Head) -> bool:
+    """Whether a head predicts what happens to the candidates of requests."""
+    return bool(getattr(head, "takes_requests", False))
+
+
 def own_metrics(head: Head) -> HeadMetrics | MergedMetrics | None:
     """The head's own metrics before the first user, if it has any."""
     begin = getattr(head, "metrics", None)
@@ -150,7 +155,7 @@ def export_facts(head: Head) -> dict[str, Any]:
         ConfigError: it cannot be served.
     """
     facts = getattr(head, "export_facts", None)
-    if facts is None or not retrieves(head):
+    if facts is None or not (retrieves(head) or scores_candidates(head)):
         raise ConfigError(
             "only retrieval models can be exported so far",
             got=type(head).__name__,

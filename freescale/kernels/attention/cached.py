@@ -34,8 +34,8 @@ class CachedPlan(NamedTuple):
 
     Args:
         tiles: [tiles, 10] first new token of the user, how many, first one of the tile, first cached token in the
-            store, how many, position of the first new token, where the user's buckets begin, how wide their rows are, at
-            which column those of new tokens begin, and how many new tokens stand before the targets.
+            store, how many, position of the first new token, where the user's buckets begin, how wide their rows are,
+            at which column those of new tokens begin, and how many new tokens stand before the targets.
         positions: [cached tokens of the store] position of each.
         block: new tokens a tile.
     """
