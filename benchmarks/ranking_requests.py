@@ -3,8 +3,8 @@
     python benchmarks/ranking_requests.py            H200, about 80 s; --tiny runs the same code on a CPU in seconds
 
 Checks first: candidates in one bf16 pass against single passes in float64, forward and gradients, and scores from a
-cache against those without. Then times of an HSTU (5 layers, width 512, 4 heads, both biases) under autocast: GPU time of
-a pass replayed as a CUDA graph, three rounds.
+cache against those without. Then times of an HSTU (5 layers, width 512, 4 heads, both biases) under autocast: GPU time
+of a pass replayed as a CUDA graph, three rounds.
 """
 
 from __future__ import annotations
