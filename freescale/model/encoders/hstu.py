@@ -94,8 +94,11 @@ class HSTULayer(nn.Module):
 
         Keys and values are those of all tokens; queries, the gate and the products after it those of candidates.
         """
-        if self.feed_forward is not None and not isinstance(self.feed_forward.ffn, DenseFFN):
-            # Experts are balanced over all tokens.
+        experts = self.feed_forward is not None and not isinstance(self.feed_forward.ffn, DenseFFN)
+        fused = torch.is_grad_enabled() and can_fuse_layer(x_TD, heads=self.heads)
+        # Experts are balanced over all tokens. And in training a layer that is one function saves more than short parts
+        # do: 32 requests of 1,024 events and 100 candidates took 14.2 ms on an H200 (5 layers), and 18.7 ms by parts.
+        if experts or fused:
             return self(x_TD, view, number).index_select(0, view.target_index)
         index, bias = view.target_index, self.bias
         proj = project_targets(x_TD, self.uvqk, index, bias=self.output.bias)

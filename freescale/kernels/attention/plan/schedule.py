@@ -113,10 +113,11 @@ class AttentionSchedule:
         self._parts: dict[tuple[bool, int], list[Part]] = {}
         self._table_plans: dict[tuple[object, ...], BiasPlan] = {}
         self._stores: dict[bool, BiasStore] = {}
-        self._visibility: tuple[AttentionMask, KeyVisibility] | None = None
-        self._seen: tuple[AttentionMask, Tensor] | None = None
-        self._shared: tuple[AttentionMask, Tensor] | None = None
-        self._planner: TilePlanner | None = None
+        # By mask: the last layer of a pass may have another one than the others.
+        self._visibility: dict[AttentionMask, KeyVisibility] = {}
+        self._seen: dict[AttentionMask, Tensor] = {}
+        self._shared: dict[AttentionMask, Tensor] = {}
+        self._planners: dict[AttentionMask, TilePlanner] = {}
 
     def tiles(
         self, side: Side, *, block: int, other: int, mask: AttentionMask | None, part: Part | None = None
@@ -205,32 +206,33 @@ class AttentionSchedule:
 
     def visibility(self, mask: AttentionMask) -> KeyVisibility:
         """What the mask lets tokens see, as the kernels read it; made once."""
-        if self._visibility is None or self._visibility[0] is not mask:
+        if mask not in self._visibility:
             ends = self._plans(mask).segment_ends() if mask.segments is not None else None
-            made = key_visibility(mask, self._starts, ends, carrier=self._alone, nothing=self.nothing)
-            self._visibility = (mask, made)
-        return self._visibility[1]
+            self._visibility[mask] = key_visibility(
+                mask, self._starts, ends, carrier=self._alone, nothing=self.nothing
+            )
+        return self._visibility[mask]
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.
 
         Tiles of the attention kernels never cross a piece, so that the bias of other pieces is never read.
         """
-        if self._seen is None or self._seen[0] is not mask:
+        if mask not in self._seen:
             blocks = self._bias_blocks()
             pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
             seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, self._alone.add(seen)[0].to(torch.uint8))
-        return self._seen[1]
+            self._seen[mask] = self._alone.add(seen)[0].to(torch.uint8)
+        return self._seen[mask]
 
     def shared_positions(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store] where the targets of a block's sequence stand."""
-        if self._shared is None or self._shared[0] is not mask:
+        if mask not in self._shared:
             shared = shared_position(mask, self._lengths)
             positions = self._lengths if shared is None else shared
-            self._shared = (mask, self._alone.add(np.repeat(positions, self._bias_blocks()))[0])
-        return self._shared[1]
+            self._shared[mask] = self._alone.add(np.repeat(positions, self._bias_blocks()))[0]
+        return self._shared[mask]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""
@@ -336,9 +338,9 @@ class AttentionSchedule:
         return self._plans(mask).pairs(rows=rows, columns=columns)
 
     def _plans(self, mask: AttentionMask) -> TilePlanner:
-        if self._planner is None or self._planner.mask is not mask:
-            self._planner = TilePlanner(mask, self._starts)
-        return self._planner
+        if mask not in self._planners:
+            self._planners[mask] = TilePlanner(mask, self._starts)
+        return self._planners[mask]
 
     def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
         """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""
