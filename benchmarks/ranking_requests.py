@@ -170,7 +170,7 @@ def training(encoder: HSTU, *, events: int, users: int, shown: int, dim: int, de
 
     def short() -> None:
         with torch.autocast(device, torch.bfloat16):
-            states = encoder.encode_targets(vectors, view)
+            states = encoder.encode_targets(vectors, view, short=True)
         states.square().sum().backward()
 
     def whole() -> None:

@@ -89,16 +89,20 @@ class HSTULayer(nn.Module):
         attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
         return add_product(proj, gate(proj, attended.flatten(1), mask=dropped), self.output.weight)
 
-    def of_targets(self, x_TD: Tensor, view: RequestView, number: int) -> Tensor:
+    def of_targets(
+        self, x_TD: Tensor, view: RequestView, number: int, *, short: bool | None = None
+    ) -> Tensor:
         """The same for the candidates alone, [K, D]: as a last layer, where nobody asks for the other tokens.
 
         Keys and values are those of all tokens; queries, the gate and the products after it those of candidates.
+        `short`: compute it so, or all of it as one function; unless given, the way that was measured to be faster.
         """
         experts = self.feed_forward is not None and not isinstance(self.feed_forward.ffn, DenseFFN)
-        fused = torch.is_grad_enabled() and can_fuse_layer(x_TD, heads=self.heads)
+        if short is None:
+            short = not (torch.is_grad_enabled() and can_fuse_layer(x_TD, heads=self.heads))
         # Experts are balanced over all tokens. And in training a layer that is one function saves more than short parts
         # do: 32 requests of 1,024 events and 100 candidates took 14.2 ms on an H200 (5 layers), and 18.7 ms by parts.
-        if experts or fused:
+        if experts or not short:
             return self(x_TD, view, number).index_select(0, view.target_index)
         index, bias = view.target_index, self.bias
         proj = project_targets(x_TD, self.uvqk, index, bias=self.output.bias)
@@ -185,15 +189,15 @@ class HSTU(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return self._through(x, view).to(vectors_TD.dtype)
 
-    def encode_targets(self, vectors_TD: Tensor, view: RequestView) -> Tensor:
-        """State of every candidate of a pass, [K, D]; the last layer works on nothing else."""
+    def encode_targets(self, vectors_TD: Tensor, view: RequestView, *, short: bool | None = None) -> Tensor:
+        """State of every candidate of a pass, [K, D]; the last layer works on nothing else, see `of_targets`."""
         x = self.input(vectors_TD, view.positions)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, HSTULayer)
             last = number == len(self.layers) - 1
-            x = layer.of_targets(x, view, number) if last else layer(x, view, number)
+            x = layer.of_targets(x, view, number, short=short) if last else layer(x, view, number)
         return x.to(vectors_TD.dtype)
 
     def _through(self, x_TD: Tensor, view: View) -> Tensor:
