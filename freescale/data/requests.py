@@ -6,8 +6,9 @@
                  are a request: one row an impression. Read through once, to know how long they are.
 
 In both forms the request's time is that of its first candidate, and its history is what happened strictly before:
-events at the same second are left out, since nobody knows their order. Validation and test have one request a user,
-its target. A batch holds the history and behind it the candidates; outcomes are called label_NAME, zeros at events.
+events at the same second are left out, since nobody knows their order. Validation and test have one request a user:
+its target by number, by column all of the last request but one, and of the last. A batch holds the history and behind
+it the candidates; outcomes are called label_NAME, zeros at events.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
 from freescale.errors import ConfigError
 
+_HELD_BACK_REQUESTS = {"valid": 1, "test": 0}
 _BLOCK = 1 << 20
 """Events read together where requests are looked for."""
 
@@ -94,12 +96,12 @@ class RequestExamples(Examples):
     @cached_property
     def index(self) -> RequestIndex:
         """All requests of the split."""
+        if self.by is not None:
+            return self._with_groups(*self._of_split(*self._runs(self.by)))
         ends = self._ends()
         if self.split != "train":
             user = np.flatnonzero(ends > 0)
             return self._with_groups(user, ends[user] - 1, ends[user])
-        if self.by is not None:
-            return self._runs(ends)
         counts = -(-np.maximum(ends - 1, 0) // self.candidates)
         user = np.repeat(np.arange(len(ends)), counts)
         number = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -172,27 +174,44 @@ class RequestExamples(Examples):
         group = np.searchsorted(edges, user, side="right")
         return RequestIndex(user, start, stop, np.bincount(group, minlength=len(edges)).astype(np.int64))
 
-    def _runs(self, ends: IntArray) -> RequestIndex:
-        """Runs of equal values in a column, a block of users at a time."""
+    def _runs(self, by: str) -> tuple[IntArray, IntArray, IntArray]:
+        """User, first event and end of every run of equal values in a column, a block of users at a time."""
+        lengths = np.asarray(self.source.lengths)
         found: list[tuple[IntArray, IntArray, IntArray]] = []
-        block = np.cumsum(np.asarray(self.source.lengths)) // _BLOCK
-        for users in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(block)) + 1):
+        block = np.cumsum(lengths) // _BLOCK
+        for users in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(block)) + 1):
             histories = self.source.read(users)
-            index, offsets = _spans(histories.offsets[:-1], ends[users])
-            if not len(index):
-                continue
-            assert self.by is not None
-            owner = np.repeat(np.arange(len(users)), ends[users])
-            values = histories.columns[self.by][index]
-            fresh = np.flatnonzero(
-                np.concatenate([[True], (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])])
+            values, count = histories.columns[by], int(histories.offsets[-1])
+            owner = np.repeat(np.arange(len(users)), histories.lengths)
+            fresh = np.ones(count, bool)
+            fresh[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])
+            start = np.flatnonzero(fresh)
+            first = histories.offsets[:-1][owner[start]]
+            found.append(
+                (users[owner[start]], start - first, np.append(start[1:], count)[: len(start)] - first)
             )
-            stop = np.append(fresh[1:], len(index))
-            first = offsets[:-1][owner[fresh]]
-            found.append((users[owner[fresh]], fresh - first, stop - first))
         none = np.zeros(0, np.int64)
         user, start, stop = (np.concatenate([none, *part]) for part in zip(*found)) if found else (none,) * 3
-        return self._with_groups(user, start, stop)
+        return user, start, stop
+
+    def _of_split(
+        self, user: IntArray, start: IntArray, stop: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Requests are held back whole: those with the targets of a split; by itself a user's last is for the test."""
+        if isinstance(self.source, SplitSource):
+            ends = self.source.ends(self.split)[user]
+            mine = stop <= ends if self.split == "train" else (start < ends) & (ends <= stop)
+        else:
+            counts = np.bincount(user, minlength=len(self.source.lengths))
+            number = np.arange(len(user)) - (np.cumsum(counts) - counts)[user]
+            left = counts[user] - 1 - number
+            # Where there is no request before it, nothing is known of the user.
+            mine = (
+                left >= 2
+                if self.split == "train"
+                else (left == _HELD_BACK_REQUESTS[self.split]) & (number > 0)
+            )
+        return user[mine], start[mine], stop[mine]
 
 
 def outcome_columns(source: SequenceSource) -> tuple[str, ...]:

@@ -80,11 +80,31 @@ def test_the_latest_events_are_kept_and_one_position_is_left_for_candidates():
 def test_runs_of_a_column_are_requests_and_a_user_without_history_is_asked_too():
     rows = [(1, 5, 0), (2, 5, 0), (3, 9, 1), (4, 12, 2), (5, 12, 2), (6, 20, 3), (7, 21, 4)]
     made = RequestExamples(source=TimedSource([rows]), outcomes=("action",), by="request")
-    assert [told(made, n)[:2] for n in range(3)] == [([], [1, 2]), ([1, 2], [3]), ([1, 2, 3], [4, 5])]
+    assert [told(made, n)[:2] for n in range(len(made.index.user))] == [
+        ([], [1, 2]),
+        ([1, 2], [3]),
+        ([1, 2, 3], [4, 5]),
+    ]
     batch = made.batch([2, 0])
     assert batch.targets.tolist() == [2, 2]
     assert batch.tokens["time"].tolist() == [5, 5, 9, 12, 12, 5, 5]
     assert batch.tokens["target_time"].tolist() == [5, 9, 12, 12, 12, 5, 5]
+
+
+def test_requests_of_a_column_are_held_back_whole():
+    rows = [(1, 5, 0), (2, 9, 1), (3, 9, 1), (4, 12, 2), (5, 12, 2), (6, 12, 2)]
+    short = [(7, 5, 0), (8, 6, 0)]
+    source = TimedSource([rows, short, [(9, 1, 0), (10, 2, 1)]])
+    found = {}
+    for split in ("train", "valid", "test"):
+        made = RequestExamples(source=source, outcomes=("action",), by="request", split=split)
+        found[split] = [told(made, n)[:2] for n in range(len(made.index.user))]
+        assert made.groups.tolist() == [len(found[split])]
+    assert found == {
+        "train": [([], [1])],
+        "valid": [([1], [2, 3])],
+        "test": [([1, 2, 3], [4, 5, 6]), ([9], [10])],
+    }
 
 
 def test_events_of_the_same_second_are_no_history():

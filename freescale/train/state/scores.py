@@ -13,6 +13,7 @@ from freescale.data import ItemId, SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
 from freescale.model import HistoryCache, TasksHead, candidate_states, extend_caches
+from freescale.train.state.recommendations import whole_seconds
 
 if TYPE_CHECKING:
     from freescale.train.state.exported_model import ExportedModel
@@ -130,7 +131,7 @@ def _request(
             raise DataError(
                 "a request without history must say when it comes", next_step="pass request_time=SECONDS"
             )
-        asked = int(tokens["time"][-1]) if request_time is None else request_time
+        asked = int(tokens["time"][-1] if request_time is None else whole_seconds([request_time])[0])
         at = torch.full((len(shown),), asked)
         joined |= {name: torch.cat([tokens[name], at]) for name in ("time", "target_time")}
     return joined, len(shown)
