@@ -66,7 +66,9 @@ class _Packed:
     def __init__(self, planned: PlannedBatch) -> None:
         offsets, tokens, samples = planned.batch.offsets, planned.batch.tokens, planned.batch.samples
         self._plan = planned.plan
-        named = [("", offsets), *tokens.items(), *samples.items()]
+        counts = [] if planned.batch.targets is None else [("", planned.batch.targets)]
+        named = [("", offsets), *counts, *tokens.items(), *samples.items()]
+        self._has_targets = bool(counts)
         values = [tensor.contiguous() for _, tensor in named]
         self._layout = [(name, tensor.dtype, tensor.shape) for (name, _), tensor in zip(named, values)]
         self._num_tokens = len(tokens)
@@ -91,8 +93,9 @@ class _Packed:
             )
             at += _aligned(count * dtype.itemsize)
         (_, offsets), *features = tensors
+        targets = features.pop(0)[1] if self._has_targets else None
         tokens, samples = features[: self._num_tokens], features[self._num_tokens :]
-        return PlannedBatch(self._plan, SequenceBatch(offsets, dict(tokens), dict(samples)))
+        return PlannedBatch(self._plan, SequenceBatch(offsets, dict(tokens), dict(samples), targets=targets))
 
     def pin_memory(self) -> PlannedBatch:
         """The name torch's DataLoader looks for, in the thread that waits for batches."""

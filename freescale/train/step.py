@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
+from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable
 from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
@@ -116,6 +117,9 @@ class TrainStep:
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
         self._model: nn.Module = model
+        self._loss_weights: Callable[[SequenceBatch], Tensor] | None = getattr(
+            model.head, "loss_weights", None
+        )
         self._sums: Sums | FlatSum = Sums()
         self._flat_sum: FlatSum | None = None
         if ranks.group is not None and recorder is not None:
@@ -241,6 +245,11 @@ class TrainStep:
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         layouts = ready.layouts or (None,) * len(parts)
         tokens = max(1, ready.plan.global_tokens)
+        if self._loss_weights is not None:
+            # Tasks are divided by their own weight over all ranks, not by the number of tokens.
+            totals = self._ranks.sum_on_cpu(self._loss_weights(items.batch).cpu()).to(self._ranks.device)
+            parts = [part.with_samples(loss_weights=totals.expand(len(part), -1)) for part in parts]
+            tokens = 1
         for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
             with self._reduce_now(n == len(parts) - 1), self._precision():
                 loss = self._model(items.rows, part, layout, items.tables) / tokens
