@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from freescale.check.passes import Pass, Subject, distance, keyed, summed
+from freescale.check.passes import SEED, Pass, Subject, distance, keyed, summed
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model import Recommender
@@ -19,14 +19,15 @@ _LEARNING_RATE = 0.05
 
 def mixed_states(subject: Subject) -> Iterator[str]:
     """The states of a sample are the same alone as beside others."""
+    norms = _batch_norms(subject.model.encoder, "encoder")
+    if norms:
+        yield f"{', '.join(norms)} mixes the samples of a batch (BatchNorm): use LayerNorm"
+        return
     whole = subject.run(subject.batch).states
     alone = torch.cat([subject.run(single).states for single in subject.singles()])
     if distance(whole, alone) <= subject.tolerance:
         return
-    norms = _batch_norms(subject.model.encoder, "encoder")
-    if norms:
-        yield f"{', '.join(norms)} mixes the samples of a batch (BatchNorm): use LayerNorm"
-    elif _only_longer_ones_matter(subject):
+    if _only_longer_ones_matter(subject):
         yield (
             "the states of a history change when a longer one is in its batch: padding leaks in; mask it, or divide by "
             "the history's own length"
@@ -37,21 +38,23 @@ def mixed_states(subject: Subject) -> Iterator[str]:
 
 def no_sum(subject: Subject) -> Iterator[str]:
     """With the same states, the loss and the gradients of a batch are the sums over its samples."""
+    norms = _batch_norms(subject.model.head, "head")
+    if norms:
+        yield f"{', '.join(norms)} mixes the samples of a batch (BatchNorm): use LayerNorm"
+        return
     singles = subject.singles()
-    states = [subject.run(single).states for single in singles]
-    parts = [_head_pass(subject, single, given) for single, given in zip(singles, states)]
-    whole = _head_pass(subject, subject.batch, torch.cat(states))
+    states = _some_states(subject)
+    cut = states.split(subject.batch.lengths.tolist())
+    parts = [_head_pass(subject, single, given) for single, given in zip(singles, cut)]
+    whole = _head_pass(subject, subject.batch, states)
     total = torch.stack([part.loss for part in parts]).sum()
     apart = [distance(whole.rows, summed([part.rows for part in parts]), scale=whole.scale)]
     for name, grad in whole.gradients.items():
         apart.append(distance(grad, summed([part.gradients[name] for part in parts]), scale=whole.scale))
     if max(distance(whole.loss, total), *apart) <= subject.tolerance:
         return
-    norms = _batch_norms(subject.model.head, "head")
     tokens = [single.num_tokens for single in singles]
-    if norms:
-        yield f"{', '.join(norms)} mixes the samples of a batch (BatchNorm): use LayerNorm"
-    elif _is_mean(whole.loss, [part.loss for part in parts], tokens, subject.tolerance):
+    if _is_mean(whole.loss, [part.loss for part in parts], tokens, subject.tolerance):
         yield "your loss is a mean over targets: return the sum, the step divides by the global number of targets"
     elif _is_mean(whole.loss, [part.loss for part in parts], [1] * len(parts), subject.tolerance):
         yield "your loss is a mean over samples: return the sum, the step divides by the global number of targets"
@@ -161,6 +164,15 @@ def _step(subject: Subject, model: Recommender, batches: Sequence[SequenceBatch]
     return torch.stack(losses).sum()
 
 
+def _some_states(subject: Subject) -> Tensor:
+    """One state a token that no encoder has made, so that a head is judged by itself."""
+    drawn = torch.Generator().manual_seed(SEED)
+    states = torch.randn(
+        subject.batch.num_tokens, subject.table.shape[1], generator=drawn, dtype=torch.float64
+    )
+    return states.to(device=subject.device, dtype=subject.dtype)
+
+
 def _head_pass(subject: Subject, batch: SequenceBatch, states: Tensor) -> Pass:
     """Only the head, over given states; `gradients` are those of the head."""
     head = copy.deepcopy(subject.model.head)
@@ -194,7 +206,8 @@ def _batch_norms(part: object, name: str) -> list[str]:
     if not isinstance(part, nn.Module):
         return []
     kind = nn.modules.batchnorm._BatchNorm
-    return [f"{name}.{inner}".rstrip(".") for inner, each in part.named_modules() if isinstance(each, kind)]
+    found = [inner for inner, each in part.named_modules() if isinstance(each, kind) and each.training]
+    return [f"{name}.{inner}".rstrip(".") for inner in found]
 
 
 def _is_mean(whole: Tensor, parts: Sequence[Tensor], counts: Sequence[int], tolerance: float) -> bool:

@@ -83,7 +83,7 @@ class Subject:
         """The unique item vectors of a batch as a leaf, the batch with indices into them, where they stand here."""
         ids, inverse = torch.cat([each.flatten() for each in ids_of(batch)]).unique(return_inverse=True)
         places = torch.searchsorted(self.ids, ids).to(self.device)
-        indexed = with_indices(batch, inverse).to(self.device)
+        indexed = _copied(with_indices(batch, inverse).to(self.device))
         return self.table[places].clone().requires_grad_(), indexed, places
 
     def run(self, batch: SequenceBatch, *, model: Recommender | None = None, seed: int = 1) -> Pass:
@@ -110,6 +110,7 @@ class Subject:
 
     def states(self, batch: SequenceBatch, *, seed: int = 1) -> Tensor:
         """What the encoder makes of a batch with indices (of `rows_of` of the whole)."""
+        batch = _copied(batch)
         layout = SequenceLayout(batch.offsets, device=self.device)
         torch.manual_seed(seed)
         with torch.no_grad(), keyed(batch):
@@ -155,6 +156,13 @@ def check_loss(loss: object) -> None:
 def keyed(batch: SequenceBatch) -> AbstractContextManager[None]:
     """Masks of `freescale.Dropout` follow the sample, as in training."""
     return dropout_keys(seed=SEED, step=0, batch=batch)
+
+
+def _copied(batch: SequenceBatch) -> SequenceBatch:
+    """With columns of its own: code that writes into them shows, and spoils no other pass."""
+    tokens = {name: values.clone() for name, values in batch.tokens.items()}
+    samples = {name: values.clone() for name, values in batch.samples.items()}
+    return batch.with_tokens(**tokens).with_samples(**samples)
 
 
 def choose_batch(examples: Examples, *, max_samples: int = NUM_SAMPLES) -> SequenceBatch:
