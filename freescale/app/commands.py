@@ -66,6 +66,7 @@ def train_run(
     sinks: Sequence[MetricSink] = (),
     judge: Judge | None = None,
     checked: CheckReport | None = None,
+    agreed: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Train as this rank of a run; returns the summary. Only rank 0 writes files and lines.
 
@@ -77,6 +78,7 @@ def train_run(
         sinks: where events go besides; closed at the end.
         judge: may end the run at an evaluation.
         checked: what a check of the code has found before; else code that is not ours is checked here.
+        agreed: more that all ranks must see alike.
     """
     out, stop = Path(config.run.out), StopRequest()
     keep_failures_in(out)
@@ -88,7 +90,7 @@ def train_run(
         sole_run(out, first=ranks.is_first),
     ):
         with stage("set up"):
-            ranks.agree(same_recipe(config), subject="the run")
+            ranks.agree({**same_recipe(config), **(agreed or {})}, subject="the run")
             source = build_source_together(config, ranks)
             code = check_own_code(config, source, ranks, done=checked)
             if resume == "never":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,6 +69,17 @@ class OwnObjects:
             return part
         with torch.random.fork_rng(devices=[]):
             return part()
+
+    def first_weights(self) -> dict[str, str]:
+        """A digest of the weights that each object was given with: ranks must have made the same ones."""
+        found = {}
+        for family, part in self._given.items():
+            if isinstance(part, nn.Module):
+                digest = hashlib.blake2b(digest_size=8)
+                for name, value in part.state_dict().items():
+                    digest.update(name.encode() + value.detach().double().cpu().numpy().tobytes())
+                found[f"first weights of {family} {self.named[family]}"] = digest.hexdigest()
+        return found
 
     @contextmanager
     def offered(self) -> Iterator[None]:

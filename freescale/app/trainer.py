@@ -139,6 +139,7 @@ class Trainer:
                 sinks=self._sinks,
                 judge=self._judge,
                 checked=self._report,
+                agreed=self._objects.first_weights(),
             )
 
     def evaluate(self, *, cached: bool = False) -> dict[str, Any] | None:
