@@ -27,9 +27,10 @@ from freescale.recipe import (
     free_keys,
     load_config,
     open_span_file,
+    read_recipe,
     same_recipe,
 )
-from freescale.trace import read_metrics, stage
+from freescale.trace import decode, read_metrics, stage
 from freescale.train import (
     GuestSink,
     JsonlSink,
@@ -41,10 +42,13 @@ from freescale.train import (
     StopRequest,
     TensorBoardSink,
     best_in,
+    default_place,
     from_first,
     judged_event,
     load_run,
+    open_tracker,
     read_meta,
+    replay,
     resume,
     saved_in,
     sole_run,
@@ -187,6 +191,23 @@ def export_run(run_dir: Path, out: Path) -> Path:
             **({"own_code": own} if (own := read_own_code(run_dir)) else {}),
         },
     )
+
+
+def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int, str]:
+    """Send what a run has logged to a tracker afterwards; how many events, and where they went."""
+    log = run_dir / "metrics.jsonl"
+    if not log.exists():
+        raise CheckpointError(
+            "this is not a run folder: it has no metrics.jsonl",
+            got=run_dir,
+            next_step="give the folder a run was trained in (its run.out)",
+        )
+    where = place or default_place(to, run_dir)
+    recipe = read_recipe(run_dir / "config.yaml") if (run_dir / "config.yaml").exists() else {}
+    facts = {} if to == "tensorboard" else {"name": run_dir.resolve().name, "config": recipe}
+    with log.open("rb") as lines:
+        events = [event for event in map(decode, lines) if event is not None]
+    return replay(events, open_tracker(to, where, **facts)), where
 
 
 def known_items(run: Run) -> IntArray:
@@ -370,6 +391,12 @@ def _open_sinks(run: Run, config: Config, step: int, others: Sequence[MetricSink
     progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step, evaluates_again=pending))
     if config.run.tensorboard:
         progress.add(TensorBoardSink(out / "tensorboard", resume_step=step))
+    for kind in ("wandb", "mlflow"):
+        place = getattr(config.run, kind)
+        if place is not None:
+            facts = {"name": out.name, "config": config.as_dict()}
+            tracker = open_tracker(kind, place, resume_step=step, **facts)
+            progress.add(GuestSink(tracker, tell=progress.notice))
     for sink in others:
         progress.add(sink)
 

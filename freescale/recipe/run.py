@@ -50,6 +50,8 @@ class RunSection:
         free=True,
     )
     tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR/tensorboard", free=True)
+    wandb: str | None = key(None, "also send numbers to this project of Weights & Biases", free=True)
+    mlflow: str | None = key(None, "also send numbers to this experiment of MLflow", free=True)
 
 
 def problems(config: Config) -> list[str]:

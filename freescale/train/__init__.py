@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
     from freescale.train.log.stalls import Stalls
+    from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
     from freescale.train.padded_compute import Recorder
