@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
 from torch import nn
 
 from freescale.app.commands import evaluate_run, export_run, train_run
@@ -26,7 +28,7 @@ from freescale.app.tables import Table, recipe_keys
 from freescale.check import CheckReport, check_listeners
 from freescale.comm.world import own_membership, pick_device
 from freescale.data import SequenceSource
-from freescale.errors import ConfigError
+from freescale.errors import ConfigError, Preempted
 from freescale.model import Encoder, Head
 from freescale.recipe import Config, build_source, changed_keys, load_config, read_recipe
 from freescale.train import Judge, MetricSink, TerminalSink
@@ -120,6 +122,8 @@ class Trainer:
     def fit(self, *, resume: str = "auto", new_data: bool = False, quiet: bool = False) -> dict[str, Any]:
         """Train to the end and return the summary, as `freescale train` does; under torchrun as one of its ranks.
 
+        On SIGTERM it saves and ends the program with exit code 75, as the command does; run again, it goes on.
+
         Args:
             resume: "auto" goes on from the last checkpoint in run.out, "never" starts over; or a folder.
             new_data: go on from a checkpoint though it has learnt from other data.
@@ -130,17 +134,22 @@ class Trainer:
         def open_terminal(total: int) -> MetricSink:
             return _Silent() if quiet else TerminalSink(total_steps=total, log_every=log_every)
 
-        with self._objects.offered():
-            return train_run(
-                self.config,
-                resume=resume,
-                new_data=new_data,
-                open_terminal=open_terminal,
-                sinks=self._sinks,
-                judge=self._judge,
-                checked=self._report,
-                agreed=self._objects.first_weights(),
-            )
+        try:
+            with self._objects.offered():
+                return train_run(
+                    self.config,
+                    resume=resume,
+                    new_data=new_data,
+                    open_terminal=open_terminal,
+                    sinks=self._sinks,
+                    judge=self._judge,
+                    checked=self._report,
+                    agreed=self._objects.first_weights(),
+                )
+        except Preempted as stop:
+            if _is_first() and not quiet:
+                Console(stderr=True).print(escape(str(stop)), highlight=False, soft_wrap=True)
+            raise SystemExit(stop.exit_code) from stop
 
     def evaluate(self, *, cached: bool = False) -> dict[str, Any] | None:
         """Metrics of the best checkpoint on the test targets; rank 0 does it alone, other ranks get None."""
