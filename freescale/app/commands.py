@@ -204,7 +204,7 @@ def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int
         )
     where = place or default_place(to, run_dir)
     recipe = read_recipe(run_dir / "config.yaml") if (run_dir / "config.yaml").exists() else {}
-    facts = {} if to == "tensorboard" else {"name": run_dir.resolve().name, "config": recipe}
+    facts: dict[str, Any] = {} if to == "tensorboard" else {"name": run_dir.resolve().name, "config": recipe}
     with log.open("rb") as lines:
         events = [event for event in map(decode, lines) if event is not None]
     return replay(events, open_tracker(to, where, **facts)), where

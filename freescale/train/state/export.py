@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from freescale import __version__, registry
+from freescale import registry
 from freescale.data import IntArray, ItemNames
 from freescale.embedding import as_compute
 from freescale.errors import CheckpointError, ConfigError, DataError
@@ -25,6 +25,7 @@ from freescale.model import (
 )
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
+from freescale.version import __version__
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
