@@ -7,7 +7,7 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.pipeline.adaptive import Switch
     from freescale.pipeline.ahead import AHEAD
-    from freescale.pipeline.in_flight import Traffic
+    from freescale.pipeline.in_flight import ReadyRows, Traffic
     from freescale.pipeline.layouts import LayoutPlanner
     from freescale.pipeline.loader import load_batches, naming_lost_workers
     from freescale.pipeline.padding import PaddedBatch, PaddedViews, Padder, padded_size
