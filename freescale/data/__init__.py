@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
     from freescale.data.item_content import CONTENT_FILE, ContentFile
     from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
+    from freescale.data.listed_histories import ListedHistories
     from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
     from freescale.data.negatives import draw_negatives
     from freescale.data.preparation import ColumnNames, prepare
