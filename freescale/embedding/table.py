@@ -140,7 +140,8 @@ class EmbeddingTable:
     def apply_counted(self, rows: Tensor, grad: Tensor, *, numbers: Tensor, count: Tensor) -> None:
         """Update the first `count` of these unique local rows.
 
-        All that changes from step to step is read on the device, so that it can be recorded and replayed. For fused tables, and those of a CPU.
+        All that changes from step to step is read on the device, so that it can be recorded and replayed. For fused
+        tables, and those of a CPU.
 
         Args:
             rows: [U] unique rows; behind `count` anything.

@@ -1,7 +1,7 @@
 """Ids of all features of a batch: which tables they ask, and where the answers go.
 
-    batch.items["artist"]    ┐                           ┌ batch.items["artist_slot"]
-    batch.tokens["similar"]  ├─ ids of one table ─ rows ─┤ batch.tokens["similar_slot"]
+    batch.items["artist"]    ┐                           ┌ batch.items["artist.slot"]
+    batch.tokens["similar"]  ├─ ids of one table ─ rows ─┤ batch.tokens["similar.slot"]
     batch.samples["country"] ┘   (one call a table)      └ ...
 
 A slot says where the row of an id stands among the unique rows of its table (`data/slots.py`).

@@ -76,12 +76,15 @@ def _uses_user(config: Config, schema: Schema) -> bool:
 def token_features(config: Config, schema: Schema) -> list[Feature]:
     """Features that go into the sequences: those of events and users."""
     left_out = {"item", "time"} if _uses_user(config, schema) else {"item", "time", "user"}
-    return [each for each in schema if each.of in ("event", "user") and each.name not in left_out]
+    owners = ("event", "user")
+    return [
+        each for each in schema if each.of in owners and each.name not in left_out and each.kind != "time"
+    ]
 
 
 def item_features(schema: Schema) -> list[Feature]:
     """Features that make the vectors of items: their ids, and what is known of them."""
-    return [each for each in schema if each.name == "item" or each.of == "item"]
+    return [each for each in schema if each.name == "item" or (each.of == "item" and each.kind != "time")]
 
 
 def token_rule(config: Config, features: BatchFeatures | None) -> TokenRule | None:

@@ -51,7 +51,8 @@ def slots_by_hand(batch: SequenceBatch, maps: dict[str, Any]) -> dict[str, Any]:
     for table, id_map in maps.items():
         columns = [column for column in COLUMNS if column.table == table]
         values = {column.name: getattr(batch, column.domain)[column.name].tolist() for column in columns}
-        flat = [v for column in values.values() for cell in column for v in (cell if isinstance(cell, list) else [cell])]  # fmt: skip
+        cells = [cell for column in values.values() for cell in column]
+        flat = [v for cell in cells for v in (cell if isinstance(cell, list) else [cell])]
         row_of = {v: int(id_map.rows(torch.tensor([v]))[0]) for v in flat if v != NONE}
         number = {row: n for n, row in enumerate(sorted(set(row_of.values())))}
         for column in columns:
@@ -81,13 +82,13 @@ def test_slots_are_those_of_dicts(batch: SequenceBatch) -> None:
     for name, (rows, _) in asked.items():
         assert rows.tolist() == expected["rows of " + name]
     for column in COLUMNS:
-        found = getattr(slotted, column.domain)[column.name + "_slot"]
+        found = getattr(slotted, column.domain)[column.name + ".slot"]
         assert found.tolist() == expected[column.name], column.name
         assert found.shape == getattr(batch, column.domain)[column.name].shape
 
 
 def test_some_domains_ask_their_tables_alone() -> None:
-    maps: dict[str, Any] = {"item": DirectMap(9), "artist": DirectMap(9), "genre": HashMap(5), "country": DirectMap(9)}  # fmt: skip
+    maps: dict[str, Any] = {name: DirectMap(9) for name in ("item", "artist", "genre", "country")}
     ids = FeatureIds(COLUMNS, maps)
     assert ids.of("samples").tables == ("country",)
     assert ids.of("tokens", "samples").tables == ("artist", "country")
