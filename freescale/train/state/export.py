@@ -51,6 +51,13 @@ def write_export(
         raise DataError(
             "the export folder is not empty or no folder", got=out, next_step="choose another folder"
         )
+    if model.tokens is not None:
+        raise DataError(
+            "a model that reads features of events or users cannot be exported yet",
+            got="histories that it is asked with hold items and times alone",
+            allowed="features of items: they are part of the vectors that are exported",
+            next_step="train with features of items alone in the section features; `freescale evaluate` takes all",
+        )
     head = export_facts(model.head)
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
