@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from freescale.data import NONE, SequenceBatch
 from freescale.embedding import DirectMap, HashMap
+from freescale.errors import DataError
 from freescale.kernels.rows import unique
 from freescale.pipeline import FeatureIds, IdColumn
 from tests.effort import examples
@@ -102,6 +103,18 @@ def test_some_domains_ask_their_tables_alone() -> None:
         items={"artist": empty, "genres": empty.view(0, 1)},
     )
     assert {name: len(rows) for name, rows in ids.rows(nothing).items()} == dict.fromkeys(maps, 0)
+
+
+def test_an_id_outside_a_table_is_told_with_the_name_of_the_feature() -> None:
+    ids = FeatureIds([IdColumn("country", "samples", "land")], {"land": DirectMap(9)})
+    batch = SequenceBatch(torch.tensor([0, 0]), samples={"country": torch.tensor([42])})
+    with pytest.raises(DataError) as caught:
+        ids.rows(batch)
+    told = str(caught.value)
+    assert told.startswith("country: an id lies outside the table")
+    assert "got:     id 42" in told
+    assert "tables.land.rows" in told
+    assert "embedding" not in told
 
 
 def test_an_unknown_table_is_a_mistake() -> None:

@@ -14,7 +14,7 @@ from freescale.train.log.events import Progress
 from freescale.train.state.export import write_export
 from tests.feature_source import DictSource
 from tests.item_files import write_made_up_content, write_made_up_texts
-from tests.small_run import SMALL, Recorder, make_run, these_ranks
+from tests.small_run import SMALL, Recorder, make_run, these_ranks, train_small
 
 ITEM = {item: {"genre": item % 2} for item in range(4)}
 EVENTS = {user: [{"item": n % 4, "time": n, "shop": 10 * n} for n in range(6)] for user in (1, 2)}
@@ -73,6 +73,18 @@ def test_tables_that_no_feature_of_the_data_has_are_refused() -> None:
     assert "tables.gener: no feature has rows in it; did you mean genre?" in told
     assert "tables.hour.rows: its ids are a closed list" in told
     assert "2 problems with tables" in told
+
+
+def test_ids_of_users_need_no_rows_where_nobody_reads_them() -> None:
+    told = refused("embedding.id_map=hash", "embedding.rows=50")
+    assert told == "1 problem with tables:\n  - tables.genre.rows: required with map: hash"
+    make_run(["synthetic.features=true", "embedding.id_map=hash", "embedding.rows=50", "tables.genre.rows=9"])
+
+
+def test_loader_processes_hand_over_features_of_items() -> None:
+    recipe = ["synthetic.features=true", "run.steps=2", "run.eval_every=0", "synthetic.users=40"]
+    losses = [train_small([*recipe, f"data.workers={workers}"])["losses"] for workers in (0, 1)]
+    assert losses[0] == losses[1]
 
 
 def test_the_summary_says_what_is_read_and_what_is_not() -> None:
