@@ -12,7 +12,7 @@ from freescale import __version__
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
-from freescale.data import BatchFeatures, SequenceSource, schema_of
+from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
 from freescale.recipe import Config, build_features, item_features, token_features
@@ -93,6 +93,10 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
     for place, words in places.items():
         names = [each.name for each in token_features(config, features.schema) if each.place == place]
         told += [f"{', '.join(names)} {words}"] if names else []
+    read = {"item", "time", *of_items, *(each.name for each in token_features(config, features.schema))}
+    left = [each for each in features.schema if each.name not in read]
+    told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
+    told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []
     return "; ".join(told)
 
 
@@ -100,6 +104,10 @@ def _kind(config: Config) -> str:
     """The encoder in words; how many layers an object has, it knows itself."""
     kind = config.model.kind
     return kind if kind.startswith(PYTHON) else f"{kind}, {config.model.layers} layers"
+
+
+def _has_user(features: list[Feature]) -> bool:
+    return any(each.name == "user" for each in features)
 
 
 def _evaluated(every: int) -> str:

@@ -133,6 +133,10 @@ class StreamBalancer:
         self, mine: SequenceBatch, lengths: IntArray, owner: IntArray, new: IntArray
     ) -> SequenceBatch:
         """Send my samples to their new ranks; what stays goes the same way without touching the wire."""
+        if mine.items:
+            raise ValueError(
+                "what is known of items stands once a batch: it cannot move with some of its samples"
+            )
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
         first = int(np.searchsorted(owner, rank))
         here = new[first : first + len(mine)]
