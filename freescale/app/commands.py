@@ -23,6 +23,7 @@ from freescale.recipe import (
     build_run,
     build_source,
     encoder_shape,
+    export_features,
     free_keys,
     load_config,
     open_span_file,
@@ -144,6 +145,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
     source = run.evaluation.test.source
     meta = read_meta(path)
     catalog = known_items(run)
+    features = run.evaluation.test.features
     # How experts were computed in training says nothing about the machine that serves them.
     served = dataclasses.replace(config.moe, backend="auto", save="preact")
     return write_export(
@@ -152,7 +154,8 @@ def export_run(run_dir: Path, out: Path) -> Path:
         items=run.evaluation.evaluator.items,
         catalog=catalog,
         names=names_of_items(source, catalog),
-        encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
+        encoder=encoder_shape(dataclasses.replace(config, moe=served), source, features),
+        features=export_features(config, features, embedding=run.state.embedding, id_maps=run.state.id_maps),
         facts={
             "trained_steps": meta["step"],
             "best": meta["best"],

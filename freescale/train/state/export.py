@@ -25,9 +25,11 @@ from freescale.model import (
 )
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
+from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
+_FEATURES = 3  # as 2, and requests say more than items and times
 _CHUNK_ITEMS = 65_536
 
 
@@ -40,10 +42,12 @@ def write_export(
     encoder: Mapping[str, Any],
     facts: Mapping[str, Any],
     names: ItemNames | None = None,
+    features: ExportFeatures | None = None,
 ) -> Path:
     """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
 
-    `names` are the user's own ids of the items of the catalogue; numbers unless given.
+    `names` are the user's own ids of the items of the catalogue; numbers unless given. `features` are those of events
+    and users, which come with requests; then there is a file for each of their tables, too.
     """
     from safetensors.torch import save_file
 
@@ -59,17 +63,20 @@ def write_export(
         dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
         names = names or ItemNames(catalog)
-        _write_items(staged / "items.parquet", items, catalog, names)
-        fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
+        more = {} if features is None else features.item_columns()
+        _write_items(staged / "items.parquet", items, catalog, names, more)
+        asked, files = (None, []) if features is None else features.write(staged)
+        fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet", *files)
         manifest = {
             "format": _FORMAT,
-            "version": _VERSION,
+            "version": _VERSION if asked is None else _FEATURES,
             "freescale": __version__,
             "encoder": dict(encoder),
             "head": head,
             "num_items": len(catalog),
             "item_ids": names.kind,
             "fingerprint": fingerprint,
+            **({} if asked is None else {"features": asked}),
             **facts,
         }
         (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -91,7 +98,9 @@ def _fingerprint(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemNames) -> None:
+def _write_items(
+    path: Path, items: ItemEncoder, catalog: IntArray, names: ItemNames, more: Mapping[str, Any]
+) -> None:
     """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -105,6 +114,7 @@ def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemN
             columns = {"item": catalog[index], "vector": pa.FixedSizeListArray.from_arrays(flat, dim)}
             if names.words is not None:
                 columns["word"] = names.words.take(pa.array(index))
+            columns |= {name: values[index] for name, values in more.items()}
             table = pa.table(columns)
             writer = writer or pq.ParquetWriter(path, table.schema)
             writer.write_table(table)
@@ -143,7 +153,7 @@ def _read_export(folder: Path) -> ExportedModel:
     from safetensors.torch import load_file
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != _FORMAT or manifest["version"] not in (1, _VERSION):
+    if manifest["format"] != _FORMAT or manifest["version"] not in (1, _VERSION, _FEATURES):
         raise ValueError("not an export of this version")
     dense = load_file(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
@@ -158,8 +168,16 @@ def _read_export(folder: Path) -> ExportedModel:
     items = table.column("item").to_numpy()
     names = ItemNames(items, manifest.get("item_ids", "int64"), words)
     vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
+    features = None
+    if "features" in manifest:
+        features = ServedFeatures.read(folder, manifest["features"], table, dtype)
     return ExportedModel(
-        model=model, items=items, vectors=as_compute(vectors), manifest=manifest, names=names
+        model=model,
+        items=items,
+        vectors=as_compute(vectors),
+        manifest=manifest,
+        names=names,
+        features=features,
     )
 
 
@@ -169,7 +187,8 @@ def _make_model(manifest: Mapping[str, Any]) -> Recommender:
     head = make_head(facts["name"], dim=manifest["encoder"]["dim"], options=facts["options"])
     if not retrieves(head):
         raise ValueError(f"head {facts['name']!r} has no queries and candidates")
-    return Recommender(encoder=make_encoder(**manifest["encoder"], dropout=0.0), head=head)
+    tokens = make_tokens(manifest)
+    return Recommender(encoder=make_encoder(**manifest["encoder"], dropout=0.0), head=head, tokens=tokens)
 
 
 def _first_head(manifest: Mapping[str, Any]) -> dict[str, Any]:

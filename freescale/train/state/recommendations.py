@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from freescale.data import FeatureRequest
 from freescale.errors import DataError
 from freescale.model import TokenCache
 
@@ -25,11 +26,13 @@ class Request:
         tokens: features of the events, those "item_index" names known to the model.
         hidden: numbers of the items not to recommend.
         cache: the history before.
+        features: what it says of its events and of the user; looked at where the model looks at any.
     """
 
     tokens: dict[str, Tensor]
     hidden: Tensor
     cache: TokenCache | None
+    features: FeatureRequest
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +55,22 @@ def one_each(name: str, given: Any, num_users: int, *, shared: bool) -> Sequence
             f"{name} must be one for each user", got=f"{num_users} histories, {len(given)} {name}"
         )
     return list(given)
+
+
+def features_each(given: Any, num_users: int, *, alone: bool) -> Sequence[Mapping[str, Any]]:
+    """Features for every user: by name one for each, or a list of such by user."""
+    if given is None or alone:
+        given = [given or {}] * num_users
+    elif isinstance(given, Mapping):
+        by_name = {name: one_each(name, values, num_users, shared=False) for name, values in given.items()}
+        return [{name: values[n] for name, values in by_name.items()} for n in range(num_users)]
+    given = one_each("features", given, num_users, shared=False)
+    for each in given:
+        if not isinstance(each, Mapping):
+            raise DataError(
+                "features are given by name", got=type(each).__name__, next_step="features={'country': 'de'}"
+            )
+    return given
 
 
 def in_chunks(requests: Sequence[Request], *, num_items: int) -> Iterator[Sequence[Request]]:
