@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from freescale.data.request_features import (
         FeatureRequest,
         RequestFeatures,
-        request_features,
+        asked_features,
         served_schema,
     )
     from freescale.data.request_features import describe as describe_request

@@ -50,7 +50,7 @@ class FeatureRequest:
     who: str = ""
 
 
-def request_features(schema: Schema, tokens: Iterable[str]) -> tuple[Feature, ...]:
+def asked_features(schema: Schema, tokens: Iterable[str]) -> tuple[Feature, ...]:
     """What a request must say, in the order of the schema.
 
     Args:
@@ -81,7 +81,7 @@ class RequestFeatures:
     """
 
     def __init__(self, items: ServedItems, tokens: Sequence[str], kinds: IdKinds) -> None:
-        self.needed = {each.name: each for each in request_features(items.schema, tokens)}
+        self.needed = {each.name: each for each in asked_features(items.schema, tokens)}
         self._batches = BatchFeatures(items, items.schema)
         self._kinds = kinds
         # Whether an id has a row is the map's business: one that has none is unknown, not wrong.
@@ -248,8 +248,8 @@ def _arrow(feature: Feature, values: Sequence[Any], kind: IdKind) -> Any:
     listed = any(map(_listed, values))
     if listed and feature.kind not in _LISTS:
         raise ValueError("a list is no single value")
-    as_text = feature.raw_ids and kind != "int64"
-    plain = [_plain(value, listed=listed, as_text=as_text) for value in values]
+    text = bool(feature.values) or (feature.raw_ids and kind != "int64")
+    plain = [_plain(value, listed=listed, as_text=text) for value in values]
     column = pa.array(plain, from_pandas=True)
     return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
 
@@ -263,4 +263,11 @@ def _plain(value: Any, *, listed: bool, as_text: bool) -> Any:
         return [_plain(one, listed=False, as_text=as_text) for one in ones]
     if isinstance(value, np.generic):
         value = value.item()
-    return str(value) if as_text and isinstance(value, int) else value
+    return _word(value) if as_text and isinstance(value, int | float) else value
+
+
+def _word(number: float) -> str:
+    """A number where ids are words, as `prepare` writes it."""
+    if isinstance(number, bool):
+        return str(number).lower()
+    return str(int(number)) if number == int(number) else str(number)

@@ -30,9 +30,9 @@ from freescale.data import (
     Schema,
     SequenceBatch,
     ServedItems,
+    asked_features,
     checked_schema,
     describe_request,
-    request_features,
     served_schema,
     table_kinds,
     table_words,
@@ -196,7 +196,7 @@ def request_needs(manifest: Mapping[str, Any]) -> list[str]:
     facts = manifest.get("features")
     if facts is None:
         return []
-    return [describe_request(each) for each in request_features(_schema(facts), facts["tokens"])]
+    return [describe_request(each) for each in asked_features(_schema(facts), facts["tokens"])]
 
 
 def _schema(facts: Mapping[str, Any]) -> Schema:
@@ -214,4 +214,6 @@ def _column(feature: Feature) -> IdColumn:
 
 
 def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+    return {
+        name: torch.from_numpy(np.require(values, requirements=["C", "W"])) for name, values in arrays.items()
+    }
