@@ -153,7 +153,7 @@ def _read_export(folder: Path) -> ExportedModel:
     from safetensors.torch import load_file
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != _FORMAT or manifest["version"] not in (1, _VERSION, _FEATURES):
+    if manifest["format"] != _FORMAT or manifest["version"] not in _versions(manifest):
         raise ValueError("not an export of this version")
     dense = load_file(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
@@ -179,6 +179,11 @@ def _read_export(folder: Path) -> ExportedModel:
         names=names,
         features=features,
     )
+
+
+def _versions(manifest: Mapping[str, Any]) -> tuple[int, ...]:
+    """Versions of the format that a manifest can be of."""
+    return (_FEATURES,) if "features" in manifest else (1, _VERSION)
 
 
 def _make_model(manifest: Mapping[str, Any]) -> Recommender:
