@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from freescale.data.columns.arrow import is_text
 from freescale.data.columns.feature_values import FeatureValues
 from freescale.data.columns.ids import IdKind, IdKinds, OtherIdsError
+from freescale.data.columns.split_text import is_listed
 from freescale.data.excerpt import excerpt
 from freescale.data.feature_batch import BatchFeatures
 from freescale.data.feature_source import padded_column
@@ -217,8 +218,8 @@ def describe(feature: Feature) -> str:
         means = f"{feature.width} numbers"
     else:
         means = _MEANS[feature.kind]
-    owner = "of the user" if feature.of == "user" else "for every event of the history"
-    return f"{feature.name}: {means} {owner}" + (", what came of it" if feature.outcome else "")
+    owner = "of the user" if feature.of == "user" else "of every event"
+    return f"{feature.name}: {owner}, {means}" + (", known after it" if feature.outcome else "")
 
 
 def _owner(feature: Feature, requests: Sequence[FeatureRequest], number: int) -> FeatureRequest:
@@ -245,12 +246,15 @@ def _longest(column: Any) -> int:
 
 def _arrow(feature: Feature, values: Sequence[Any], kind: IdKind) -> Any:
     """Values as a column of a file has them."""
-    listed = any(map(_listed, values))
-    if listed and feature.kind not in _LISTS:
+    try:
+        column = pa.array(values, from_pandas=True)
+    except _BAD:
+        # Numbers beside words, one beside lists, sets: made alike first, which takes a while.
+        listed = any(map(_listed, values))
+        text = bool(feature.values) or (feature.raw_ids and kind != "int64")
+        column = pa.array([_plain(value, listed=listed, as_text=text) for value in values])
+    if is_listed(column.type) and feature.kind not in _LISTS:
         raise ValueError("a list is no single value")
-    text = bool(feature.values) or (feature.raw_ids and kind != "int64")
-    plain = [_plain(value, listed=listed, as_text=text) for value in values]
-    column = pa.array(plain, from_pandas=True)
     return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
 
 

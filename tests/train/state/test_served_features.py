@@ -140,6 +140,32 @@ def test_requests_score_as_evaluation_does(tmp_path: Path, case: str) -> None:
         )
 
 
+def test_a_cache_knows_the_features_of_its_events(tmp_path: Path) -> None:
+    joined = (
+        "features.hour.of=event",
+        "features.hour.is=id",
+        f"features.hour.values={[*map(str, range(24))]}",
+    )
+    joined += ("features.watched.of=event", "features.watched.is=number", "features.watched.outcome=true")
+    segments = ("segments.recent=2", "segments.length=2", "segments.summaries=1")
+    run = trained(tmp_path / "run", ("synthetic.features=true", *joined, *segments))
+    model = load_export(export_run(run, tmp_path / "out"))
+    history, times = model.items[:6].tolist(), list(range(100, 700, 100))
+    features = {"hour": [1, 2, None, 4, 5, 6], "watched": [3.0, None, 5, 6, 7, 8]}
+
+    def part(first: int, last: int) -> Any:
+        some = {name: values[first:last] for name, values in features.items()}
+        return {"history": history[first:last], "times": times[first:last], "features": some}
+
+    options: Any = {"k": len(model.items), "filter_seen": False, "request_time": 700}
+    whole = model.recommend(**part(0, 6), **options)
+    cache = model.compress(**part(0, 4), next_time=times[4])
+    answer = model.recommend(**part(4, 6), cache=cache, **options)
+    assert dict(answer) == pytest.approx(dict(whole), rel=1e-4, abs=1e-5)
+    other = model.compress(**{**part(0, 4), "features": {"hour": None, "watched": None}}, next_time=times[4])
+    assert dict(model.recommend(**part(4, 6), cache=other, **options)) != pytest.approx(dict(whole), abs=1e-5)
+
+
 SCHEMA: dict[str, Any] = {
     "user": {"of": "user", "is": "id", "map": "zero_collision", "rows": 64},
     "place": {"of": "event", "is": "id", "dim": 3},
