@@ -147,7 +147,8 @@ def test_a_cache_knows_the_features_of_its_events(tmp_path: Path) -> None:
         f"features.hour.values={[*map(str, range(24))]}",
     )
     joined += ("features.watched.of=event", "features.watched.is=number", "features.watched.outcome=true")
-    segments = ("segments.recent=2", "segments.length=2", "segments.summaries=1")
+    # With one layer summaries would be the same whatever they sum up.
+    segments = ("segments.recent=2", "segments.length=2", "segments.summaries=1", "model.layers=2")
     run = trained(tmp_path / "run", ("synthetic.features=true", *joined, *segments))
     model = load_export(export_run(run, tmp_path / "out"))
     history, times = model.items[:6].tolist(), list(range(100, 700, 100))
