@@ -34,7 +34,7 @@ def _train(rank: int, recipe: tuple[str, ...], folder: str, resume_from: Path | 
     return train_small(recipe, folder, resume_from=resume_from)
 
 
-@pytest.fixture(scope="module", params=[40, slow(200)])
+@pytest.fixture(scope="module", params=[20, slow(200)])
 def steps(request: pytest.FixtureRequest) -> int:
     """Curves that part at all part in their first steps: a few in CI, the long ones where minutes are given."""
     return request.param
@@ -50,7 +50,7 @@ def alone(curve: tuple[str, ...]) -> dict[str, Any]:
     return on_ranks(1, curve)
 
 
-@pytest.fixture(scope="module", params=[16, slow(40)])
+@pytest.fixture(scope="module", params=[12, slow(40)])
 def short(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """For what needs a reference of its own."""
     return (*FLOAT64, f"run.steps={request.param}", f"run.eval_every={request.param}")
@@ -94,7 +94,7 @@ def test_speed_features_do_not_change_the_curve(
     assert_same_curve(on_ranks(2, (*curve, change)), alone)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, slow(4)])
 def test_rows_through_shared_memory_keep_the_curve_and_the_bits(
     num_ranks: int, short: tuple[str, ...]
 ) -> None:
@@ -143,7 +143,7 @@ def test_float32_stays_close_for_fifty_steps(num_ranks: int) -> None:
 
 
 def test_more_ranks_than_samples() -> None:
-    recipe = (*FLOAT64, "run.steps=20", "data.global_batch=2")
+    recipe = (*FLOAT64, "run.steps=8", "data.global_batch=2")
     assert_same_curve(on_ranks(4, recipe), on_ranks(1, recipe))
 
 
@@ -188,7 +188,7 @@ def test_dropout_is_part_of_the_curve(short: tuple[str, ...], dropping_alone: di
     assert not np.allclose(without["losses"], dropping_alone["losses"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, slow(4)])  # four: below
 def test_ranks_do_not_change_the_curve_with_dropout(
     num_ranks: int, short: tuple[str, ...], dropping_alone: dict[str, Any]
 ) -> None:
@@ -214,6 +214,6 @@ def test_a_run_with_dropout_goes_on_with_other_ranks_on_its_curve(
     tmp_path: Path, short: tuple[str, ...], dropping_alone: dict[str, Any]
 ) -> None:
     recipe = (*short, *DROPPING, "run.keep=10", "run.checkpoint_every=8")
-    on_ranks(4, recipe, str(tmp_path))
+    assert_same_curve(on_ranks(4, recipe, str(tmp_path)), dropping_alone)
     resumed = on_ranks(2, recipe, str(tmp_path), tmp_path / "checkpoints" / "step-00000008")
     assert_same_curve(resumed, dropping_alone, first_step=8)

@@ -24,6 +24,7 @@ from freescale.train.state.recommendations import (
     in_chunks,
     is_batch,
     one_each,
+    whole_seconds,
 )
 from freescale.train.state.served_features import ServedFeatures, request_needs
 
@@ -273,13 +274,16 @@ class ExportedModel:
         tokens = {"item_index": index}
         if self.manifest["encoder"]["time_bias"]:
             if times is None:
-                raise DataError("this model was trained with time stamps", next_step="pass times=[...]")
+                raise DataError(
+                    "this model was trained with time stamps",
+                    next_step="pass times=[...]: seconds since 1970 of each event of the history",
+                )
             if len(times) != len(known):
                 raise DataError(
                     "every event needs its time stamp", got=f"{len(known)} events, {len(times)} times"
                 )
-            stamps = torch.from_numpy(np.asarray(times, dtype=np.int64)[known])
-            asked_at = int(stamps[-1]) if request_time is None else request_time
+            stamps = torch.from_numpy(whole_seconds(times)[known])
+            asked_at = int(stamps[-1] if request_time is None else whole_seconds([request_time])[0])
             tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
         elif times is not None:
             warnings.warn(

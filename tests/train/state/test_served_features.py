@@ -325,6 +325,21 @@ def test_wrong_requests_are_refused_by_name(words: Any, changed: dict[str, Any],
         model.recommend(**several)
 
 
+def test_what_a_batch_is_given_must_fit_its_users(words: Any) -> None:
+    _, users, out = words
+    model = load_export(out)
+    batch = together([request_of(user) for user in users[:2]], ["history", "times"])
+    assert len(model.recommend(**batch)) == 2
+    # A text of two letters is not a value for each of two users.
+    for name, value in (("user", "u1"), ("age", 3), ("age", [3])):
+        with pytest.raises(DataError, match=f"{name} must be one for each user"):
+            model.recommend(**{**batch, "features": {**batch["features"], name: value}})
+    with pytest.raises(DataError, match="features must be one for each user"):
+        model.recommend(**{**batch, "features": [{}]})
+    with pytest.raises(DataError, match="features are given by name"):
+        model.recommend(**{**batch, "features": ["u1", "u2"]})
+
+
 def test_a_closed_list_has_no_row_for_what_is_new(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", ("synthetic.features=true",))
     model = load_export(export_run(run, tmp_path / "out"))
