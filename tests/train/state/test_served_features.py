@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from freescale.app.cli_run import export
 from freescale.app.commands import export_run, open_run
 from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
@@ -383,3 +384,19 @@ def test_models_without_features_are_written_as_before(tmp_path: Path) -> None:
         assert len(model.recommend(**request, k=3)) == 3
         with pytest.raises(DataError, match="looks at no features of events and users"):
             model.recommend(**request, features={"price": 3.0})
+
+
+def test_the_command_says_what_a_request_needs(words: Any, capsys: Any, tmp_path: Path) -> None:
+    run, _, _ = words
+    export(run, tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "table-place.parquet" in said
+    assert "recommend(history, features={...}) needs:" in said
+    for line in (
+        "user: of the user, an id",
+        "tags: of every event, ids",
+        "did: of every event, some of play, skip, known after it",
+        "taste: of the user, 2 numbers",
+    ):
+        assert f"  {line}\n" in said
+    assert "artist" not in said
