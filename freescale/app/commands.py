@@ -25,6 +25,7 @@ from freescale.recipe import (
     build_run,
     build_source,
     encoder_shape,
+    export_features,
     free_keys,
     load_config,
     open_span_file,
@@ -173,6 +174,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
     source = run.evaluation.test.source
     meta = read_meta(path)
     catalog = known_items(run)
+    features = run.evaluation.test.features
     # How experts were computed in training says nothing about the machine that serves them.
     served = dataclasses.replace(config.moe, backend="auto", save="preact")
     return write_export(
@@ -181,8 +183,9 @@ def export_run(run_dir: Path, out: Path) -> Path:
         items=run.evaluation.evaluator.items,
         catalog=catalog,
         names=names_of_items(source, catalog),
-        encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
+        encoder=encoder_shape(dataclasses.replace(config, moe=served), source, features),
         head={"kind": config.head.kind, "options": config.head.extra},
+        features=export_features(config, features, embedding=run.state.embedding, id_maps=run.state.id_maps),
         facts={
             "trained_steps": meta["step"],
             "best": meta["best"],

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from freescale.recipe.balance import build_sampler
     from freescale.recipe.config import Config
     from freescale.recipe.data import build_examples, build_source
+    from freescale.recipe.feature_parts import export_features
     from freescale.recipe.features import build_features, item_features, run_schema, token_features
     from freescale.recipe.items import item_content
     from freescale.recipe.keys import changed as changed_keys

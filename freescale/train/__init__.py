@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run
     from freescale.train.state.same_data import agree_on_data
+    from freescale.train.state.served_features import ExportFeatures, request_needs
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:
