@@ -5,20 +5,28 @@ same padded batches computed as usual (losses, weights, moments, table), with an
 has written; padded and plain batches follow one curve. Then whole training steps, loading and updates included, in
 rounds that take turns. --before names the root of another checkout, whose steps are measured by a process of its own.
 
-    python benchmarks/host_out_of_the_way.py [--rounds 3] [--steps 150] [--before PATH] [--only A,B]
+    python benchmarks/host_out_of_the_way.py [--rounds 3] [--steps 150] [--before PATH] [--only A,B] [--profile]
+
+--profile shows instead what the threads of a rank do in a steady step: core time of each, and calls of the one that
+trains and of the one that makes batches ready.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import datetime
+import io
 import json
 import os
+import pstats
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +70,24 @@ WORKLOADS = {
             "head.num_negatives=128",
         ),
     ),
+    "C": (
+        "HSTU 8 x 512, 256 histories, mean 400, tail to 4,096",
+        (
+            "synthetic.users=6000",
+            "synthetic.items=20000",
+            "synthetic.mean_length=400",
+            "synthetic.sigma=0.9",
+            "synthetic.max_length=4100",
+            "data.global_batch=256",
+            "data.max_length=4096",
+            "model.dim=512",
+            "model.layers=8",
+            "model.heads=4",
+            "head.num_negatives=128",
+        ),
+    ),
 }
+PEAK_TFLOPS = 989.4
 CHECKED = (
     "synthetic.users=2000",
     "synthetic.items=900",
@@ -177,6 +202,7 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
     moments: list[float] = []
     captured: list[bool] = []
     tokens: list[int] = []
+    squares: list[float] = []
     original = run.train_step.run
 
     def timed(ready: Any, schedule: Any) -> Any:
@@ -184,6 +210,7 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
             torch.cuda.synchronize()
         moments.append(time.perf_counter())
         tokens.append(ready.plan.global_tokens)
+        squares.append(float(ready.batch.lengths.double().square().sum()))
         result = original(ready, schedule)
         captured.append(bool(getattr(result, "captured", False)))
         return result
@@ -199,7 +226,71 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
         "median_ms": 1e3 * statistics.median(gaps),
         "captured": sum(captured[warm:]) / (steps - warm),
         "tokens": sum(tokens[warm:]) / (steps - warm),
+        "squares": sum(squares[warm:]) / (steps - warm),
     }
+
+
+def mfu(name: str, row: dict[str, Any]) -> float:
+    """Share of the peak: products of the layers, and attention, forward and backward."""
+    keys = dict(key.split("=") for key in WORKLOADS[name][1])
+    dim, layers = int(keys["model.dim"]), int(keys["model.layers"])
+    work = 6 * row["tokens"] * layers * 5 * dim**2 + 7 * dim * layers * row["squares"]
+    return work / (row["ms"] / 1e3) / (PEAK_TFLOPS * 1e12)
+
+
+def core_times() -> dict[str, float]:
+    """Seconds of a core that each Python thread of this process has taken so far."""
+    found = {}
+    for thread in threading.enumerate():
+        with suppress(OSError, AttributeError):
+            found[thread.name] = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+    return found
+
+
+def profile(name: str, watched: str, *, steps: int, warm: int) -> None:
+    """Where a steady step's host time goes: core time by thread, then the calls of one of them."""
+    from freescale.pipeline.schedule import PlainSchedule
+    from freescale.train.loop import take_steps
+
+    run = make_run((*WORKLOADS[name][1], "run.capture=auto"), steps)
+    calls, marks, counted = cProfile.Profile(), {"wall": 0.0}, {"steps": 0, "batches": 0}
+    original, prepare = run.train_step.run, PlainSchedule._prepare
+
+    def timed(ready: Any, schedule: Any) -> Any:
+        counted["steps"] += 1
+        if counted["steps"] == warm:
+            torch.cuda.synchronize()
+            marks.update(core_times(), wall=time.perf_counter())
+            if watched == "train":
+                calls.enable()
+        if counted["steps"] == steps:
+            calls.disable()
+            now = {**core_times(), "wall": time.perf_counter()}
+            marks.update({each: now[each] - marks.get(each, 0.0) for each in now})
+        return original(ready, schedule)
+
+    def prepared(self: Any) -> Any:
+        counted["batches"] += 1
+        if watched != "ahead" or not warm <= counted["batches"] < steps:
+            return prepare(self)
+        calls.enable()
+        try:
+            return prepare(self)
+        finally:
+            calls.disable()
+
+    run.train_step.run, PlainSchedule._prepare = timed, prepared
+    try:
+        with run.open_schedule(0) as schedule:
+            take_steps(run, schedule)
+    finally:
+        PlainSchedule._prepare = prepare
+    each = 1e3 / (steps - warm)
+    print(f"{name} calls of: {watched}; ms a step:", {k: round(v * each, 3) for k, v in marks.items()})
+    if watched != "nothing":
+        text = io.StringIO()
+        pstats.Stats(calls, stream=text).sort_stats("tottime").print_stats(45)
+        print("\n".join(line[:150] for line in text.getvalue().splitlines()[6:]))
 
 
 def measure(name: str, *, rounds: int, steps: int, warm: int, before: str | None) -> dict[str, Any]:
@@ -233,6 +324,7 @@ def _summed(times: list[dict[str, float]]) -> dict[str, Any]:
         "median_step_ms": round(statistics.median(each["median_ms"] for each in times), 3),
         "captured": round(statistics.mean(each["captured"] for each in times), 3),
         "tokens": round(times[0]["tokens"]),
+        "squares": times[0].get("squares", 0.0),
     }
 
 
@@ -245,12 +337,18 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=80)
     parser.add_argument("--before", default=None)
     parser.add_argument("--only", default="A,B")
+    parser.add_argument("--profile", action="store_true", help="what the threads do, instead of times")
     parser.add_argument("--no-check", action="store_true", help="where the check has just passed")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         keys, steps, warm = json.loads(options.one)
         print(json.dumps(step_times(tuple(keys), steps=steps, warm=warm)))
+        return
+    if options.profile:
+        for name in options.only.split(","):
+            for watched in ("nothing", "train", "ahead"):
+                profile(name, watched, steps=options.steps, warm=options.warm)
         return
     checked = None if options.no_check else check()
     if checked:
@@ -261,17 +359,18 @@ def main() -> None:
             f"and {checked['padded_against_plain_bf16']:.1e} (bf16)"
         )
     rows = {}
-    print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}")
+    print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}{'MFU':>8}")
     for name in options.only.split(","):
         rows[name] = measure(
             name, rounds=options.rounds, steps=options.steps, warm=options.warm, before=options.before
         )
         print(WORKLOADS[name][0])
         for way, row in rows[name].items():
+            row["mfu"] = round(mfu(name, row), 4)
             span = f"{row['from']:.2f} - {row['to']:.2f}"
             print(
                 f"{name:4}{way:<10}{row['ms']:>8.2f}{span:>18}{row['median_step_ms']:>9.2f}"
-                f"{row['captured']:>10.0%}{row['tokens']:>9,}",
+                f"{row['captured']:>10.0%}{row['tokens']:>9,}{row['mfu']:>8.1%}",
                 flush=True,
             )
     print(

@@ -163,11 +163,19 @@ def export(
 ) -> None:
     """Export the best checkpoint: safetensors, a manifest, item vectors as Parquet."""
     load_plugins(plugin)
+    import json
+
     from freescale.app.commands import export_run
+    from freescale.train import request_needs
 
     path = export_run(run_dir, out_dir)
     for file in sorted(path.iterdir()):
         say(f"{file}  {file.stat().st_size:,} bytes")
+    needs = request_needs(json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+    if needs:
+        say("recommend(history, features={...}) needs:")
+    for line in needs:
+        say(f"  {line}")
 
 
 def replay(

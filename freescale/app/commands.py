@@ -19,11 +19,13 @@ from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
 from freescale.model import compresses, drawn_by_rank, retrieves
 from freescale.pages import write_report
+from freescale.pipeline import TABLE
 from freescale.recipe import (
     Config,
     build_run,
     build_source,
     encoder_shape,
+    export_features,
     free_keys,
     load_config,
     open_span_file,
@@ -172,6 +174,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
     source = run.evaluation.test.source
     meta = read_meta(path)
     catalog = known_items(run)
+    features = run.evaluation.test.features
     # How experts were computed in training says nothing about the machine that serves them.
     served = dataclasses.replace(config.moe, backend="auto", save="preact")
     return write_export(
@@ -180,8 +183,9 @@ def export_run(run_dir: Path, out: Path) -> Path:
         items=run.evaluation.evaluator.items,
         catalog=catalog,
         names=names_of_items(source, catalog),
-        encoder=encoder_shape(dataclasses.replace(config, moe=served), source),
+        encoder=encoder_shape(dataclasses.replace(config, moe=served), source, features),
         head={"kind": config.head.kind, "options": config.head.extra},
+        features=export_features(config, features, embedding=run.state.embedding, id_maps=run.state.id_maps),
         facts={
             "trained_steps": meta["step"],
             "best": meta["best"],
@@ -212,8 +216,9 @@ def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int
 
 def known_items(run: Run) -> IntArray:
     """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
-    if learns_ids(run.state.id_map) and run.state.model.items is None:
-        ids: IntArray = run.state.id_map.residents()[0].cpu().numpy()
+    id_map = run.state.id_maps.get(TABLE)
+    if id_map is not None and learns_ids(id_map) and run.state.model.items is None:
+        ids: IntArray = id_map.residents()[0].cpu().numpy()
         return ids
     return run.evaluation.test.source.items.ids
 

@@ -12,10 +12,10 @@ from freescale import __version__
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
-from freescale.data import SequenceSource
+from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
-from freescale.recipe import Config, build_features
+from freescale.recipe import Config, build_features, item_features, token_features
 from freescale.registry import PYTHON
 from freescale.train import Run
 
@@ -51,9 +51,13 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         },
     }
     features = build_features(config, source)
+    unread = [each.name for each in schema_of(source) if each.name not in ("user", *source.features)]
     if features is not None:
-        names = [each.name for each in features.schema if each.name not in source.features]
-        facts["data"]["features"] = f"{', '.join(names)}; in the batches, not yet used by the model"
+        facts["data"]["features"] = features_in_words(config, features)
+    elif config.head.kind == "tasks" and unread:
+        facts["data"]["features"] = (
+            f"{', '.join(unread)}: not read by models with head.kind=tasks, but as outcomes"
+        )
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
@@ -79,10 +83,31 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     return facts
 
 
+def features_in_words(config: Config, features: BatchFeatures) -> str:
+    """Which features a model reads, and where they go."""
+    of_items = [each.name for each in item_features(features.schema) if each.name != "item"]
+    told = (
+        [f"{', '.join(of_items)} in the vectors of items"] if of_items and config.items.kind == "ids" else []
+    )
+    places = {"join": "joined to events", "front": "in front", "after": "behind their events"}
+    for place, words in places.items():
+        names = [each.name for each in token_features(config, features.schema) if each.place == place]
+        told += [f"{', '.join(names)} {words}"] if names else []
+    read = {"item", "time", *of_items, *(each.name for each in token_features(config, features.schema))}
+    left = [each for each in features.schema if each.name not in read]
+    told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
+    told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []
+    return "; ".join(told)
+
+
 def _kind(config: Config) -> str:
     """The encoder in words; how many layers an object has, it knows itself."""
     kind = config.model.kind
     return kind if kind.startswith(PYTHON) else f"{kind}, {config.model.layers} layers"
+
+
+def _has_user(features: list[Feature]) -> bool:
+    return any(each.name == "user" for each in features)
 
 
 def _evaluated(every: int) -> str:

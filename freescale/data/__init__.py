@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from freescale.data.columns.ids import IdKinds
     from freescale.data.digest import DataDigest, differences, digest_data
     from freescale.data.examples import Examples
-    from freescale.data.feature_batch import BatchFeatures
+    from freescale.data.feature_batch import MISSING, BatchFeatures
     from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
     from freescale.data.item_content import CONTENT_FILE, ContentFile
     from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from freescale.data.preparation import ColumnNames, prepare
     from freescale.data.raw_format import RawFormat, RawSample, Reading
     from freescale.data.raw_input import format_names
+    from freescale.data.request_features import (
+        FeatureRequest,
+        RequestFeatures,
+        asked_features,
+        served_schema,
+    )
+    from freescale.data.request_features import describe as describe_request
+    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
     from freescale.data.schema.reading import checked_schema, load_schema, read_schema
@@ -27,13 +35,18 @@ if TYPE_CHECKING:
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch
+    from freescale.data.served_items import ServedItems
+    from freescale.data.slots import FIRST, NO_ID, PAD, SLOT
     from freescale.data.source import IntArray, SequenceSource, Split, SplitSource, check_source
     from freescale.data.source_kinds import open_source, source_kind
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
+    from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written
+    from freescale.data.token_rule import TokenRule
     from freescale.data.vocabulary import NumberedTexts, Vocabulary
     from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
+    from freescale.data.words.table_words import table_kinds, table_words
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from freescale.data.feature_batch import BatchFeatures
+from freescale.data.item_texts import item_numbers
 from freescale.data.negatives import draw_negatives
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
@@ -63,6 +64,11 @@ class Examples:
             return np.clip(self.source.ends(self.split) - 1, 0, self.max_length)
         return input_lengths(self.source.lengths, split=self.split, max_length=self.max_length)
 
+    @property
+    def groups(self) -> IntArray:
+        """Rows of each run that is stored together."""
+        return self.source.groups
+
     def missed(self) -> npt.NDArray[np.bool_]:
         """Rows whose target is an item that nothing was learnt of: it cannot be recommended, and there is no batch."""
         if isinstance(self.source, SplitSource):
@@ -83,7 +89,8 @@ class Examples:
             samples |= _tensors(self.features.samples(histories))
         if self.num_negatives:
             samples["negatives"] = torch.from_numpy(self._negatives(rows, step))
-        return SequenceBatch(offsets=torch.from_numpy(offsets), tokens=tokens, samples=samples)
+        batch = SequenceBatch(offsets=torch.from_numpy(offsets), tokens=tokens, samples=samples)
+        return batch if self.features is None else _with_items(batch, self.features)
 
     def seen(self, rows: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """(offsets, items) of everything these users did before the target of this split, uncut."""
@@ -125,6 +132,18 @@ class Examples:
             rows, num_negatives=self.num_negatives, num_items=len(ids), seed=self.seed, step=step
         )
         return ids[drawn]
+
+
+def _with_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
+    """The batch with what is known of its items, once for each of them."""
+    tokens, samples = batch.tokens, batch.samples
+    parts = [tokens["item"], tokens["target"], *([samples["negatives"]] if "negatives" in samples else [])]
+    ids, index = np.unique(np.concatenate([part.numpy().ravel() for part in parts]), return_inverse=True)
+    item, target, *negatives = torch.from_numpy(index).split([part.numel() for part in parts])
+    batch = batch.with_tokens(item_index=item, target_index=target)
+    if negatives:
+        batch = batch.with_samples(negative_index=negatives[0].view(samples["negatives"].shape))
+    return batch.with_items(**_tensors(features.items(item_numbers(features.source.items.ids, ids))))
 
 
 def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:

@@ -1,13 +1,17 @@
 """From raw columns to what a batch holds of every feature: buckets, scaled numbers, crosses, marks of what is missing.
 
     name in a batch     of what                                        who may look at it
-    NAME                the event of this token (samples: the user)    everybody
+    NAME                the event of this token, the user of this
+                        sample, or a distinct item of the batch        everybody
     target_NAME         the event that comes next                      everybody: it describes the candidate
     label_NAME          an outcome of the event that comes next        losses and metrics only
     NAME.none           whether a number or vector is missing          as NAME
 
 An outcome is known only after its event. So there is no `target_` of an outcome: what a candidate may see and what it
 must not see are told apart by their names.
+
+What is known of items is there once for each distinct item of a batch (`SequenceBatch.items`); "item_index",
+"target_index" and "negative_index" point to them.
 """
 
 from __future__ import annotations
@@ -72,6 +76,11 @@ class BatchFeatures:
         """Of the source."""
         return self.source.statistics if isinstance(self.source, FeatureSource) else {}
 
+    @property
+    def of_items(self) -> tuple[Feature, ...]:
+        """What is known of items besides their ids."""
+        return tuple(each for each in self.schema if each.of == "item")
+
     def candidate_names(self) -> tuple[str, ...]:
         """What a candidate may be told of, as batches name it; outcomes are not among them."""
         return tuple(
@@ -105,6 +114,11 @@ class BatchFeatures:
                     found[prefix + name] = made[name][following]
         return found
 
+    def events(self, histories: Histories) -> Arrays:
+        """Features of all events, and nothing of what comes next: what a service knows."""
+        owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
+        return self._events(histories, np.arange(len(owner)), self._raw_users(histories), owner)
+
     def samples(self, histories: Histories) -> Arrays:
         """Features of the users."""
         raw = self._raw_users(histories)
@@ -112,22 +126,22 @@ class BatchFeatures:
         return self._made(wanted, raw)
 
     def items(self, index: IntArray) -> Arrays:
-        """Features of the items with these indices in the catalogue, without any event: for the vectors of all."""
-        wanted = [each for each in self.schema if each.of == "item"]
-        return self._made(wanted, self._raw_items(index))
+        """Features of the items with these indices in the catalogue, and their ids, without any event."""
+        return {
+            "item": self.source.items.ids[index],
+            **self._made(list(self.of_items), self._raw_items(index)),
+        }
 
     def _events(self, histories: Histories, index: IntArray, users: Arrays, owner: IntArray) -> Arrays:
         """All features of the events at these places, crosses among them."""
         needed = {name for cross in self.schema.crosses for name in cross.cross}
         names = {"item", *needed, *(each.name for each in self.schema.stored("event"))}
         raw: Arrays = {name: column[index] for name, column in histories.columns.items() if name in names}
-        if self.schema.stored("item"):
+        if any(self.schema[name].of == "item" for name in needed):
             numbers = item_numbers(self.source.items.ids, raw["item"].astype(np.int64, copy=False))
             raw |= self._raw_items(numbers)
         raw |= {name: column[owner[index]] for name, column in users.items() if name in needed}
-        wanted = [
-            each for each in self.schema if each.of in ("event", "item") and each.name not in STRUCTURAL
-        ]
+        wanted = [each for each in self.schema if each.of == "event" and each.name not in STRUCTURAL]
         return self._made(wanted, raw)
 
     def _raw_items(self, index: IntArray) -> Arrays:

@@ -33,6 +33,9 @@ class FeatureSource(Protocol):
     def item_features(self) -> ItemFeatures:
         """What is known of the items of its catalogue."""
 
+    def known_ids(self, table: str, /) -> IntArray | None:
+        """All ids of features that share a table, ascending; None where they were not written down."""
+
 
 def schema_of(source: SequenceSource) -> Schema:
     """The schema of a source; of one that says nothing: items, and where it has them times and actions."""

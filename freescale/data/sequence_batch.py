@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,12 +30,18 @@ class SequenceBatch:
         tokens: features with one value a token, each [T] or [T, ...] ("item", "target", "time", ...).
         samples: features with one value a sequence, each [B] or [B, ...] ("row", "negatives", ...).
         pads: values that token features have behind those of the last sequence, which mean nothing.
+        items: features with one value for each distinct item of the batch, each [U] or [U, ...]. Where there are any,
+            token features "item_index" and "target_index" and sample feature "negative_index" point to them.
+        targets: [B] int64 how many tokens at the end of each sequence are candidates of a request; on the CPU like
+            offsets. None: all tokens are events.
     """
 
     offsets: Tensor
     tokens: dict[str, Tensor] = field(default_factory=dict)
     samples: dict[str, Tensor] = field(default_factory=dict)
     pads: int = 0
+    items: dict[str, Tensor] = field(default_factory=dict)
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets.is_cuda:
@@ -44,6 +50,10 @@ class SequenceBatch:
         if places[0] != 0 or (places[1:] < places[:-1]).any():
             raise ValueError("offsets must start at 0 and never fall")
         self._check(self.tokens, self.samples)
+        if self.targets is not None:
+            counts, lengths = self.targets.numpy(), self.lengths.numpy()
+            if counts.shape != lengths.shape or (counts < 0).any() or (counts > lengths).any():
+                raise ValueError("targets must be between 0 and the length of their sequence, one for each")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -61,7 +71,7 @@ class SequenceBatch:
     @property
     def device(self) -> torch.device:
         """Where the features live."""
-        for values in (*self.tokens.values(), *self.samples.values()):
+        for values in self.features():
             return values.device
         return self.offsets.device
 
@@ -93,8 +103,12 @@ class SequenceBatch:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses these tensors too."""
-        for values in (*self.tokens.values(), *self.samples.values()):
+        for values in self.features():
             values.record_stream(stream)
+
+    def features(self) -> Iterator[Tensor]:
+        """All tensors but the offsets."""
+        return itertools.chain(self.tokens.values(), self.samples.values(), self.items.values())
 
     def select(self, index: Tensor | Sequence[int]) -> SequenceBatch:
         """The sequences with these numbers, in this order and without pads; a number may occur twice."""
@@ -107,6 +121,8 @@ class SequenceBatch:
             offsets=offsets,
             tokens={n: v.index_select(0, rows.to(v.device)) for n, v in self.tokens.items()},
             samples={n: v.index_select(0, index.to(v.device)) for n, v in self.samples.items()},
+            items=self.items,
+            targets=None if self.targets is None else self.targets[index],
         )
 
     def split(self, num_parts: int) -> list[SequenceBatch]:
@@ -125,23 +141,33 @@ class SequenceBatch:
         self._check({}, features)
         return self._with(self.tokens, {**self.samples, **features})
 
+    def with_items(self, **features: Tensor) -> SequenceBatch:
+        """The same batch with features of its distinct items added or replaced."""
+        return self._with(self.tokens, self.samples, {**self.items, **features})
+
     def _slice(self, first: int, last: int) -> SequenceBatch:
         start, stop = int(self.offsets[first]), int(self.offsets[last])
         return SequenceBatch(
             offsets=self.offsets[first : last + 1] - start,
             tokens={n: v[start:stop] for n, v in self.tokens.items()},
             samples={n: v[first:last] for n, v in self.samples.items()},
+            items=self.items,
+            targets=None if self.targets is None else self.targets[first:last],
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
-        return self._with(
-            {n: change(v) for n, v in self.tokens.items()}, {n: change(v) for n, v in self.samples.items()}
+        tokens, samples, items = (
+            {n: change(v) for n, v in part.items()} for part in (self.tokens, self.samples, self.items)
         )
+        return self._with(tokens, samples, items)
 
-    def _with(self, tokens: dict[str, Tensor], samples: dict[str, Tensor]) -> SequenceBatch:
+    def _with(
+        self, tokens: dict[str, Tensor], samples: dict[str, Tensor], items: dict[str, Tensor] | None = None
+    ) -> SequenceBatch:
         """The same sequences with other features; their offsets have been looked at once."""
         batch = object.__new__(SequenceBatch)
-        batch.__dict__.update(self.__dict__, tokens=tokens, samples=samples)
+        kept = self.items if items is None else items
+        batch.__dict__.update(self.__dict__, tokens=tokens, samples=samples, items=kept)
         return batch
 
     def _check(self, tokens: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
@@ -154,7 +180,8 @@ class SequenceBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As one block of bytes: a loader process opens a connection for every tensor it hands over, 0.2 ms each."""
-        tensors = [self.offsets, *self.tokens.values(), *self.samples.values()]
+        counts = [] if self.targets is None else [self.targets]
+        tensors = [self.offsets, *counts, *self.features()]
         if self.pads or any(values.device.type != "cpu" or values.requires_grad for values in tensors):
             return object.__new__, (SequenceBatch,), dict(self.__dict__)
         flat = [values.contiguous().view(-1).view(torch.uint8) for values in tensors]
@@ -164,7 +191,8 @@ class SequenceBatch:
         for part, start in zip(flat, starts):
             block[start : start + len(part)] = part
         shapes = [(start, values.dtype, tuple(values.shape)) for start, values in zip(starts, tensors)]
-        return _unpacked, (block, shapes, list(self.tokens), list(self.samples))
+        names = (list(self.tokens), list(self.samples), list(self.items))
+        return _unpacked, (block, shapes, *names, bool(counts))
 
 
 def _unpacked(
@@ -172,14 +200,21 @@ def _unpacked(
     shapes: Sequence[tuple[int, torch.dtype, tuple[int, ...]]],
     tokens: list[str],
     samples: list[str],
+    items: list[str],
+    has_targets: bool,
 ) -> SequenceBatch:
     """The batch whose tensors lie in a block of bytes, at these places."""
     parts: list[Tensor] = []
     for start, dtype, shape in shapes:
         num_bytes = dtype.itemsize * math.prod(shape)
         parts.append(block[start : start + num_bytes].view(dtype).view(shape))
-    offsets, features = parts[0], parts[1:]
-    return SequenceBatch(offsets, dict(zip(tokens, features)), dict(zip(samples, features[len(tokens) :])))
+    offsets, features = parts[0], iter(parts[1 + has_targets :])
+    # In this order: each takes what the one before has left.
+    of_tokens = {name: next(features) for name in tokens}
+    of_samples = {name: next(features) for name in samples}
+    of_items = {name: next(features) for name in items}
+    targets = parts[1] if has_targets else None
+    return SequenceBatch(offsets, of_tokens, of_samples, items=of_items, targets=targets)
 
 
 def _offsets(lengths: Tensor) -> Tensor:

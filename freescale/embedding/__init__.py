@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from freescale.embedding.optimizers.adam import Adam
     from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad
     from freescale.embedding.optimizers.sgd import SGD
-    from freescale.embedding.plan import TableSpec, plan_rows
-    from freescale.embedding.request import Request, RowSubset, check_range, exchange_ids, find_overlap
+    from freescale.embedding.plan import TableSpec, fits_below, plan_rows
+    from freescale.embedding.request import (
+        Request,
+        RowSubset,
+        check_range,
+        exchange_all_ids,
+        exchange_ids,
+        find_overlap,
+        find_overlaps,
+    )
     from freescale.embedding.sharded import ShardedEmbedding
     from freescale.embedding.sharded_compute import ShardedCompute
     from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids

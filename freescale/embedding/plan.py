@@ -27,6 +27,8 @@ class TableSpec:
         init_std: their standard deviation.
         row_group: rows that always stay together on one rank, and are never replicated if there is more than one
             (buckets of a zero-collision table); num_rows is a multiple of it.
+        lr_scale: multiplies the learning rate of updates.
+        replicate: every rank holds the whole table; None: by its size.
     """
 
     name: str
@@ -37,6 +39,8 @@ class TableSpec:
     seed: int = 0
     init_std: float = 0.02
     row_group: int = 1
+    lr_scale: float = 1.0
+    replicate: bool | None = None
 
     def __post_init__(self) -> None:
         if self.num_rows < 1 or self.dim < 1:
@@ -120,10 +124,18 @@ def plan_tables(
             spec=spec,
             num_ranks=num_ranks,
             replicated=num_ranks == 1
-            or (spec.row_group == 1 and spec.num_rows * spec.bytes_per_row < replicate_below_mb * _MIB),
+            or (
+                spec.row_group == 1
+                and (fits_below(spec, replicate_below_mb) if spec.replicate is None else spec.replicate)
+            ),
         )
         for spec in specs
     ]
+
+
+def fits_below(spec: TableSpec, limit_mb: float) -> bool:
+    """Whether a table, its state included, is smaller than a limit."""
+    return spec.num_rows * spec.bytes_per_row < limit_mb * _MIB
 
 
 def plan_rows(plans: Sequence[TablePlan], *, unique_ids: int) -> list[dict[str, str]]:

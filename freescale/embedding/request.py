@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm import Transport
-from freescale.comm.traffic import OwnedKeys, Route, route_by_edges
+from freescale.comm.traffic import Bundle, OwnedKeys, Route, routes_by_edges
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
@@ -110,25 +110,54 @@ class Overlap:
 
 def exchange_ids(plan: TablePlan, rows: Tensor, *, channel: Transport) -> Request:
     """Tell the owners which rows of a table this rank's batch needs; every rank must call it."""
-    check_whole(rows, what="rows")
-    own, inverse = unique(rows.long())
-    check_range(plan.spec, own)
-    route = route_by_edges(own, torch.tensor(plan.edges()), channel=channel, tell_largest=True)
-    wanted = route.to_owners(own, channel=channel).wait() - plan.block(channel.rank)[0]
-    return Request(plan.spec.name, inverse, own, route, OwnedKeys.of(wanted))
+    return exchange_all_ids([plan], [rows], channel=channel)[0]
+
+
+def exchange_all_ids(
+    plans: Sequence[TablePlan], rows: Sequence[Tensor], *, channel: Transport
+) -> list[Request]:
+    """The same for several tables: counts travel together, and so do ids."""
+    found = []
+    for plan, asked in zip(plans, rows):
+        check_whole(asked, what="rows")
+        found.append(unique(asked.long()))
+        check_range(plan.spec, found[-1][0])
+    own = [distinct for distinct, _ in found]
+    edges = [torch.tensor(plan.edges()) for plan in plans]
+    routes = routes_by_edges(own, edges, channel=channel, tell_largest=True)
+    send, receive = [route.send for route in routes], [route.receive for route in routes]
+    wanted = Bundle.of(own, send=send, receive=receive).start(channel).wait()
+    return [
+        Request(plan.spec.name, inverse, distinct, route, OwnedKeys.of(asked - plan.block(channel.rank)[0]))
+        for plan, (distinct, inverse), route, asked in zip(plans, found, routes, wanted)
+    ]
 
 
 def find_overlap(before: Request, after: Request, *, channel: Transport) -> tuple[Overlap, Overlap]:
     """The rows that two batches share, marked in each of them; one bit for every unique id and batch travels."""
-    marks = overlap(before.owned.unique, after.owned.unique)
-    told = [mark[request.owned.inverse].numpy() for mark, request in zip(marks, (before, after))]
-    asked, receive = (before.route.send, after.route.send), (before.route.receive, after.route.receive)
-    message, sizes = _pack(told, receive)
-    coming = [sum(map(_bytes, pair)) for pair in zip(*asked)]
+    return find_overlaps([(before, after)], channel=channel)[0]
+
+
+def find_overlaps(
+    pairs: Sequence[tuple[Request, Request]], *, channel: Transport
+) -> list[tuple[Overlap, Overlap]]:
+    """The same for several tables, (batch, next batch) each; all bits travel together."""
+    marks = [overlap(before.owned.unique, after.owned.unique) for before, after in pairs]
+    requests = [request for pair in pairs for request in pair]
+    told = [
+        mark[request.owned.inverse].numpy()
+        for both, pair in zip(marks, pairs)
+        for mark, request in zip(both, pair)
+    ]
+    asked = [request.route.send for request in requests]
+    message, sizes = _pack(told, [request.route.receive for request in requests])
+    coming = [sum(map(_bytes, of_rank)) for of_rank in zip(*asked)]
     heard = channel.start(torch.from_numpy(message), send=sizes, receive=coming).wait()
-    bits = _unpack(heard.numpy(), asked)
-    first, second = (Overlap(torch.from_numpy(bit), mark) for bit, mark in zip(bits, marks))
-    return first, second
+    bits = iter(_unpack(heard.numpy(), asked))
+    return [
+        (Overlap(torch.from_numpy(next(bits)), first), Overlap(torch.from_numpy(next(bits)), second))
+        for first, second in marks
+    ]
 
 
 def check_range(spec: TableSpec, rows: Tensor) -> None:
@@ -153,20 +182,20 @@ def _bytes(bits: int) -> int:
     return (bits + 7) // 8
 
 
-def _pack(marks: Sequence[np.ndarray], sizes: tuple[list[int], list[int]]) -> tuple[np.ndarray, list[int]]:
-    """For each rank its bits of the first batch, then those of the second, each on full bytes."""
+def _pack(marks: Sequence[np.ndarray], sizes: Sequence[list[int]]) -> tuple[np.ndarray, list[int]]:
+    """For each rank its bits of every batch and table in turn, each on full bytes."""
     blocks = [np.split(mark, np.cumsum(size)[:-1]) for mark, size in zip(marks, sizes)]
-    pieces = [np.packbits(block) for pair in zip(*blocks) for block in pair]
-    return np.concatenate(pieces), [sum(map(_bytes, pair)) for pair in zip(*sizes)]
+    pieces = [np.packbits(block) for of_rank in zip(*blocks) for block in of_rank]
+    return np.concatenate(pieces), [sum(map(_bytes, of_rank)) for of_rank in zip(*sizes)]
 
 
-def _unpack(message: np.ndarray, sizes: tuple[list[int], list[int]]) -> list[np.ndarray]:
-    """The bits of both batches, as one list each."""
-    bits: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+def _unpack(message: np.ndarray, sizes: Sequence[list[int]]) -> list[np.ndarray]:
+    """The bits of every batch and table, as one list each."""
+    bits: list[list[np.ndarray]] = [[] for _ in sizes]
     start = 0
-    for pair in zip(*sizes):
-        for batch, size in enumerate(pair):
+    for of_rank in zip(*sizes):
+        for one, size in zip(bits, of_rank):
             piece = message[start : start + _bytes(size)]
-            bits[batch].append(np.unpackbits(piece, count=size).astype(bool))
+            one.append(np.unpackbits(piece, count=size).astype(bool))
             start += _bytes(size)
     return [np.concatenate(each) for each in bits]

@@ -13,7 +13,6 @@ already stand grouped by owner.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,34 +22,20 @@ from torch.distributed.tensor import DTensor, Shard
 
 from freescale import trace
 from freescale.comm import Transport
-from freescale.comm.traffic import OwnedKeys, route_by_edges
+from freescale.comm.traffic import Bundle, OwnedKeys, routes_by_edges
 from freescale.comm.transports import make_transport
 from freescale.comm.world import all_reduce
 from freescale.embedding.direct import DirectLookup, PlannedRows
+from freescale.embedding.home import Home, merged
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.lookup import Lookup, UniqueRows, as_leaf
 from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
 from freescale.embedding.request import check_range, outside
 from freescale.embedding.table import EmbeddingTable
 from freescale.errors import DataError
-from freescale.kernels.rows import RowPlan, plan_again, sum_by_row, unique, unique_of
+from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute, stage
-
-
-@dataclass(frozen=True)
-class _Home:
-    """Gradients that have come home.
-
-    Args:
-        rows: [W] the local row of each; unique where there is no plan.
-        values: [W, dim] summed where there is no plan.
-        plan: which of them belong together.
-    """
-
-    rows: Tensor
-    values: Tensor
-    plan: RowPlan | None = None
 
 
 class ShardedEmbedding:
@@ -94,7 +79,7 @@ class ShardedEmbedding:
 
     def __call__(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
         """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
-        lookups = [self._look_up(name, asked) for name, asked in rows.items()]
+        lookups = self._look_up(rows)
         if torch.is_grad_enabled():
             self._pending += lookups
         return {lookup.table: lookup.vectors() for lookup in lookups}
@@ -116,12 +101,8 @@ class ShardedEmbedding:
         A row that several calls looked up is updated once, with the sum of its gradients.
         """
         self._num_steps += 1
-        home: dict[str, list[_Home]] = {}
-        for lookup in self._pending:
-            home.setdefault(lookup.table, []).append(self._scatter_gradients(lookup))
-        self._pending = []
-        for name, parts in home.items():
-            self._apply(name, _merge_gradients(parts, self.tables[name]), lr=lr, step=self._num_steps)
+        pending, self._pending = self._pending, []
+        self._update(pending, lr=lr, step=self._num_steps)
 
     def find(self, name: str, asked: Tensor) -> UniqueRows:
         """The unique rows of one batch: a matter of its ids alone, so it can be done under the compute of another.
@@ -144,30 +125,32 @@ class ShardedEmbedding:
 
     def lookup(self, name: str, asked: Tensor | UniqueRows, *, updates_done: bool = False) -> Lookup:
         """Fetch the unique rows of one batch from their owners; `updates_done`: no update of theirs is under way."""
+        return self.lookups({name: asked}, updates_done=updates_done)[name]
+
+    def lookups(
+        self, asked: Mapping[str, Tensor | UniqueRows], *, updates_done: bool = False
+    ) -> dict[str, Lookup]:
+        """The same for several tables: one exchange of counts, one of ids and one of rows, whatever their number.
+
+        Every rank must name the same tables in the same order.
+        """
         if not updates_done:
             self.wait_for_updates()
-        plan, table = self.plan_of(name), self.tables[name]
-        found = (asked if isinstance(asked, UniqueRows) else self.find(name, asked)).to(self.device)
-        rows, inverse = found.unique, found.inverse
-        if plan.replicated:
-            with compute("gather rows"):
-                return Lookup(name, as_leaf(table.gather(rows)), inverse, rows)
-        with stage("exchange counts"):
-            route = route_by_edges(rows, self._edges[name], channel=self.transport)
-        with stage("exchange ids"):
-            wanted = route.to_owners(rows, channel=self.transport).wait() - table.first_row
-        with compute("gather rows"):
-            gathered = table.gather(wanted)
-        with stage("exchange rows"):
-            arriving = route.to_askers(gathered, channel=self.transport)
-            with compute("find own rows"):
-                # Needed for the update only, so done while rows travel.
-                owned = OwnedKeys.of(wanted) if table.not_fused is not None else table.plan(wanted)
-            return Lookup(name, as_leaf(arriving.wait()), inverse, rows, route, owned)
+        found = {
+            name: (rows if isinstance(rows, UniqueRows) else self.find(name, rows)).to(self.device)
+            for name, rows in asked.items()
+        }
+        sharded = {name: rows for name, rows in found.items() if not self.plan_of(name).replicated}
+        fetched = self._fetch(sharded) if sharded else {}
+        return {name: fetched.get(name) or self._read(name, rows) for name, rows in found.items()}
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
-        self._apply(lookup.table, self._scatter_gradients(lookup), lr=lr, step=step)
+        self.update_all([lookup], lr=lr, step=step)
+
+    def update_all(self, lookups: Sequence[Lookup], *, lr: float, step: int) -> None:
+        """The same for lookups of several tables, in one exchange."""
+        self._update(lookups, lr=lr, step=step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
@@ -237,17 +220,27 @@ class ShardedEmbedding:
             dtype=spec.dtype,
             device=self.device,
             first_row=first,
+            lr_scale=spec.lr_scale,
         )
 
     def _is_direct(self, name: str) -> bool:
         """Whether calls read rows straight from the table: one rank has it, and its update is fused."""
         return self.plan_of(name).replicated and self.num_ranks == 1 and self.tables[name].not_fused is None
 
-    def _look_up(self, name: str, asked: Tensor | PlannedRows | UniqueRows) -> Lookup | DirectLookup:
-        """For a call: straight from the table where that can be done."""
-        if isinstance(asked, UniqueRows) or not self._is_direct(name):
-            assert not isinstance(asked, PlannedRows), "rows were planned for another embedding"
-            return self.lookup(name, asked)
+    def _look_up(self, asked: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> list[Lookup | DirectLookup]:
+        """For a call: straight from the table where that can be done, the others together."""
+        usual: dict[str, Tensor | UniqueRows] = {}
+        direct: dict[str, DirectLookup] = {}
+        for name, rows in asked.items():
+            if isinstance(rows, UniqueRows) or not self._is_direct(name):
+                assert not isinstance(rows, PlannedRows), "rows were planned for another embedding"
+                usual[name] = rows
+            else:
+                direct[name] = self._read_directly(name, rows)
+        found = self.lookups(usual) if usual else {}
+        return [direct.get(name) or found[name] for name in asked]
+
+    def _read_directly(self, name: str, asked: Tensor | PlannedRows) -> DirectLookup:
         self.wait_for_updates()
         self._check_rows(name)
         if isinstance(asked, Tensor):
@@ -255,35 +248,89 @@ class ShardedEmbedding:
             asked = on_device(asked, self.device)
         return DirectLookup(name, self.tables[name], asked)
 
+    def _read(self, name: str, found: UniqueRows) -> Lookup:
+        """Rows of a table that every rank holds."""
+        with compute("gather rows"):
+            return Lookup(name, as_leaf(self.tables[name].gather(found.unique)), found.inverse, found.unique)
+
+    def _fetch(self, found: Mapping[str, UniqueRows]) -> dict[str, Lookup]:
+        """Rows of tables that are spread over the ranks."""
+        channel, tables = self.transport, [self.tables[name] for name in found]
+        rows = [each.unique for each in found.values()]
+        with stage("exchange counts"):
+            routes = routes_by_edges(rows, [self._edges[name] for name in found], channel=channel)
+        send, receive = [route.send for route in routes], [route.receive for route in routes]
+        with stage("exchange ids"):
+            asked = Bundle.of(rows, send=send, receive=receive).start(channel).wait()
+            wanted = [each - table.first_row for each, table in zip(asked, tables)]
+        with compute("gather rows"):
+            gathered = [table.gather(each) for table, each in zip(tables, wanted)]
+        with stage("exchange rows"):
+            coming = Bundle.of(gathered, send=receive, receive=send).start(channel)
+            with compute("find own rows"):
+                # Needed for the update only, so done while rows travel.
+                owned = [
+                    OwnedKeys.of(each) if table.not_fused is not None else table.plan(each)
+                    for table, each in zip(tables, wanted)
+                ]
+            arrived = coming.wait()
+        return {
+            name: Lookup(name, as_leaf(values), each.inverse, each.unique, route, own)
+            for (name, each), values, route, own in zip(found.items(), arrived, routes, owned)
+        }
+
     def _check_rows(self, name: str) -> None:
         """Refuse a row outside the table that a kernel has met."""
         if (bad := self.tables[name].bad_row()) is not None:
             raise outside(self.plans[name].spec, bad)
 
-    def _apply(self, name: str, home: _Home, *, lr: float, step: int) -> None:
-        """Update the rows whose gradients are home."""
-        table = self.tables[name]
-        with compute("update rows"):
-            if home.plan is not None:
-                table.apply_sums(home.plan, home.values, lr=lr, step=step)
-            else:
-                table.apply(home.rows, home.values, lr=lr, step=step)
+    def _update(self, lookups: Sequence[Lookup | DirectLookup], *, lr: float, step: int) -> None:
+        """Gradients of all lookups go home; a row that several of them looked up is updated once, with the sum."""
+        home: dict[str, list[Home]] = {}
+        for lookup, part in zip(lookups, self._send_home(lookups)):
+            home.setdefault(lookup.table, []).append(part)
+        for name, parts in home.items():
+            gradients = merged(parts, self.tables[name])
+            with compute("update rows"):
+                gradients.apply(self.tables[name], lr=lr, step=step)
 
-    def _scatter_gradients(self, lookup: Lookup | DirectLookup) -> _Home:
-        """The local rows that any rank looked up, and their gradients in rank order, summed or planned."""
-        grad = lookup.gradient()
-        if isinstance(lookup, DirectLookup):
-            return _Home(lookup.keys, grad, lookup.plan or plan_again(lookup.keys))
-        route, owned = lookup.route, lookup.owned
-        if route is None or owned is None:
-            return _Home(*self._sum_replicated(lookup, grad))
+    def _send_home(self, lookups: Sequence[Lookup | DirectLookup]) -> list[Home]:
+        """Of each, the local rows that any rank looked up, and their gradients in rank order, summed or planned."""
+        travelling = [each for each in lookups if isinstance(each, Lookup) and each.route is not None]
+        arrived = iter(self._travel(travelling))
+        return [
+            next(arrived) if isinstance(each, Lookup) and each.route is not None else self._at_home(each)
+            for each in lookups
+        ]
+
+    def _travel(self, lookups: Sequence[Lookup]) -> list[Home]:
+        if not lookups:
+            return []
+        routes = [lookup.route for lookup in lookups if lookup.route is not None]
         with stage("send row gradients home"):
-            home = route.to_owners(grad, channel=self.transport).wait()
+            bundle = Bundle.of(
+                [lookup.gradient() for lookup in lookups],
+                send=[route.send for route in routes],
+                receive=[route.receive for route in routes],
+            )
+            arrived = bundle.start(self.transport).wait()
+        return [self._summed(lookup, values) for lookup, values in zip(lookups, arrived)]
+
+    def _summed(self, lookup: Lookup, values: Tensor) -> Home:
+        owned = lookup.owned
         if isinstance(owned, RowPlan):
             assert owned.keys is not None
-            return _Home(owned.keys, home, owned)
+            return Home(owned.keys, values, owned)
+        assert owned is not None
         with compute("sum row gradients"):
-            return _Home(owned.unique, owned.sum(home))
+            return Home(owned.unique, owned.sum(values))
+
+    def _at_home(self, lookup: Lookup | DirectLookup) -> Home:
+        """Gradients of rows that every rank holds."""
+        grad = lookup.gradient()
+        if isinstance(lookup, DirectLookup):
+            return Home(lookup.keys, grad, lookup.plan or plan_again(lookup.keys))
+        return Home(*self._sum_replicated(lookup, grad))
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Every rank gets the summed gradients of all rows that any rank touched."""
@@ -327,15 +374,3 @@ class ShardedEmbedding:
             shape=torch.Size((plan.spec.num_rows // group, width)),
             stride=(width, 1),
         )
-
-
-def _merge_gradients(parts: list[_Home], table: EmbeddingTable) -> _Home:
-    """Gradients of several calls, to be summed in the order given."""
-    if len(parts) == 1:
-        return parts[0]
-    values = torch.cat([part.values for part in parts])
-    if table.not_fused is None:
-        keys = torch.cat([part.rows for part in parts])
-        return _Home(keys, values, plan_again(keys))
-    rows, inverse = unique(torch.cat([part.rows for part in parts]))
-    return _Home(rows, sum_by_row(inverse, values, len(rows)))

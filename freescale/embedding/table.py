@@ -40,6 +40,7 @@ class EmbeddingTable:
             would lose updates smaller than 1/256 of a weight.
         device: where the rows live.
         first_row: number of the first row in the whole table.
+        lr_scale: multiplies the learning rate of updates.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class EmbeddingTable:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         first_row: int = 0,
+        lr_scale: float = 1.0,
     ) -> None:
         self.first_row = first_row
+        self._lr_scale = lr_scale
         self.dim = dim
         self.optimizer = optimizer
         self._seed = seed
@@ -126,15 +129,45 @@ class EmbeddingTable:
         """Update the local rows of a plan with the sums of their values, in one pass; for fused tables."""
         if self.before_writing is not None:
             self._tell(plan.rows[: int(plan.count)].long())
-        self._fused(plan, values, lr=lr, step=step)
+        self._fused(plan, values, lr=lr * self._lr_scale, step=step)
+
+    def step_numbers(self, *, lr: float, step: int) -> tuple[float, float, float, float]:
+        """What `apply_counted` reads of a step, which counts from 1."""
+        if self._rule is None:
+            return (lr, 1.0, step % 65536, step // 65536)
+        return (*self._rule.numbers(lr=lr, step=step), step % 65536, step // 65536)
+
+    def apply_counted(self, rows: Tensor, grad: Tensor, *, numbers: Tensor, count: Tensor) -> None:
+        """Update the first `count` of these unique local rows.
+
+        All that changes from step to step is read on the device, so that it can be recorded and replayed. For fused
+        tables, and those of a CPU.
+
+        Args:
+            rows: [U] unique rows; behind `count` anything.
+            grad: [U, dim] their gradients.
+            numbers: [4] float64 of `step_numbers`.
+            count: [1] int64.
+        """
+        if self.not_fused is None:
+            rule = self._rule
+            assert rule is not None
+            state = tuple(self.state[name] for name in rule.state)
+            single, first = numbers.float(), self.first_row
+            update_rows(self.weight, state, rows, grad, rule, numbers=single, count=count, first_row=first)
+            return
+        real = int(count)
+        rate, _, low, high = numbers.tolist()
+        step = int(low + 65536 * high)
+        adam = self._rule is not None and self._rule.kind == "adam"
+        lr = rate if self._rule is None else -rate * ((1 - self._rule.beta1**step) if adam else 1.0)
+        self.apply(rows[:real], grad[:real], lr=lr, step=step)
 
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Update these unique local rows with their summed gradients; step counts from 1."""
         self._tell(rows)
-        if self.not_fused is None:
-            self._fused(rows, grad, lr=lr, step=step)
-        else:
-            self._apply_plainly(rows, grad, lr=lr, step=step)
+        update = self._apply_plainly if self.not_fused is not None else self._fused
+        update(rows, grad, lr=lr * self._lr_scale, step=step)
 
     def _fused(self, rows: RowPlan | Tensor, values: Tensor, *, lr: float, step: int) -> None:
         rule = self._rule

@@ -17,8 +17,12 @@ from freescale.kernels import MaskKind, SequenceLayout, make_mask_kind
 from freescale.kernels.rows import take
 from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
+from freescale.model.feature_tokens import FeatureTokens
 from freescale.model.head import Head
+from freescale.model.request_view import history_states, target_states
 from freescale.model.segmented import SegmentedEncoder
+
+NO_TABLES: Mapping[str, Tensor] = {}
 
 
 class Recommender(nn.Module):
@@ -29,47 +33,90 @@ class Recommender(nn.Module):
         head: loss from states and item vectors.
         items: what computes item vectors, where they are not rows of a table. It is kept here with the rest of the
             dense part, but called by the training step: once for all occurrences of an item.
+        tokens: puts features of events and users into the sequences; none unless given.
     """
 
-    def __init__(self, *, encoder: Encoder, head: Head, items: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        encoder: Encoder,
+        head: Head,
+        items: nn.Module | None = None,
+        tokens: FeatureTokens | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.tokens = tokens
         self.items = items
         number_sites(self)  # encoder and head first: their numbers are the same without items
 
     def without_items(self) -> Recommender:
         """The same encoder and head, without what computes item vectors: what is exported and served."""
-        return self if self.items is None else Recommender(encoder=self.encoder, head=self.head)
+        if self.items is None:
+            return self
+        return Recommender(encoder=self.encoder, head=self.head, tokens=self.tokens)
 
-    def forward(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout | None = None) -> Tensor:
+    def forward(
+        self,
+        rows_UD: Tensor,
+        batch: SequenceBatch,
+        layout: SequenceLayout | None = None,
+        tables: Mapping[str, Tensor] = NO_TABLES,
+    ) -> Tensor:
         """Sum of the losses of the batch's tokens.
 
         Args:
             rows_UD: the unique item vectors of the batch.
             batch: carries "item_index" and what the head needs, as indices into `rows_UD`.
             layout: of the batch, if somebody has made it before.
+            tables: the unique rows of every table that features of events and users have rows in.
         """
         if layout is None:
             layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         with dropout_batch(batch, layout):
-            states, rows_UD = self.encode(rows_UD, batch, layout)
+            states, rows_UD = self.encode(rows_UD, batch, layout, tables)
             if batch.num_tokens == 0 and not is_ours(self.head):
                 return states.sum() + rows_UD.sum() * 0 + _nothing(self.head, rows_UD)
             return self.head.loss(states, rows_UD, batch, layout)
 
-    def states(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
+    def states(
+        self,
+        rows_UD: Tensor,
+        batch: SequenceBatch,
+        layout: SequenceLayout,
+        tables: Mapping[str, Tensor] = NO_TABLES,
+    ) -> Tensor:
         """State of every token, [T, D]."""
-        return self.encode(rows_UD, batch, layout)[0].to(rows_UD.dtype)
+        return self.encode(rows_UD, batch, layout, tables)[0].to(rows_UD.dtype)
 
-    def encode(self, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+    def vectors(
+        self, rows_UD: Tensor, batch: SequenceBatch, tables: Mapping[str, Tensor] = NO_TABLES
+    ) -> Tensor:
+        """Vector of every event, [T, D]: that of its item, and features joined to it."""
+        vectors = take(rows_UD, batch.tokens["item_index"])
+        return vectors if self.tokens is None else self.tokens.joined(vectors, batch, tables)
+
+    def encode(
+        self,
+        rows_UD: Tensor,
+        batch: SequenceBatch,
+        layout: SequenceLayout,
+        tables: Mapping[str, Tensor] = NO_TABLES,
+    ) -> tuple[Tensor, Tensor]:
         """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors.
 
+        Of requests, one state a candidate: its own, or where the head takes candidates late that of its history.
         An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
         both reach the rows in one sum. A rank may have no tokens in a step: code from outside is not asked then, and
         its parameters get a gradient of zeros.
         """
+        if self.tokens is not None:
+            return self._encode_tokens(self.tokens, rows_UD, batch, layout, tables), rows_UD
         item_index = batch.tokens["item_index"]
+        if batch.targets is not None:
+            states_of = history_states if getattr(self.head, "late", False) else target_states
+            return states_of(self.encoder, take(rows_UD, item_index), batch, layout), rows_UD
         if batch.num_tokens == 0 and not is_ours(self.encoder):
             return take(rows_UD, item_index) + _nothing(self.encoder, rows_UD), rows_UD
         from_rows = getattr(self.encoder, "from_rows", None)
@@ -77,6 +124,22 @@ class Recommender(nn.Module):
             states, rows_UD = from_rows(rows_UD, item_index, batch, layout)
             return states, rows_UD
         return self.encoder(take(rows_UD, item_index), batch, layout), rows_UD
+
+    def _encode_tokens(
+        self,
+        tokens: FeatureTokens,
+        rows_UD: Tensor,
+        batch: SequenceBatch,
+        layout: SequenceLayout,
+        tables: Mapping[str, Tensor],
+    ) -> Tensor:
+        """States of events in sequences that have features in them."""
+        sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
+        if sequence.states is None:
+            return self.encoder(sequence.vectors, sequence.batch, sequence.layout)
+        with dropout_batch(sequence.batch, sequence.layout):
+            states = self.encoder(sequence.vectors, sequence.batch, sequence.layout)
+        return states.index_select(0, sequence.states)
 
 
 def is_ours(part: object) -> bool:

@@ -12,7 +12,7 @@ so that a copy of one parcel onto another replaces one batch by the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,64 +24,14 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.kernels import LayoutRoom, LayoutWishes, SequenceLayout
-from freescale.kernels.attention import ListFiller, is_long
 from freescale.kernels.runtime import Parcel
+from freescale.pipeline.padding_source import FEWEST, Feature, PaddingSource, Template, padded_size
+from freescale.pipeline.step_numbers import StepNumbers, no_numbers
 from freescale.pipeline.streams import record_stream
 
 Array = npt.NDArray[Any]
-_FEWEST = 64
 _NOT_SENT = ("item", "target", "negatives")
 """Raw ids; the model reads their indices."""
-
-
-def padded_size(size: int, *, steps: int = 16, fewest: int = _FEWEST) -> int:
-    """The next larger of the sizes that lie 1/16 apart, so that at most as much is wasted."""
-    if size <= fewest:
-        return fewest
-    step = max(1, (1 << (size - 1).bit_length() - 1) // steps)
-    return -(-size // step) * step
-
-
-class _Feature(NamedTuple):
-    """Values of a batch before it is padded.
-
-    Args:
-        name: of the feature.
-        values: of real tokens or sequences.
-        pad: what stands behind them.
-    """
-
-    name: str
-    values: Array
-    pad: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """A batch on the CPU, and the size it is to have."""
-
-    offsets: Tensor
-    unique: Array
-    tokens: list[_Feature]
-    samples: list[_Feature]
-    room: LayoutRoom
-    num_rows: int
-    global_tokens: int
-
-    def padded(self) -> Iterator[tuple[_Feature, tuple[int, ...]]]:
-        """Unique rows, the tokens that the loss is divided by, then all features; each with its padded shape."""
-        yield _Feature("unique", self.unique), (self.num_rows,)
-        yield _Feature("divisor", np.array([max(1, self.global_tokens)], np.float64)), (1,)
-        sizes = ((self.tokens, self.room.tokens), (self.samples, len(self.offsets) - 1))
-        for features, size in sizes:
-            for feature in features:
-                yield feature, (size, *feature.values.shape[1:])
-
-    @property
-    def size(self) -> tuple[Any, ...]:
-        """All that decides how large its tensors are, and which kernels they are computed by."""
-        kinds = ((f.name, f.values.dtype, f.values.shape[1:]) for f in (*self.tokens, *self.samples))
-        return self.room, len(self.offsets), self.num_rows, is_long(np.diff(self.offsets.numpy())), *kinds
 
 
 class PaddedViews(NamedTuple):
@@ -91,11 +41,15 @@ class PaddedViews(NamedTuple):
         batch: its features, padded, with indices into rows.
         layout: where its sequences stand.
         divisor: [] float64, the tokens of all ranks, which the loss is divided by.
+        unique: [rows] the numbers of the unique rows, then zeros.
+        numbers: of the step.
     """
 
     batch: SequenceBatch
     layout: SequenceLayout
     divisor: Tensor
+    unique: Tensor
+    numbers: StepNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +101,6 @@ class PaddedBatch:
             record_stream(tensor)
 
 
-class _Template(NamedTuple):
-    """How parcels of one size are filled: the lists behind the features, in their order."""
-
-    key: tuple[Any, ...]
-    num_bytes: int
-    lists: list[tuple[Any, list[tuple[int, ...]]]]
-
-
 class Padder:
     """Pads batches and sends them to their device.
 
@@ -165,16 +111,26 @@ class Padder:
         device: where the model computes.
         longest: tokens of the longest sequence there may be.
         table_rows: rows of the item table: no batch has more.
+        numbers_of: step -> its numbers (`pack_numbers`).
     """
 
-    def __init__(self, device: torch.device, *, longest: int, table_rows: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        longest: int,
+        table_rows: int,
+        numbers_of: Callable[[int], Array] = no_numbers,
+    ) -> None:
+        self._numbers_of = numbers_of
         self._device, self._longest, self._table_rows = device, longest, table_rows
         self._wishes = LayoutWishes()
-        self._templates: dict[tuple[Any, ...], _Template] = {}
+        self._templates: dict[tuple[Any, ...], Template] = {}
         self._replayed: set[tuple[Any, ...]] = set()
+        self._useful: tuple[tuple[int, int], dict[tuple[Any, ...], Template]] = ((0, 0), {})
 
     def pad(
-        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int
+        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int, step: int = 0
     ) -> PaddedBatch:
         """The batch padded and on its way to the device.
 
@@ -183,58 +139,80 @@ class Padder:
             unique: [U] numbers of its unique rows.
             inverse: index of every id among them, in the order items, targets, negatives.
             global_tokens: of all ranks.
+            step: counted from 0.
         """
-        source = self._source(batch, unique.numpy(), inverse.numpy().ravel(), global_tokens)
+        return self.pad_source(self.source(batch, unique, inverse, global_tokens=global_tokens, step=step))
+
+    def pad_source(self, source: PaddingSource) -> PaddedBatch:
+        """The same of a batch whose size is known."""
         template = self._templates.get((self._wishes.count, *source.size))
         if template is None or template.key not in self._replayed:
             return self.send(source)
         return self._write(source, template)
 
-    def send(self, source: _Source, *, into: Tensor | None = None) -> PaddedBatch:
+    def send(self, source: PaddingSource, *, into: Tensor | None = None) -> PaddedBatch:
         """A padded batch on its device with all that the model reads, in new memory or in some that is given."""
         noted = self._wishes.count
         room = len(into) if into is not None else self._wishes.parcel_bytes + 8 * source.num_rows
         parcel = Parcel(self._device, room=room, into=into)
         sent = [parcel.add(_longer(feature, shape))[0] for feature, shape in source.padded()]
-        layout = SequenceLayout(source.offsets, device=self._device, room=source.room, wishes=self._wishes)
+        offsets = torch.from_numpy(source.offsets)
+        layout = SequenceLayout(offsets, device=self._device, room=source.room, wishes=self._wishes)
         layout.prepare(parcel)
         parcel.send()
         if into is None:
             self._wishes.took(parcel.wanted)
         names = [feature.name for feature, _ in source.padded()]
-        first, last = 2, 2 + len(source.tokens)
+        first, last = 3, 3 + len(source.tokens)
         views = PaddedViews(
             SequenceBatch(
-                source.offsets,
+                offsets,
                 dict(zip(names[first:last], sent[first:last])),
                 dict(zip(names[last:], sent[last:])),
                 pads=source.room.tokens - int(source.offsets[-1]),
             ),
             layout,
             sent[1][0],
+            sent[0],
+            StepNumbers.of(sent[2]),
         )
         made = self._made(source, parcel, (source.num_rows, *layout.kernel_choice, *parcel.shapes), views)
         if made.in_one_piece and noted:
             lists = parcel.filled_in
-            self._templates[noted, *source.size] = _Template(made.key, parcel.filled, lists)
+            self._templates[noted, *source.size] = Template(made.key, parcel.filled, lists)
         return made
 
-    def _write(self, source: _Source, template: _Template) -> PaddedBatch:
+    def _write(self, source: PaddingSource, template: Template) -> PaddedBatch:
         """The same parcel without any tensor of what is in it."""
         parcel = Parcel(self._device, room=template.num_bytes)
-        for feature, shape in source.padded():
-            values, to = feature.values, parcel.room_for(shape, feature.values.dtype)
-            to[: len(values)] = values
-            to[len(values) :] = feature.pad
-        filler = ListFiller(source.offsets.numpy(), source.room)
-        for wish, shapes in template.lists:
-            filler.fill(wish, [parcel.room_for(shape, np.int64) for shape in shapes])
-        assert parcel.filled == template.num_bytes
+        template.write(source, parcel)
         parcel.send()
         return self._made(source, parcel, template.key, None)
 
+    def written(self, content: Tensor, template: Template, *, num_rows: int, real_rows: int) -> PaddedBatch:
+        """A batch of a size that is replayed, whose parcel another process has written; may be overwritten after."""
+        host = torch.empty(template.num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        host.copy_(content[: template.num_bytes])
+        memory = host.to(self._device, non_blocking=True)
+
+        def again(into: Tensor) -> PaddedBatch:
+            raise AssertionError("a size that is replayed is not computed as usual")
+
+        return PaddedBatch(
+            (memory,), template.num_bytes, num_rows, real_rows, template.key, None, again, self._replayed
+        )
+
+    def templates(self) -> dict[tuple[Any, ...], Template]:
+        """By the size of a batch, how it is written where it is replayed; for one thread that asks again and again."""
+        counts = len(self._templates), len(self._replayed)
+        if self._useful[0] != counts:
+            known = list(self._templates.items())  # at once: another thread may add some
+            useful = {tuple(size): each for (_, *size), each in known if each.key in self._replayed}
+            self._useful = (counts, useful)
+        return self._useful[1]
+
     def _made(
-        self, source: _Source, parcel: Parcel, key: tuple[Any, ...], views: PaddedViews | None
+        self, source: PaddingSource, parcel: Parcel, key: tuple[Any, ...], views: PaddedViews | None
     ) -> PaddedBatch:
         return PaddedBatch(
             parcel.tensors(),
@@ -247,33 +225,39 @@ class Padder:
             replayed=self._replayed,
         )
 
-    def _source(self, batch: SequenceBatch, unique: Array, inverse: Array, global_tokens: int) -> _Source:
+    def source(
+        self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int, step: int = 0
+    ) -> PaddingSource:
+        """A batch and the size it is to have; the arguments are those of `pad`."""
         num_tokens, num_samples = padded_size(batch.num_tokens), padded_size(len(batch), fewest=8)
         rows = self._rows_for(len(unique))
-        item, target, negative = np.split(inverse, [batch.num_tokens, 2 * batch.num_tokens])
-        tokens = [_Feature("item_index", item, rows - 1), _Feature("target_index", target, rows - 1)]
-        tokens += [_Feature(name, x.numpy()) for name, x in batch.tokens.items() if name not in _NOT_SENT]
-        samples = [_Feature(name, x.numpy()) for name, x in batch.samples.items() if name not in _NOT_SENT]
+        item, target, negative = np.split(inverse.numpy().ravel(), [batch.num_tokens, 2 * batch.num_tokens])
+        tokens = [Feature("item_index", item, rows - 1), Feature("target_index", target, rows - 1)]
+        tokens += [Feature(name, x.numpy()) for name, x in batch.tokens.items() if name not in _NOT_SENT]
+        samples = [Feature(name, x.numpy()) for name, x in batch.samples.items() if name not in _NOT_SENT]
         if (ids := batch.samples.get("negatives")) is not None:
-            samples.append(_Feature("negative_index", negative.reshape(ids.shape), rows - 1))
-        return _Source(
-            torch.cat([batch.offsets, batch.offsets[-1:].expand(num_samples - len(batch))]),
-            unique,
+            samples.append(Feature("negative_index", negative.reshape(ids.shape), rows - 1))
+        numbers = self._numbers_of(step)
+        numbers[0] = len(unique)
+        return PaddingSource(
+            np.pad(batch.offsets.numpy(), (0, num_samples - len(batch)), mode="edge"),
+            unique.numpy(),
             tokens,
             samples,
             LayoutRoom(tokens=num_tokens, longest=self._longest),
             num_rows=rows,
             global_tokens=global_tokens,
+            numbers=numbers,
         )
 
     def _rows_for(self, num_rows: int) -> int:
         """Places for so many unique rows, and one for pads: all of a small table, else one of few sizes."""
-        if 2 * self._table_rows <= 3 * num_rows or self._table_rows < _FEWEST:
+        if 2 * self._table_rows <= 3 * num_rows or self._table_rows < FEWEST:
             return self._table_rows + 1
         return min(self._table_rows + 1, padded_size(num_rows + 1, steps=4))
 
 
-def _longer(feature: _Feature, shape: tuple[int, ...]) -> Array:
+def _longer(feature: Feature, shape: tuple[int, ...]) -> Array:
     out = np.full(shape, feature.pad, feature.values.dtype)
     out[: len(feature.values)] = feature.values
     return out

@@ -266,22 +266,22 @@ class PrioritizedPipeline(Generic[B]):
             storage = flight.early.wait()
             flight.copied_by(flight)
         self._moves.fetch_late(flight, storage)
-        return {name: self._lookup(flight, name, storage) for name in flight.asked}
+        # Replicated tables are updated by this thread alone, so nothing of them is under way.
+        whole = {name: self._on_device(rows) for name, rows in flight.asked.items() if name not in storage}
+        read = self._embedding.lookups(whole, updates_done=True)
+        return {name: read.get(name) or self._lookup(flight, name, storage) for name in flight.asked}
 
     def _look_up_plainly(self, flight: InFlightBatch[B]) -> dict[str, Lookup]:
         flight.asked = self._rows_of(flight.batch)
         self.flush()
         with stage("look up rows", step=flight.step + 1):
-            return {
-                name: self._embedding.lookup(name, rows.to(self._embedding.device), updates_done=True)
-                for name, rows in flight.asked.items()
-            }
+            asked = {name: self._on_device(rows) for name, rows in flight.asked.items()}
+            return self._embedding.lookups(asked, updates_done=True)
+
+    def _on_device(self, rows: Tensor) -> Tensor:
+        return rows.to(self._embedding.device)
 
     def _lookup(self, flight: InFlightBatch[B], name: str, storage: dict[str, Tensor]) -> Lookup:
-        if name not in storage:
-            # A replicated table: it is updated by this thread alone, so nothing of it is under way.
-            rows = flight.asked[name].to(self._embedding.device)
-            return self._embedding.lookup(name, rows, updates_done=True)
         table = flight.tables[name]
         return Lookup(name, as_leaf(record_stream(storage[name])), table.inverse, table.request.unique)
 
@@ -294,9 +294,8 @@ class PrioritizedPipeline(Generic[B]):
                 following.wait()
                 flight.copied_by(self._flights[1])
         left = self._moves.send_urgent(flight, ready.lookups, lr=lr)
-        for name, lookup in ready.lookups.items():
-            if name not in flight.tables:
-                self._embedding.update(lookup, lr=lr, step=flight.step + 1)
+        whole = [lookup for name, lookup in ready.lookups.items() if name not in flight.tables]
+        self._embedding.update_all(whole, lr=lr, step=flight.step + 1)
         if left:
             parked = [flight.tables[name].parked for name in left]
             flight.traffic.parked_rows += sum(len(subset.index) for subset in parked if subset is not None)
@@ -307,8 +306,7 @@ class PrioritizedPipeline(Generic[B]):
     def _update_plainly(self, flight: InFlightBatch[B], ready: ReadyRows[B], *, lr: float) -> None:
         """A batch without look-ahead: everything travels while the rank stands still."""
         with stage("send gradients home", step=flight.step + 1):
-            for lookup in ready.lookups.values():
-                self._embedding.update(lookup, lr=lr, step=flight.step + 1)
+            self._embedding.update_all(list(ready.lookups.values()), lr=lr, step=flight.step + 1)
         self._under_way.pop(flight.step)
         count_plain(flight.traffic, ready.lookups.values(), self._embedding)
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from freescale.comm.traffic import Channels, Deadline, TrafficQueue
-from freescale.embedding import Lookup, RowSubset, ShardedEmbedding, exchange_ids, find_overlap
+from freescale.comm.traffic import Bundle, Channels, Deadline, TrafficQueue
+from freescale.embedding import Lookup, RowSubset, ShardedEmbedding, exchange_all_ids, find_overlaps
 from freescale.kernels.runtime import on_device, to_host
 from freescale.pipeline.in_flight import InFlightBatch, TableFlight, off_rank_bytes
 from freescale.pipeline.order_check import RowOrder
@@ -54,32 +54,38 @@ class RowMoves:
         flight.copied = self._copies.there()
 
     def _send_ids(self, flight: InFlightBatch[B], before: InFlightBatch[B] | None) -> None:
-        for name, rows in sorted(flight.asked.items()):
-            plan = self._embedding.plan_of(name)
-            if plan.replicated:
-                continue
-            self._queue.gate.wait(Deadline.IDS)
-            with stage("exchange ids", step=flight.step + 1):
-                request = exchange_ids(plan, to_host(rows), channel=self._channels.ids)
-                self._order.uses(flight.step, name, request.owned.unique)
+        asked = {name: rows for name, rows in sorted(flight.asked.items()) if self._travels(name)}
+        if not asked:
+            return
+        self._queue.gate.wait(Deadline.IDS)
+        with stage("exchange ids", step=flight.step + 1):
+            plans, rows = [self._embedding.plan_of(name) for name in asked], map(to_host, asked.values())
+            requests = exchange_all_ids(plans, list(rows), channel=self._channels.ids)
+        for request in requests:
+            self._order.uses(flight.step, request.table, request.owned.unique)
             inverse = on_device(request.inverse, self._embedding.device)
-            flight.tables[name] = TableFlight(request, early=request.whole(), inverse=inverse)
-            neighbour = None if before is None else before.tables.get(name)
-            with stage("split into OL and NOL", step=flight.step + 1):
-                began = time.perf_counter()
-                if neighbour is not None:
-                    self._split(neighbour, flight.tables[name])
-                flight.traffic.split_ms += 1000 * (time.perf_counter() - began)
-            self._to_device(flight.tables[name])
+            flight.tables[request.table] = TableFlight(request, early=request.whole(), inverse=inverse)
+        with stage("split into OL and NOL", step=flight.step + 1):
+            began = time.perf_counter()
+            if before is not None and before.tables:
+                self._split(before, flight)
+            flight.traffic.split_ms += 1000 * (time.perf_counter() - began)
+        for name, table in flight.tables.items():
+            self._to_device(table)
             self._count_ids(flight, name)
 
-    def _split(self, before: TableFlight, after: TableFlight) -> None:
+    def _travels(self, name: str) -> bool:
+        return not self._embedding.plan_of(name).replicated
+
+    def _split(self, before: InFlightBatch[B], after: InFlightBatch[B]) -> None:
         """Mark what two batches share: it waits in one and hurries in the other."""
-        first, second = find_overlap(before.request, after.request, channel=self._channels.ids)
-        before.urgent, before.parked = before.request.split(first)
-        after.late, after.early = after.request.split(second)
-        before.urgent = self._for_update(before.urgent, before.request.table)
-        before.parked = self._for_update(before.parked, before.request.table)
+        names = [name for name in after.tables if name in before.tables]
+        pairs = [(before.tables[name].request, after.tables[name].request) for name in names]
+        for name, (first, second) in zip(names, find_overlaps(pairs, channel=self._channels.ids)):
+            earlier, later = before.tables[name], after.tables[name]
+            urgent, parked = earlier.request.split(first)
+            later.late, later.early = later.request.split(second)
+            earlier.urgent, earlier.parked = self._for_update(urgent, name), self._for_update(parked, name)
 
     def _to_device(self, table: TableFlight) -> None:
         device = self._embedding.device
@@ -91,66 +97,78 @@ class RowMoves:
 
     def fetch_early(self, flight: InFlightBatch[B]) -> dict[str, Tensor]:
         """Fetch the rows the batch before does not touch; storage for all rows of the batch, by table."""
+        if not flight.tables:
+            return {}
         storage = {}
         with stage("fetch NOL rows", step=flight.step + 1):
-            for name, table in flight.tables.items():
-                subset = table.early
-                leaving = self._gather(flight, name, subset, "fetch NOL rows")
-                arrived = self._side.send(
-                    self._channels.bulk,
-                    leaving,
-                    deadline=Deadline.NOL_ROWS,
-                    send=subset.route.receive,
-                    receive=subset.route.send,
-                    largest=table.request.route.largest,
-                )
-                if table.late is None:
-                    storage[name] = arrived
-                else:
-                    storage[name] = leaving.new_empty(len(table.request.unique), leaving.shape[1])
-                    storage[name].index_copy_(0, record_stream(subset.index), arrived)
-                self._count(flight, subset, leaving, exposed=not flight.hidden)
+            subsets = [table.early for table in flight.tables.values()]
+            leaving = [
+                self._gather(flight, name, subset, "fetch NOL rows")
+                for name, subset in zip(flight.tables, subsets)
+            ]
+            arrived = self._send(
+                leaving,
+                [subset.route.receive for subset in subsets],
+                [subset.route.send for subset in subsets],
+                flight,
+                list(flight.tables),
+                deadline=Deadline.NOL_ROWS,
+            )
+            for (name, table), rows in zip(flight.tables.items(), arrived):
+                storage[name] = rows
+                if table.late is not None:
+                    storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
+                    storage[name].index_copy_(0, record_stream(table.early.index), rows)
+                self._count(flight, table.early, rows, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:
         """Send gradients home that the next batch does not depend on, and apply them as those of their own step."""
-        for name, grad in grads.items():
-            table, subset = flight.tables[name], flight.tables[name].parked
-            assert subset is not None
-            with stage("send NOL gradients", step=flight.step + 1):
-                leaving = record_stream(grad).index_select(0, record_stream(subset.index))
-                home = self._side.send(
-                    self._channels.bulk,
-                    leaving,
-                    deadline=Deadline.NOL_GRADIENTS,
-                    send=subset.route.send,
-                    receive=subset.route.receive,
-                    largest=table.request.route.largest,
-                )
-            with stage("apply NOL gradients", step=flight.step + 1):
+        subsets = [subset for name in grads if (subset := flight.tables[name].parked) is not None]
+        with stage("send NOL gradients", step=flight.step + 1):
+            leaving = [
+                record_stream(grad).index_select(0, record_stream(subset.index))
+                for grad, subset in zip(grads.values(), subsets, strict=True)
+            ]
+            arrived = self._send(
+                leaving,
+                [subset.route.send for subset in subsets],
+                [subset.route.receive for subset in subsets],
+                flight,
+                list(grads),
+                deadline=Deadline.NOL_GRADIENTS,
+            )
+        with stage("apply NOL gradients", step=flight.step + 1):
+            for name, subset, home in zip(grads, subsets, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
 
     # On the training thread, which stands still meanwhile.
 
     def fetch_late(self, flight: InFlightBatch[B], storage: dict[str, Tensor]) -> None:
         """Fetch the rows the batch before has just updated."""
-        coming = []
+        late = {name: table.late for name, table in flight.tables.items() if table.late is not None}
+        if not late:
+            return
         with self._queue.gate.urgent(Deadline.OL_ROWS), stage("fetch OL rows", step=flight.step + 1):
-            for name, table in flight.tables.items():
-                subset = table.late
-                if subset is not None:
-                    leaving = self._gather(flight, name, subset, "fetch OL rows")
-                    self._count(flight, subset, leaving, exposed=True)
-                    pending = subset.route.to_askers(leaving, channel=self._channels.express)
-                    coming.append((storage[name], subset, pending))
-            for rows, subset, pending in coming:
-                rows.index_copy_(0, subset.index, pending.wait())
+            leaving = []
+            for name, subset in late.items():
+                leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
+                self._count(flight, subset, leaving[-1], exposed=True)
+            routes = [subset.route for subset in late.values()]
+            bundle = Bundle.of(
+                leaving, send=[route.receive for route in routes], receive=[route.send for route in routes]
+            )
+            arrived = bundle.start(self._channels.express).wait()
+            for (name, subset), rows in zip(late.items(), arrived):
+                storage[name].index_copy_(0, subset.index, rows)
 
     def send_urgent(
         self, flight: InFlightBatch[B], lookups: dict[str, Lookup], *, lr: float
     ) -> dict[str, Tensor]:
         """Send gradients home that the next batch depends on, and apply them; the gradients that are left to send."""
-        coming, left = [], {}
+        if not flight.tables:
+            return {}
+        urgent, leaving, left = [], [], {}
         gate = self._queue.gate
         with gate.urgent(Deadline.OL_GRADIENTS), stage("send OL gradients", step=flight.step + 1):
             for name, table in flight.tables.items():
@@ -158,23 +176,50 @@ class RowMoves:
                 subset = table.urgent
                 if subset is None:
                     subset = self._for_update(table.request.whole(), name)
-                    leaving = grad
+                    leaving.append(grad)
                 else:
                     left[name] = grad
-                    leaving = grad.index_select(0, subset.index)
+                    leaving.append(grad.index_select(0, subset.index))
                     assert table.parked is not None
                     # They travel when this step has been reported, but they are its own.
                     self._count(flight, table.parked, grad, exposed=False)
-                self._count(flight, subset, leaving, exposed=True)
-                pending = subset.route.to_owners(leaving, channel=self._channels.express)
-                coming.append((name, subset, pending))
-            arrived = [(name, subset, pending.wait()) for name, subset, pending in coming]
+                self._count(flight, subset, grad, exposed=True)
+                urgent.append(subset)
+            bundle = Bundle.of(
+                leaving,
+                send=[subset.route.send for subset in urgent],
+                receive=[subset.route.receive for subset in urgent],
+            )
+            arrived = bundle.start(self._channels.express).wait()
         with stage("apply OL gradients", step=flight.step + 1):
-            for name, subset, home in arrived:
+            for name, subset, home in zip(flight.tables, urgent, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
         return left
 
     # What the stages share.
+
+    def _send(
+        self,
+        leaving: list[Tensor],
+        send: list[list[int]],
+        receive: list[list[int]],
+        flight: InFlightBatch[B],
+        names: list[str],
+        *,
+        deadline: Deadline,
+    ) -> list[Tensor]:
+        """Move bulk of several tables in one transfer, from inside a job."""
+        largest = [flight.tables[name].request.route.largest for name in names]
+        bundle = Bundle.of(leaving, send=send, receive=receive, largest=largest)
+        arrived = self._side.send(
+            self._channels.bulk,
+            bundle.message,
+            deadline=deadline,
+            send=bundle.send,
+            receive=bundle.receive,
+            largest=bundle.largest,
+        )
+        return bundle.open(arrived)
 
     def _for_update(self, subset: RowSubset, name: str) -> RowSubset:
         """Where the table lives, in the form its update takes."""

@@ -5,35 +5,33 @@ The plain schedule does the stages of one batch one after the other:
     load ──> find rows ──> gather them ──> [forward, backward: the model's] ──> send gradients home, update rows
 
 On one GPU a thread loads and finds rows ahead of the compute (`ahead.py`); values of rows are always read in turn.
-`PrioritizedSchedule` moves rows and gradients under the compute of other batches (`prioritized.py` draws how). It must
+`PrioritizedSchedule` (`prioritized_schedule.py`) moves rows and gradients under the compute of other batches. It must
 give exactly the same rows, losses and updates as the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, check_range, learns_ids
-from freescale.errors import ConfigError
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
 from freescale.kernels import SequenceLayout
-from freescale.kernels.rows import unique
 from freescale.pipeline.ahead import Ahead, ReadAhead
-from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
+from freescale.pipeline.batch_ids import unique_rows
+from freescale.pipeline.batch_rows import NO_ROWS, TABLE, find_rows
+from freescale.pipeline.feature_ids import FeatureIds
+from freescale.pipeline.in_flight import Traffic, count_plain
 from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.padding import PaddedBatch, Padder
-from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+from freescale.pipeline.parcel_loader import ParcelLoader
 from freescale.pipeline.streams import record_stream
-
-TABLE = "item"
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class ReadyBatch:
         loaded: the batch as it came from the loader, on the CPU.
         layouts: of its micro-batches, where they were made ahead.
         padded: the same in a fixed size, where batches are padded; then `batch` is on the CPU.
+        lookups: the unique rows of all tables, `lookup` among them.
     """
 
     plan: StepPlan
@@ -57,6 +56,7 @@ class ReadyBatch:
     loaded: SequenceBatch | None = None
     layouts: tuple[SequenceLayout, ...] = ()
     padded: PaddedBatch | None = None
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
 
 
 class Schedule(Protocol):
@@ -85,7 +85,7 @@ class _Prepared:
     Args:
         planned: as it came from the loader.
         batch: on its device, with indices instead of ids.
-        found: its unique rows; None where items have no table.
+        found: its unique rows by table; none where items have no table.
         traffic: what that has cost the training thread.
         layouts: of its micro-batches, made by another thread.
         padded: of `ReadyBatch`.
@@ -93,15 +93,17 @@ class _Prepared:
 
     planned: PlannedBatch
     batch: SequenceBatch
-    found: UniqueRows | None
+    found: Mapping[str, UniqueRows]
     traffic: Traffic
     layouts: PreparedLayouts = field(default_factory=PreparedLayouts)
     padded: PaddedBatch | None = None
 
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
-        found = () if self.found is None else (self.found.unique, self.found.inverse)
-        for tensor in (*found, *self.batch.tokens.values(), *self.batch.samples.values()):
+        for found in self.found.values():
+            record_stream(found.unique)
+            record_stream(found.inverse)
+        for tensor in self.batch.features():
             record_stream(tensor)
         self.layouts.record_stream()
         if self.padded is not None:
@@ -112,7 +114,7 @@ class PlainSchedule:
     """Looks rows up right before they are needed and updates them right after.
 
     Args:
-        batches: planned batches in step order.
+        batches: planned batches in step order; or such that processes have made ready.
         embedding: the item table.
         id_map: raw ids to rows.
         device: where the model computes.
@@ -122,11 +124,13 @@ class PlainSchedule:
         look_past: of `Ahead`.
         layouts: makes the layouts of batches, in the thread; without one it is left to the model.
         padder: pads batches; ids must become rows on the CPU.
+        rows_in_step: padded batches come without rows: their steps read and update them by themselves.
+        features: ids of features; without them batches ask for items alone.
     """
 
     def __init__(
         self,
-        batches: Iterator[PlannedBatch],
+        batches: Iterator[PlannedBatch] | ParcelLoader,
         *,
         embedding: ShardedEmbedding,
         id_map: IdMap,
@@ -136,17 +140,22 @@ class PlainSchedule:
         look_past: Callable[[int], bool] = lambda step: True,
         layouts: LayoutPlanner | None = None,
         padder: Padder | None = None,
+        rows_in_step: bool = False,
+        features: FeatureIds | None = None,
     ) -> None:
         self._batches = batches
+        self._rows_in_step = rows_in_step
         self._padder = padder
         self._embedding = embedding
         self._id_map = id_map
+        self._features = features
         self._device = device
         self._layouts = layouts if ahead else None
         self._ahead = None
         self._reader: ReadAhead[PlannedBatch] | None = None
-        if ahead:
+        if ahead and not isinstance(batches, ParcelLoader):
             self._reader = ReadAhead(batches)
+        if ahead:
             self._ahead = Ahead(self._prepare, device=device, first_step=first_step, look_past=look_past)
 
     def __iter__(self) -> Iterator[ReadyBatch]:
@@ -156,42 +165,51 @@ class PlainSchedule:
                 prepared.record_stream()
             (plan, loaded), traffic = prepared.planned, prepared.traffic
             with traffic.exposed():
-                lookup = fetch(prepared.found, self._embedding)
+                lookups = self._embedding.lookups(prepared.found) if prepared.found else {}
             yield ReadyBatch(
                 plan,
                 prepared.batch,
-                lookup,
+                lookups.get(TABLE, NO_ROWS),
                 traffic,
                 loaded=loaded,
                 layouts=prepared.layouts.parts,
                 padded=prepared.padded,
+                lookups=lookups,
             )
 
     def update(self, ready: ReadyBatch, *, lr: float) -> None:
         """Send the gradients of a batch home and update its rows."""
-        if not self._embedding.plans:
-            return
+        if not ready.lookups:
+            return  # there are no tables, or the step has updated them
+        lookups = list(ready.lookups.values())
         with ready.traffic.exposed():
-            self._embedding.update(ready.lookup, lr=lr, step=ready.plan.step + 1)
-        count_plain(ready.traffic, [ready.lookup], self._embedding)
+            self._embedding.update_all(lookups, lr=lr, step=ready.plan.step + 1)
+        count_plain(ready.traffic, lookups, self._embedding)
 
     def flush(self) -> None:
         """Bring every row up to date; here they always are. Afterwards nothing reads the data set."""
-        if self._ahead is not None and self._reader is not None:
+        if self._ahead is not None:
             self._ahead.wait_until_idle()
+        if self._reader is not None:
             self._reader.wait_until_idle()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._ahead is not None and self._reader is not None:
+        if self._ahead is not None:
             self._ahead.close()
+        if self._reader is not None:
             self._reader.close()
         end_loading(self._batches, error)
 
     def _prepare(self) -> _Prepared | None:
         """The next batch, as far as it follows from ids; reads no values of rows."""
+        if isinstance(self._batches, ParcelLoader):
+            parcel = self._batches.next()
+            if parcel is None:
+                return None
+            return self._with_padded(PlannedBatch(parcel.plan, parcel.batch), parcel.padded, Traffic())
         planned = next(self._batches, None) if self._reader is None else self._reader.next()
         if planned is None:
             return None
@@ -200,7 +218,9 @@ class PlainSchedule:
         if self._padder is not None:
             return self._pad(planned, self._padder, traffic)
         with traffic.exposed() if self._ahead is None else nullcontext():
-            found, indexed = find_rows(batch, self._embedding, self._id_map, self._device, step=plan.step)
+            found, indexed = find_rows(
+                batch, self._embedding, self._id_map, self._device, step=plan.step, features=self._features
+            )
         layouts = PreparedLayouts() if self._layouts is None else self._layouts.plan(batch)
         return _Prepared(planned, indexed, found, traffic, layouts)
 
@@ -208,144 +228,23 @@ class PlainSchedule:
         """The same in a fixed size: features and lists go to the device in one piece, unique rows beside it."""
         plan, batch = planned
         with traffic.exposed() if self._ahead is None else nullcontext():
-            # Ids are made unique first: a map then has a fraction of them to look up.
-            ids, id_index = unique(torch.cat(ids_of(batch)))
-            rows, row_index = unique(self._id_map.rows(ids, step=plan.step))
-            check_range(self._embedding.plan_of(TABLE).spec, rows)
-            padded = padder.pad(batch, rows, row_index[id_index], global_tokens=plan.global_tokens)
-        # Nobody asks for the indices: the padded batch has them.
-        found = UniqueRows(padded.unique, padded.unique[:0])
-        return _Prepared(planned, batch, found, traffic, padded=padded)
+            spec = self._embedding.plan_of(TABLE).spec
+            rows, index = unique_rows(batch, self._id_map, spec, step=plan.step)
+            tokens = plan.global_tokens
+            padded = padder.pad(batch, rows, index, global_tokens=tokens, step=plan.step)
+        return self._with_padded(planned, padded, traffic)
+
+    def _with_padded(self, planned: PlannedBatch, padded: PaddedBatch, traffic: Traffic) -> _Prepared:
+        found = {}
+        if not self._rows_in_step:
+            # Nobody asks for the indices: the padded batch has them.
+            found = {TABLE: UniqueRows(padded.unique, padded.unique[:0])}
+        return _Prepared(planned, planned.batch, found, traffic, padded=padded)
 
 
-class PrioritizedSchedule:
-    """Moves rows and gradients under the compute of other batches wherever the order of updates allows it.
-
-    Args:
-        batches: planned batches in step order.
-        embedding: the item table.
-        id_map: raw ids to rows; asked in step order, two batches ahead, from the communication thread.
-        device: where the model computes.
-        layouts: makes the layouts of batches, in that thread; without one it is left to the model.
-        options: of `PrioritizedPipeline`.
-    """
-
-    def __init__(
-        self,
-        batches: Iterator[PlannedBatch],
-        *,
-        embedding: ShardedEmbedding,
-        id_map: IdMap,
-        device: torch.device,
-        layouts: LayoutPlanner | None = None,
-        **options: Any,
-    ) -> None:
-        if learns_ids(id_map) and id_map.guard <= LOOK_AHEAD:
-            raise ConfigError(
-                "ids may take over rows of batches under way",
-                got=f"guard={id_map.guard}",
-                allowed=f"{LOOK_AHEAD + 1} or more",
-                next_step="raise the id map's guard, or set pipeline.prioritized=false",
-            )
-        self._batches = batches
-        self._id_map = id_map
-        self._device = device
-        self._layouts = layouts
-        self._made: dict[int, PreparedLayouts] = {}
-        self._taken: ReadyRows[PlannedBatch] | None = None
-        self.pipeline = PrioritizedPipeline(batches, embedding=embedding, rows_of=self._rows_of, **options)
-
-    def __iter__(self) -> Iterator[ReadyBatch]:
-        """Batches with their rows; take the next one only after `update` of the last."""
-        for ready in self.pipeline:
-            self._taken = ready
-            (plan, batch), lookup = ready.batch, ready.lookups[TABLE]
-            indexed = with_indices(batch.to(self._device, non_blocking=True), lookup.inverse)
-            layouts = self._made.pop(plan.step, PreparedLayouts())
-            layouts.record_stream()
-            yield ReadyBatch(plan, indexed, lookup, ready.traffic, loaded=batch, layouts=layouts.parts)
-
-    def update(self, ready: ReadyBatch, *, lr: float) -> None:
-        """Send the gradients home that the next batch depends on; the others follow under its forward."""
-        assert self._taken is not None
-        self.pipeline.update(self._taken, lr=lr)
-
-    def flush(self) -> None:
-        """Bring every row up to date: wait for gradients that are still under way."""
-        self.pipeline.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.pipeline.__exit__(*error)
-        end_loading(self._batches, error)
-
-    def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
-        ids = torch.cat(ids_of(planned.batch))
-        if self._layouts is not None:
-            self._made[planned.plan.step] = self._layouts.plan(planned.batch)
-        return {TABLE: self._id_map.rows(ids, step=planned.plan.step)}
-
-
-def end_loading(batches: Iterator[PlannedBatch], error: Sequence[Any]) -> None:
+def end_loading(batches: Iterator[PlannedBatch] | ParcelLoader, error: Sequence[Any]) -> None:
     """A schedule left before its last batch ends its loader processes; after an error they end with this one."""
+    if isinstance(batches, ParcelLoader):
+        batches.close()
     if isinstance(batches, LoadedBatches) and not any(error):
         batches.close()
-
-
-def look_up(
-    batch: SequenceBatch,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
-    device: torch.device,
-    *,
-    step: int | None = None,
-) -> tuple[Lookup, SequenceBatch]:
-    """Look up everything a batch mentions at once; the batch on its device, with indices instead of ids.
-
-    In training, `step` says which one: a map that learns ids gives rows to those it meets for the first time.
-    """
-    found, indexed = find_rows(batch, embedding, id_map, device, step=step)
-    return fetch(found, embedding), indexed
-
-
-def find_rows(
-    batch: SequenceBatch,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
-    device: torch.device,
-    *,
-    step: int | None = None,
-) -> tuple[UniqueRows | None, SequenceBatch]:
-    """The unique rows of everything a batch mentions, and the batch on its device, with indices into them."""
-    if not embedding.plans:
-        return None, batch.to(device, non_blocking=True)
-    # Ids are mapped and made unique where the map lives. Formulas work on the CPU, where ids come from: nobody waits
-    # for the GPU to learn how many rows are unique.
-    found = embedding.find(TABLE, id_map.rows(torch.cat(ids_of(batch)), step=step)).to(device)
-    return found, with_indices(batch.to(device, non_blocking=True), found.inverse)
-
-
-def fetch(found: UniqueRows | None, embedding: ShardedEmbedding) -> Lookup:
-    """The values of the rows that `find_rows` has found, as they are now."""
-    if found is not None:
-        return embedding.lookup(TABLE, found)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return Lookup(TABLE, torch.zeros(0, 0), nothing, nothing)
-
-
-def ids_of(batch: SequenceBatch) -> list[Tensor]:
-    """Everything a batch mentions."""
-    parts = [batch.tokens["item"], batch.tokens["target"]]
-    negatives = batch.samples.get("negatives")
-    return parts if negatives is None else [*parts, negatives.flatten()]
-
-
-def with_indices(batch: SequenceBatch, inverse: Tensor) -> SequenceBatch:
-    """The batch with the index of every id in the vectors it goes with; `inverse` in the order of `ids_of`."""
-    item, target, *rest = inverse.split([len(part) for part in ids_of(batch)])
-    indexed = batch.with_tokens(item_index=item, target_index=target)
-    if rest:
-        indexed = indexed.with_samples(negative_index=rest[0].view(batch.samples["negatives"].shape))
-    return indexed

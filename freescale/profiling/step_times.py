@@ -12,11 +12,20 @@ import torch
 from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks
 from freescale.data import IntArray
+from freescale.errors import ConfigError
 from freescale.kernels.rows import unique
 from freescale.model import dropout_keys
 from freescale.pipeline import TABLE, look_up
 from freescale.profiling.stopwatch import Stopwatch
-from freescale.recipe import Config, build_examples, build_model, build_optimizer, build_source, build_tables
+from freescale.recipe import (
+    Config,
+    build_examples,
+    build_features,
+    build_model,
+    build_optimizer,
+    build_source,
+    build_tables,
+)
 
 PARTS = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
 # Fewer shapes than this cannot tell fixed, linear and quadratic cost apart and leave some to test on.
@@ -47,7 +56,13 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
     ranks = Ranks(rank=0, num_ranks=1, device=device)
     model = build_model(config, source).to(device)
     examples = build_examples(config, source, "train", negatives=model.head.needs.negatives)
-    embedding, id_map = build_tables(config, source, ranks)
+    if build_features(config, source) is not None:
+        raise ConfigError(
+            "profiling knows no features yet: it measures models that look at items alone",
+            next_step="profile the same recipe on data without features, or with features.item alone",
+        )
+    tables = build_tables(config, source, ranks)
+    embedding, id_map = tables.embedding, tables.id_map
     optimizer = build_optimizer(config, model, device)
     watch = Stopwatch(device)
     found = StepTimes(

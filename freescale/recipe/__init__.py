@@ -9,13 +9,14 @@ if TYPE_CHECKING:
     from freescale.recipe.balance import build_sampler
     from freescale.recipe.config import Config
     from freescale.recipe.data import build_examples, build_source
-    from freescale.recipe.embedding import build_tables
-    from freescale.recipe.features import build_features, run_schema
+    from freescale.recipe.feature_parts import export_features
+    from freescale.recipe.features import build_features, item_features, run_schema, token_features
     from freescale.recipe.items import item_content
     from freescale.recipe.keys import changed as changed_keys
     from freescale.recipe.load import describe_keys, describe_options, free_keys, load_config, read_recipe
     from freescale.recipe.model import build_model, encoder_shape
     from freescale.recipe.optim import build_optimizer
+    from freescale.recipe.run_tables import build_tables
     from freescale.recipe.segments import segment_rule
     from freescale.recipe.tables import TableOptions, table_options
     from freescale.recipe.trace import open_span_file

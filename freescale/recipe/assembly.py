@@ -7,37 +7,39 @@ from typing import Any
 
 import torch
 
-from freescale.balance import SampleWork
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.data import SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
-from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions
+from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
 from freescale.recipe.capture import build_capture
 from freescale.recipe.config import Config
 from freescale.recipe.data import build_examples
-from freescale.recipe.embedding import build_tables
 from freescale.recipe.eval import build_evaluation
+from freescale.recipe.feature_parts import build_featured_items
+from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
 from freescale.recipe.items import build_item_encoder, digest_content, item_content
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import schedule_opener
 from freescale.recipe.run import timetable_of
-from freescale.recipe.segments import segment_rule
+from freescale.recipe.run_tables import build_tables
 from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,
     ExpertLoad,
-    IdReport,
+    ItemEncoder,
     OwnedParameters,
     Progress,
     Run,
     RunState,
+    StepExtension,
     StopRequest,
     TrainStep,
     agree_on_data,
+    id_reports,
     lengths_of_split_experts,
 )
 
@@ -59,11 +61,13 @@ def build_run(
     # What learns: the dense part and the tables.
     gate = Gate()
     experts = build_expert_exchange(config, ranks, gate)
-    model = build_model(config, source, experts=experts, content=content).to(ranks.device)
-    embedding, id_map = build_tables(config, source, ranks)
+    features = build_features(config, source)
+    model = build_model(config, source, experts=experts, content=content, features=features).to(ranks.device)
+    tables = build_tables(config, source, ranks, features)
+    embedding, id_map = tables.embedding, tables.id_map
     optimizer = build_optimizer(config, model, ranks.device)
     owned = OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model))
-    extensions = (IdReport(id_map, ranks), ExpertLoad(model))
+    extensions: tuple[StepExtension, ...] = (*id_reports(tables.id_maps, ranks), ExpertLoad(model))
 
     # What it learns from: which samples make a step, who computes them, and for how long.
     train = build_examples(config, source, "train", negatives=model.head.needs.negatives)
@@ -74,23 +78,36 @@ def build_run(
     ranks.agree(agreement(embedding), subject="the run")
 
     # How: where item vectors come from, in which order batches and rows travel, and one step.
-    items = build_item_encoder(
-        config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
-    )
+    items: ItemEncoder
+    if features is not None and content is None:
+        items = build_featured_items(config, ranks, features, model=model, tables=tables)
+    else:
+        items = build_item_encoder(
+            config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
+        )
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
-    padder, recorder = build_capture(config, ranks, progress, model=model, embedding=embedding, id_map=id_map)
+    lr_factor = learning_rate(config, total_steps=timetable.total_steps)
+    capture = build_capture(
+        config,
+        ranks,
+        progress,
+        model=model,
+        tables=tables,
+        lr_factor=lr_factor,
+        usual_tokens=sampler.usual_tokens()[1],
+    )
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
         examples=train,
-        embedding=embedding,
-        id_map=id_map,
+        tables=tables,
         ranks=ranks,
         gate=gate,
         switch=switch,
         timetable=timetable,
         stop=stop,
-        padder=padder,
+        padder=capture.padder,
+        rows_in_step=capture.table is not None,
     )
     train_step = TrainStep(
         model,
@@ -101,7 +118,7 @@ def build_run(
         encode_items=items.encode,
         lr=config.optim.lr,
         table_lr=config.embedding.lr,
-        lr_factor=learning_rate(config, total_steps=timetable.total_steps),
+        lr_factor=lr_factor,
         clip_norm=config.optim.clip_norm,
         accumulate=config.optim.accumulate,
         # A CPU multiplies in bfloat16 many times slower than in float32.
@@ -109,8 +126,9 @@ def build_run(
         seed=config.run.seed,
         gate=gate,
         transport=config.comm.transport,
-        work=SampleWork(segment_rule(config)),
-        recorder=recorder,
+        work=sample_work(config, features),
+        recorder=capture.recorder,
+        table=capture.table,
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still
@@ -122,7 +140,7 @@ def build_run(
             optimizer=optimizer,
             owned=owned,
             embedding=embedding,
-            id_map=id_map,
+            id_maps=tables.id_maps,
             extensions=extensions,
             recipe=config.as_dict(),
             data=data,

@@ -10,9 +10,9 @@ from freescale import registry
 from freescale.recipe.keys import changed, extra_keys, key, section_options
 
 if TYPE_CHECKING:
-    from freescale.balance import BalancedSampler, Balancer, Decisions
+    from freescale.balance import BalancedSampler, Balancer, Decisions, SampleWork
     from freescale.comm.world import Ranks
-    from freescale.data import Examples
+    from freescale.data import BatchFeatures, Examples
     from freescale.recipe.config import Config
     from freescale.train import Rebalancer
 
@@ -67,8 +67,7 @@ def build_sampler(
     config: Config, train: Examples, ranks: Ranks, decisions: Decisions | None = None
 ) -> BalancedSampler:
     """Which samples make a step, and who computes them."""
-    from freescale.balance import BalancedSampler, SampleWork
-    from freescale.recipe.segments import segment_rule
+    from freescale.balance import BalancedSampler
 
     tokens = config.data.global_tokens
     return BalancedSampler(
@@ -81,11 +80,20 @@ def build_sampler(
         balancer=build_balancer(config),
         max_tokens_ratio=config.balance.max_tokens_ratio,
         window=config.balance.window,
-        groups=train.source.groups,
+        groups=train.groups,
         shuffle_rows=config.data.shuffle_rows,
         decisions=decisions,
-        work=SampleWork(segment_rule(config)),
+        work=sample_work(config, getattr(train, "features", None)),
     )
+
+
+def sample_work(config: Config, features: BatchFeatures | None) -> SampleWork:
+    """What a history of a length has to compute: segments leave pairs out, features may have tokens of their own."""
+    from freescale.balance import SampleWork
+    from freescale.recipe.features import token_rule
+    from freescale.recipe.requests import pair_rule
+
+    return SampleWork(pair_rule(config) or token_rule(config, features))
 
 
 def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Rebalancer:
@@ -98,5 +106,5 @@ def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Reba
         ranks=ranks,
         every=config.balance.refit_every if config.balance.enabled else None,
         # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
-        lookahead=2 * config.data.workers + 2 + LOOK_AHEAD,
+        lookahead=2 * (config.data.workers or 0) + 2 + LOOK_AHEAD,
     )

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from freescale.comm.world import Ranks
-    from freescale.embedding import IdMap, ShardedEmbedding
+    from freescale.embedding import EmbeddingTable, ShardedEmbedding
     from freescale.model import Recommender
     from freescale.pipeline import Padder
     from freescale.recipe.config import Config
+    from freescale.recipe.run_tables import RunTables
     from freescale.train import Progress, Recorder
+
+
+MOST_TOKENS = 65_536
+"""Of a rank in a step. More keep a GPU busy by themselves, and room for any lengths they may have costs more than it
+saves: 100,000 tokens of 8 layers took 40 ms padded and 29 ms as they are (one H200)."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What captured steps are made of; nothing where steps are computed as usual.
+
+    Args:
+        padder: pads batches.
+        recorder: records their steps.
+        table: whose rows the steps read and update by themselves; None: rows are looked up and updated around them.
+    """
+
+    padder: Padder | None = None
+    recorder: Recorder | None = None
+    table: EmbeddingTable | None = None
 
 
 def build_capture(
@@ -19,37 +43,67 @@ def build_capture(
     progress: Progress,
     *,
     model: Recommender,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
-) -> tuple[Padder | None, Recorder | None]:
+    tables: RunTables,
+    lr_factor: Callable[[int], float],
+    usual_tokens: int = 0,
+) -> Capture:
     """What pads batches and what records their steps; neither where steps cannot be recorded, which is told once."""
-    from freescale.pipeline import TABLE, Padder
     from freescale.train import Recorder
 
     def tell(reason: str) -> None:
         progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
-        return None, None
-    reason = why_not(config, ranks, model, id_map)
+        return Capture()
+    reason = why_not(config, model, tables, usual_tokens=usual_tokens)
     if reason is not None:
         tell(reason)
-        return None, None
+        return Capture()
+    recorder = Recorder(ranks.device, tell=tell)
+    return assemble_capture(config, recorder, ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor)
+
+
+def assemble_capture(
+    config: Config,
+    recorder: Recorder,
+    *,
+    ranks: Ranks,
+    embedding: ShardedEmbedding,
+    lr_factor: Callable[[int], float],
+) -> Capture:
+    """The parts, for a run whose steps can be recorded."""
+    from freescale.kernels.dropout import key_of_step
+    from freescale.pipeline import TABLE, Padder, pack_numbers
+
+    table, seed = embedding.tables[TABLE], config.run.seed
+
+    def numbers_of(step: int) -> Any:
+        factor = lr_factor(step)
+        return pack_numbers(
+            dropout_key=key_of_step(seed, step),
+            dense_lr=config.optim.lr * factor,
+            rows=table.step_numbers(lr=config.embedding.lr * factor, step=step + 1),
+        )
+
     rows = embedding.plans[TABLE].spec.num_rows
-    padder = Padder(ranks.device, longest=config.data.max_length, table_rows=rows)
-    return padder, Recorder(ranks.device, tell=tell)
+    padder = Padder(ranks.device, longest=config.data.max_length, table_rows=rows, numbers_of=numbers_of)
+    # Rows that travel, and tables whose update is not one kernel, are dealt with around the recorded part of a step.
+    inside = ranks.num_ranks == 1 and (table.not_fused is None or ranks.device.type == "cpu")
+    return Capture(padder, recorder, table if inside else None)
 
 
-def why_not(config: Config, ranks: Ranks, model: Recommender, id_map: IdMap) -> str | None:
-    """The first reason why steps of a run cannot be recorded; None: they can."""
+def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
+    """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
     from freescale.model import drawn_by_rank, takes_pads
 
     reasons = {
-        "there are several ranks": ranks.num_ranks > 1,
+        f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
+        >= MOST_TOKENS,
         "optim.accumulate cuts batches into parts": config.optim.accumulate > 1,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",
-        "rows are found on the GPU by a map that learns": id_map.learns,
+        "there are features besides items": tables.features is not None,
+        "rows are found on the GPU by a map that learns": tables.learns,
         f"model.kind={config.model.kind} as it is built here takes no padded batches": not takes_pads(
             model.encoder
         ),

@@ -13,6 +13,7 @@ from freescale.recipe import (
     data,
     embedding,
     eval,
+    feature_parts,
     features,
     ffn,
     head,
@@ -20,6 +21,7 @@ from freescale.recipe import (
     model,
     optim,
     pipeline,
+    requests,
     run,
     segments,
     tables,
@@ -29,6 +31,7 @@ from freescale.recipe.comm import CommSection
 from freescale.recipe.data import DataSection, SyntheticSection
 from freescale.recipe.embedding import EmbeddingSection
 from freescale.recipe.eval import EvalSection
+from freescale.recipe.feature_parts import TokensSection
 from freescale.recipe.features import FeaturesSection
 from freescale.recipe.ffn import FfnSection, MoeSection
 from freescale.recipe.head import HeadSection
@@ -43,7 +46,7 @@ from freescale.recipe.tables import TablesSection
 from freescale.recipe.trace import TraceSection
 
 SUBJECTS = (
-    *(run, data, features, model, ffn, segments, items, head, embedding, tables),
+    *(run, data, features, model, ffn, segments, items, head, requests, embedding, tables, feature_parts),
     *(optim, eval, balance, pipeline, comm),
 )
 
@@ -64,6 +67,7 @@ class Config:
     head: HeadSection = field(default_factory=HeadSection)
     embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
     tables: TablesSection = field(default_factory=TablesSection)
+    tokens: TokensSection = field(default_factory=TokensSection)
     optim: OptimSection = field(default_factory=OptimSection)
     eval: EvalSection = field(default_factory=EvalSection)
     balance: BalanceSection = field(default_factory=BalanceSection)

@@ -42,7 +42,12 @@ class DataSection:
     disk_cache_gb: float = key(
         32.0, "disk for copies of data that lives elsewhere (s3://...)", at_least=0, free=True
     )
-    workers: int = key(0, "loader processes a rank; 0 loads in the training process", at_least=0, free=True)
+    workers: int | None = key(
+        None,
+        "loader processes a rank; 0 loads in the training process; null: up to 4 where steps are replayed, else 0",
+        at_least=0,
+        free=True,
+    )
     use_time: bool = key(True, "use time stamps where the data has them")
     split: Literal["leave_one_out", "temporal"] = key(
         "leave_one_out", "the last two events of every user held back, or all events from a moment on"
@@ -108,11 +113,25 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
     return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 
 
+def loader_processes(config: Config, *, replayed: bool) -> int:
+    """How many processes load batches; some by themselves only where steps are short enough to wait for loading."""
+    import os
+
+    if config.data.workers is not None:
+        return config.data.workers
+    # One core for the thread that trains, one for the threads beside it.
+    return max(0, min(4, (os.cpu_count() or 1) - 2)) if replayed else 0
+
+
 def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:
     """One split of the data; only training draws negatives, where the head needs them."""
     from freescale.data import Examples
     from freescale.recipe.features import build_features
+    from freescale.recipe.requests import build_requests
 
+    requests = build_requests(config, source, split)
+    if requests is not None:
+        return requests
     draws = split == "train" and negatives
     return Examples(
         source=source,

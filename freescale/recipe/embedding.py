@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale import registry
-from freescale.recipe.keys import changed, extra_keys, key, options_from_outside, section_options
+from freescale.recipe.keys import changed, extra_keys, key, options_from_outside
 
 if TYPE_CHECKING:
-    from freescale.comm.world import Ranks
-    from freescale.data import SequenceSource
-    from freescale.embedding import IdMap, IdMapKind, ShardedEmbedding, TableRows
     from freescale.recipe.config import Config
 
 
@@ -82,56 +78,3 @@ def problems(config: Config) -> list[str]:
             "raise it, or set pipeline.prioritized=false"
         )
     return found
-
-
-def build_tables(config: Config, source: SequenceSource, ranks: Ranks) -> tuple[ShardedEmbedding, IdMap]:
-    """The item table, and how raw ids become its rows; no table where nothing looks at ids."""
-    from freescale.embedding import HashMap, NumberedMap, ShardedEmbedding, needs_numbers
-    from freescale.pipeline import TABLE
-    from freescale.recipe.comm import channel
-    from freescale.recipe.pipeline import hides_traffic
-
-    if config.items.kind != "ids" and not config.items.add_ids:
-        return ShardedEmbedding([], group=ranks.group, device=ranks.device), HashMap(1)
-    kind: IdMapKind = registry.find("id_map", config.embedding.id_map).make
-    options, items = section_options(config.embedding, "id_map"), source.items.ids
-    # A kind that wants numbers from 0 on gets them: words, negative and sparse ids are numbered first.
-    numbered = getattr(kind, "dense", False) and needs_numbers(items, rows=config.embedding.rows)
-    largest = len(items) - 1 if numbered else int(items[-1])
-    rows = kind.plan(num_items=len(items), largest_id=largest, options=options)
-    embedding = build_embedding(config, rows, ranks)
-    beside_training = kind.learns and hides_traffic(config, embedding, ranks)
-    own = channel(config, ranks) if beside_training else None
-    id_map = kind.build(embedding=embedding, table=TABLE, channel=own, options=options)
-    return embedding, NumberedMap(items, id_map) if numbered else id_map
-
-
-def build_embedding(config: Config, rows: TableRows, ranks: Ranks) -> ShardedEmbedding:
-    """The item table."""
-    import torch
-
-    from freescale.comm.transports import TracedTransport, make_transport
-    from freescale.embedding import ShardedEmbedding, TableSpec
-    from freescale.pipeline import TABLE
-
-    options = config.embedding
-    optimizer = registry.find("optimizer", options.optimizer)
-    spec = TableSpec(
-        name=TABLE,
-        num_rows=rows.num_rows,
-        row_group=rows.row_group,
-        dim=config.model.dim,
-        optimizer=optimizer.make(section_options(options, "optimizer", beta1=config.optim.beta1)),
-        dtype=torch.float64 if config.model.dtype == "float64" else getattr(torch, options.dtype),
-        seed=config.run.seed,
-    )
-    transport = make_transport(
-        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
-    )
-    return ShardedEmbedding(
-        [spec],
-        group=ranks.group,
-        device=ranks.device,
-        replicate_below_mb=options.replicate_below_mb,
-        transport=transport if ranks.num_ranks == 1 else TracedTransport(transport),
-    )

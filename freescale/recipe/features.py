@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from freescale.recipe.keys import extra_keys, nested_entries
 
 if TYPE_CHECKING:
-    from freescale.data import BatchFeatures, Schema, SequenceSource
+    from freescale.data import BatchFeatures, Feature, Schema, SequenceSource, TokenRule
+    from freescale.pipeline import Domain, IdColumn
     from freescale.recipe.config import Config
 
 
@@ -54,10 +55,85 @@ def run_schema(config: Config, source: SequenceSource) -> Schema:
 
 
 def build_features(config: Config, source: SequenceSource) -> BatchFeatures | None:
-    """What makes the features of batches; None where there is nothing but items, times and actions."""
+    """What makes the features of batches; None where items are all that a model looks at."""
     from freescale.data import BatchFeatures, legacy_schema
 
+    if config.head.kind == "tasks":
+        return None  # requests with candidates bring none along yet; the summary says so
     schema = run_schema(config, source)
-    if schema.words() == legacy_schema(source.features).words():
+    width = config.tables.extra.get("item", {}).get("dim") or schema["item"].dim or config.model.dim
+    known = legacy_schema(source.features)
+    plain = all(each.name in known and each == known[each.name] for each in schema if each.name != "user")
+    if plain and width == config.model.dim and not uses_user(config, schema):
         return None
     return BatchFeatures(source, schema)
+
+
+def uses_user(config: Config, schema: Schema) -> bool:
+    """Ids of users are a feature where the schema or the recipe says something of their table."""
+    user = schema.features.get("user")
+    return user is not None and bool(user.rows or user.map or user.dim or "user" in config.tables.extra)
+
+
+def token_features(config: Config, schema: Schema) -> list[Feature]:
+    """Features that go into the sequences: those of events and users."""
+    left_out = {"item", "time"} if uses_user(config, schema) else {"item", "time", "user"}
+    owners = ("event", "user")
+    return [
+        each for each in schema if each.of in owners and each.name not in left_out and each.kind != "time"
+    ]
+
+
+def item_features(schema: Schema) -> list[Feature]:
+    """Features that make the vectors of items: their ids, and what is known of them."""
+    return [each for each in schema if each.name == "item" or (each.of == "item" and each.kind != "time")]
+
+
+def token_rule(config: Config, features: BatchFeatures | None) -> TokenRule | None:
+    """How many tokens a history becomes, where features have tokens of their own."""
+    from freescale.data import TokenRule
+
+    if features is None:
+        return None
+    places = [each.place for each in token_features(config, features.schema)]
+    rule = TokenRule(places.count("front"), places.count("after"))
+    return rule if rule.front or rule.after else None
+
+
+def check_features(config: Config, features: BatchFeatures) -> None:
+    """Refuse what does not go together."""
+    from freescale.errors import ConfigError
+
+    rule = token_rule(config, features)
+    if rule is not None and config.segments.recent is not None:
+        placed = [each.name for each in token_features(config, features.schema) if each.place != "join"]
+        raise ConfigError(
+            "segments.recent does not go with features that have tokens of their own",
+            got=", ".join(placed),
+            next_step="say as: join for them, or leave segments.recent out",
+        )
+    known = [each.name for each in item_features(features.schema) if each.name != "item"]
+    if config.items.kind != "ids" and known:
+        raise ConfigError(
+            f"items.kind={config.items.kind} makes item vectors by itself, and features of items do, too",
+            got=", ".join(known),
+            next_step="name the features of events and users alone in the section features, or set items.kind=ids",
+        )
+
+
+def id_columns(config: Config, schema: Schema) -> list[IdColumn]:
+    """Features that have rows, and where batches have their ids."""
+    from freescale.pipeline import IdColumn
+
+    items = item_features(schema) if config.items.kind == "ids" else []
+    domains: dict[str, Domain] = {"event": "tokens", "user": "samples", "item": "items"}
+    return [
+        IdColumn(
+            each.name,
+            "items" if each.name == "item" else domains[each.of],
+            each.table_name,
+            several=each.kind == "ids",
+        )
+        for each in [*items, *token_features(config, schema)]
+        if each.table_name is not None
+    ]

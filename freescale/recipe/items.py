@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from freescale.recipe.keys import changed, key
 
@@ -146,25 +146,18 @@ def build_item_encoder(
     id_map: IdMap,
 ) -> ItemEncoder:
     """Where item vectors come from."""
-    from freescale.embedding import ShardedCompute
-    from freescale.recipe.comm import channel
+    from freescale.recipe.feature_parts import shared_work
     from freescale.train import EncodedItems, IdItems
 
     rows = IdItems(embedding=embedding, id_map=id_map, device=ranks.device)
     if content is None:
         return rows
     assert model.items is not None
-    ways: dict[str, Any] = {}
-    if ranks.group is not None:
-        numbers = channel(config, ranks)
-        on_cpu = ranks.device.type == "cpu"
-        vectors = numbers if on_cpu else channel(config, ranks, device=ranks.device)
-        ways = {"numbers": numbers, "vectors": vectors}
     return EncodedItems(
         model.items,
         content,
         items=source.items.ids,
-        work=ShardedCompute(len(source.items.ids), **ways),
+        work=shared_work(config, ranks, len(source.items.ids)),
         rows=rows if config.items.add_ids else None,
         device=ranks.device,
         # A projection costs less than sending its result.

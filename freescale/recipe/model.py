@@ -20,7 +20,7 @@ from freescale.recipe.keys import (
 
 if TYPE_CHECKING:
     from freescale.comm.traffic import ExpertExchange
-    from freescale.data import SequenceSource
+    from freescale.data import BatchFeatures, SequenceSource
     from freescale.model import Recommender
     from freescale.recipe.config import Config
     from freescale.train import ContentInput, TextInput
@@ -75,7 +75,19 @@ def problems(config: Config) -> list[str]:
     return found
 
 
-def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
+def longest_sequence(config: Config, features: BatchFeatures | None) -> int:
+    """Tokens of the longest history; what segments add is not among them."""
+    import numpy as np
+
+    from freescale.recipe.features import token_rule
+
+    rule = token_rule(config, features)
+    return config.data.max_length if rule is None else int(rule.tokens(np.array([config.data.max_length]))[0])
+
+
+def encoder_shape(
+    config: Config, source: SequenceSource, features: BatchFeatures | None = None
+) -> dict[str, Any]:
     """What `make_encoder` needs; also what an exported model keeps."""
     from freescale.model import uses_time
 
@@ -87,7 +99,7 @@ def encoder_shape(config: Config, source: SequenceSource) -> dict[str, Any]:
         "dim": options.dim,
         "layers": options.layers,
         "heads": options.heads,
-        "max_length": config.data.max_length,
+        "max_length": longest_sequence(config, features),
         "position_bias": options.position_bias,
         "time_bias": has_time and options.time_bias and uses_time(registry.find("encoder", options.kind)),
         "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),
@@ -108,21 +120,28 @@ def build_model(
     *,
     experts: ExpertExchange | None = None,
     content: ContentInput | TextInput | None = None,
+    features: BatchFeatures | None = None,
 ) -> Recommender:
     """The dense part, with initial weights that depend on the seed alone; `experts` spreads experts over the ranks."""
     import torch
 
     from freescale.model import Recommender, make_encoder
+    from freescale.recipe.feature_parts import build_item_join, build_tokens
+    from freescale.recipe.features import check_features
     from freescale.recipe.head import build_head
     from freescale.recipe.items import build_item_module
 
     torch.manual_seed(config.run.seed)
     encoder = make_encoder(
-        **encoder_shape(config, source),
+        **encoder_shape(config, source, features),
         dropout=config.model.dropout,
         dispatch=experts,
     )
-    model = Recommender(
-        encoder=encoder, head=build_head(config, source), items=build_item_module(config, content)
-    )
+    head, items = build_head(config, source), build_item_module(config, content)
+    tokens = None
+    if features is not None:
+        check_features(config, features)
+        items = items or build_item_join(config, features)
+        tokens = build_tokens(config, features)
+    model = Recommender(encoder=encoder, head=head, items=items, tokens=tokens)
     return model.double() if config.model.dtype == "float64" else model

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from freescale.comm.traffic import Gate
     from freescale.comm.world import Ranks
     from freescale.data import Examples
-    from freescale.embedding import IdMap, ShardedEmbedding
+    from freescale.embedding import ShardedEmbedding
     from freescale.pipeline import Padder, Schedule, Switch
     from freescale.recipe.config import Config
+    from freescale.recipe.run_tables import RunTables
     from freescale.train import StopRequest, Timetable
 
 
@@ -62,13 +63,12 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
     return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
 
 
-def prepares_ahead(config: Config, ranks: Ranks, id_map: IdMap) -> bool:
+def prepares_ahead(config: Config, ranks: Ranks, tables: RunTables) -> bool:
     """Whether a thread makes batches ready: on one GPU, where the host is the bottleneck and has cores to spare."""
-    from freescale.embedding import learns_ids
     from freescale.pipeline import AHEAD
 
     wanted = ranks.device.type == "cuda" if config.pipeline.ahead is None else config.pipeline.ahead
-    guarded = not learns_ids(id_map) or id_map.guard >= AHEAD
+    guarded = tables.guard is None or tables.guard >= AHEAD
     return wanted and guarded and ranks.num_ranks == 1
 
 
@@ -77,20 +77,30 @@ def schedule_opener(
     *,
     sampler: BalancedSampler,
     examples: Examples,
-    embedding: ShardedEmbedding,
-    id_map: IdMap,
+    tables: RunTables,
     ranks: Ranks,
     gate: Gate,
     switch: Switch,
     timetable: Timetable,
     stop: StopRequest,
     padder: Padder | None = None,
+    rows_in_step: bool = False,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`."""
-    from freescale.pipeline import LayoutPlanner, PlainSchedule, PrioritizedSchedule, load_batches
+    from freescale.pipeline import (
+        TABLE,
+        LayoutPlanner,
+        ParcelLoader,
+        ParcelMaker,
+        PlainSchedule,
+        PrioritizedSchedule,
+        load_batches,
+    )
     from freescale.recipe.comm import row_channels
+    from freescale.recipe.data import loader_processes
     from freescale.train import due_at
 
+    embedding, id_map = tables.embedding, tables.id_map
     # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
     layouts = None
     if ranks.device.type == "cuda":
@@ -98,18 +108,35 @@ def schedule_opener(
 
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
-        return not id_map.learns or not (
+        return not tables.learns or not (
             stop.last_step == step + 1
             or any(due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every))
         )
 
+    alone = padder is not None and ranks.num_ranks == 1
+    workers = loader_processes(config, replayed=alone)
+
     def open_schedule(first_step: int) -> Schedule:
+        num_steps = timetable.total_steps - first_step
+        if padder is not None and alone and workers:
+            table = embedding.plan_of(TABLE).spec
+            maker = ParcelMaker(sampler, examples, id_map, table, padder)
+            return PlainSchedule(
+                ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers),
+                embedding=embedding,
+                id_map=id_map,
+                device=ranks.device,
+                ahead=prepares_ahead(config, ranks, tables),
+                first_step=first_step,
+                padder=padder,
+                rows_in_step=rows_in_step,
+            )
         batches = load_batches(
             sampler,
             examples,
             first_step=first_step,
-            num_steps=timetable.total_steps - first_step,
-            workers=config.data.workers,
+            num_steps=num_steps,
+            workers=workers,
             pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
         )
         shared: dict[str, Any] = {
@@ -119,13 +146,15 @@ def schedule_opener(
             "first_step": first_step,
             "look_past": may_look_past,
             "layouts": layouts,
+            "features": tables.features,
         }
         if not hides_traffic(config, embedding, ranks):
-            ahead = prepares_ahead(config, ranks, id_map)
-            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder)
+            ahead = prepares_ahead(config, ranks, tables)
+            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder, rows_in_step=rows_in_step)
         return PrioritizedSchedule(
             batches,
             **shared,
+            padder=padder,
             prioritized=switch.prioritized,
             check=config.pipeline.check,
             chunk_mb=config.pipeline.chunk_mb,

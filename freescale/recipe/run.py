@@ -40,7 +40,7 @@ class RunSection:
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "where to compute", free=True)
     capture: Literal["auto", "off"] = key(
-        "off",  # until the threads that make batches ready have been proven on a GPU as they are now
+        "auto",
         "on a GPU, pad batches to a few sizes and replay their steps as CUDA graphs where that can be done",
         free=True,
     )

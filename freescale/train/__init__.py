@@ -6,6 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.train.extension import StepExtension
+    from freescale.train.featured_items import FeaturedItems
     from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
     from freescale.train.learning_rate import lr_factor
     from freescale.train.log.accounting import AccountedStep, Accounts
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from freescale.train.log.events import JsonlSink, MetricSink, Progress, TensorBoardSink
     from freescale.train.log.expert_load import ExpertLoad, lengths_of_split_experts
     from freescale.train.log.guest_sink import GuestSink
-    from freescale.train.log.id_report import IdReport
+    from freescale.train.log.id_report import IdReport, id_reports
     from freescale.train.log.kernel_watch import KernelWatch
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run
     from freescale.train.state.same_data import agree_on_data
+    from freescale.train.state.served_features import ExportFeatures, request_needs
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:

@@ -11,8 +11,8 @@ came from. So an item is encoded once a step, whatever the number of its occurre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -40,11 +40,13 @@ class BatchItems:
         rows: [U, dim] leaf with requires_grad.
         batch: its indices point into `rows`.
         send_back: takes the gradient of `rows` to what they were made from; call it after the last backward.
+        tables: the unique rows of tables that features of events and users have rows in; leaves, too.
     """
 
     rows: Tensor
     batch: SequenceBatch
-    send_back: Callable[[], None]
+    send_back: Callable[[], None] = lambda: None
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Catalogue(Protocol):
@@ -57,8 +59,8 @@ class Catalogue(Protocol):
     def parts(self) -> Iterator[Part]:
         """The items held here, in chunks; every rank must ask first, and any may ask again."""
 
-    def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
-        """The unique item vectors of a batch, and the batch on its device with indices into them."""
+    def look_up(self, batch: SequenceBatch) -> BatchItems:
+        """The unique item vectors of a batch, and the batch on its device with indices into them; without gradients."""
 
 
 class ItemEncoder(Protocol):
@@ -103,7 +105,7 @@ class TextInput:
 
 def looked_up(ready: ReadyBatch) -> BatchItems:
     """The rows that a batch comes with; the schedule's update takes their gradients home."""
-    return BatchItems(ready.lookup.rows, ready.batch, send_back=lambda: None)
+    return BatchItems(ready.lookup.rows, ready.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +152,10 @@ class _RowCatalogue:
         for n, r in zip(numbers.split(self.chunk), rows.split(self.chunk)):
             yield n, as_compute(self.source.embedding.tables[TABLE].gather(r))
 
-    def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
+    def look_up(self, batch: SequenceBatch) -> BatchItems:
         source = self.source
         lookup, indexed = look_up(batch, source.embedding, source.id_map, source.device)
-        return lookup.rows.detach(), indexed
+        return BatchItems(lookup.rows.detach(), indexed)
 
 
 class EncodedItems:
@@ -282,8 +284,8 @@ class _EncodedCatalogue:
             device = self.vectors.device
             yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
 
-    def look_up(self, batch: SequenceBatch) -> tuple[Tensor, SequenceBatch]:
-        return self.source.look_up(batch, self.vectors)
+    def look_up(self, batch: SequenceBatch) -> BatchItems:
+        return BatchItems(*self.source.look_up(batch, self.vectors))
 
 
 def _row_of_items(lookup: Lookup, inverse: Tensor, num_items: int) -> Tensor:

@@ -179,7 +179,7 @@ def maybe_switch(run: Run, step: int, step_ms: float) -> None:
 def agree_to_stop(run: Run, step: int, reports: StepReports) -> None:
     """Once any rank was told to stop: all do after this step, or where a map that learns has not looked past it."""
     if reports.told_to_stop and run.stop.last_step is None:
-        ahead = LOOK_AHEAD if run.state.id_map.learns else 0
+        ahead = LOOK_AHEAD if run.state.learns_ids else 0
         run.stop.last_step = min(step + ahead, run.timetable.total_steps)
 
 

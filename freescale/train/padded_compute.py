@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import PaddedBatch, PaddedViews
 
 RECORD_AT = 4
@@ -32,6 +33,7 @@ MOST_RECORDINGS = 16
 """Each takes 10 to 60 MB of the driver's memory."""
 
 _MOST_FAILURES = 3
+_MOST_RARE = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +104,35 @@ class Recorder:
             self._tell = None
 
 
+@dataclass(frozen=True, eq=False)
+class WholeStep:
+    """What a step does beside loss and gradients, where it reads and updates rows and weights by itself.
+
+    Args:
+        table: whose rows batches name.
+        dropout_key: [1] where masks are drawn by it.
+        dense_lr: [] where the optimizer reads it.
+        update: scales gradients and moves weights; returns the norm of the gradients, if it was asked for.
+    """
+
+    table: EmbeddingTable
+    dropout_key: Tensor
+    dense_lr: Tensor
+    update: Callable[[], Tensor | None]
+
+
 class PaddedCompute:
     """Computes loss and gradients of padded batches; gradients lie in the same places after every one.
+
+    With `whole` a recording is the step: its numbers and rows are read, and rows and weights updated, inside. `flat`
+    holds all gradients of parameters one after the other, for those who add them up over ranks.
 
     Args:
         model: (rows, batch, layout) -> sum of the losses; the dense part, not wrapped.
         parameters: whose gradients are wanted.
         precision: a context in which the forward runs.
         recorder: records sizes that come often.
+        whole: what else is done in a step, inside.
     """
 
     def __init__(
@@ -119,14 +142,18 @@ class PaddedCompute:
         *,
         precision: Callable[[], AbstractContextManager[None]],
         recorder: Recorder,
+        whole: WholeStep | None = None,
     ) -> None:
+        self._whole = whole
+        self._norm: Tensor | None = None
         self._model, self._parameters, self._precision = model, list(parameters), precision
         self._recorder = recorder
         device = self._parameters[0].device
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._grads = [torch.zeros_like(param) for param in self._parameters]
+        self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
         self._rooms: dict[tuple[Any, ...], _RowRoom] = {}
+        self._rare = 0
         self._met: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
 
@@ -138,6 +165,9 @@ class PaddedCompute:
             return False
         self._met[padded.key] += 1
         if self._met[padded.key] < RECORD_AT:
+            self._rare += 1
+            if self._rare == _MOST_RARE and not self._recordings:
+                self._recorder.give_up(f"no size of a batch came {RECORD_AT} times in {_MOST_RARE} steps")
             return False
         if len(self._recordings) == MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
@@ -158,10 +188,21 @@ class PaddedCompute:
         else:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
-        assert self._used is not None
-        for param, grad, used in zip(self._parameters, self._grads, self._used):
-            param.grad = grad if used else None
+        self._hand_out()
         return self._loss, room.grad[: padded.real_rows]
+
+    def run_whole(self, padded: PaddedBatch) -> tuple[Tensor, Tensor | None]:
+        """A whole step; its loss, and the norm of the gradients if asked for. The next call overwrites both."""
+        found = self._recordings.get(padded.key)
+        if found is None:
+            assert self._whole is not None
+            weight = self._whole.table.weight
+            like = as_compute(weight.new_zeros(0, weight.shape[1]))
+            self._compute(self._room(like, padded), padded.views)
+        else:
+            found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
+            found.graph.replay()
+        return self._loss, self._norm
 
     def _room(self, rows: Tensor, padded: PaddedBatch) -> _RowRoom:
         """Rows that are not filled stay what they are: pads read the last one, which never is, and nothing the rest."""
@@ -172,6 +213,8 @@ class PaddedCompute:
         return self._rooms[key]
 
     def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
+        if self._whole is not None:
+            self._read_step(self._whole, room, views)
         with self._precision():
             loss = self._model(room.rows, views.batch, views.layout) / views.divisor
         # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
@@ -182,6 +225,33 @@ class PaddedCompute:
         with torch.no_grad():
             self._loss.copy_(loss.detach())
             torch._foreach_copy_([to for to, _ in pairs], [grad for _, grad in pairs])
+        if self._whole is not None:
+            self._update(self._whole, room, views)
+
+    @torch.no_grad()
+    def _read_step(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
+        """The numbers of the step, and the rows of its batch; behind the real ones stand numbers nobody reads."""
+        whole.dropout_key.copy_(views.numbers.dropout_key)
+        whole.dense_lr.copy_(views.numbers.dense_lr)
+        room.rows.copy_(whole.table.gather(views.unique))
+
+    @torch.no_grad()
+    def _update(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
+        """Rows, then weights."""
+        numbers = views.numbers
+        whole.table.apply_counted(views.unique, room.grad, numbers=numbers.rows, count=numbers.real_rows)
+        self._hand_out()
+        norm = whole.update()
+        if norm is not None:
+            # In one place, whichever recording has worked it out.
+            self._norm = torch.zeros_like(norm) if self._norm is None else self._norm
+            self._norm.copy_(norm)
+
+    def _hand_out(self) -> None:
+        """Gradients to the parameters that have some."""
+        assert self._used is not None
+        for param, grad, used in zip(self._parameters, self._grads, self._used):
+            param.grad = grad if used else None
 
     def _record(self, padded: PaddedBatch) -> bool:
         """Record the size of this batch, if all that its kernels read is among what travels with batches."""
@@ -197,6 +267,15 @@ class PaddedCompute:
             self._recordings[padded.key] = _Recording(graph, memory, again)
             padded.replayed.add(padded.key)
         return graph is not None
+
+
+def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """Zeros in one piece of memory, and in it those of each parameter; each begins on 16 bytes, as kernels like it."""
+    like = parameters[0]
+    wide = [-(-param.numel() // 4) * 4 for param in parameters]
+    flat = torch.zeros(sum(wide), dtype=like.dtype, device=like.device)
+    own = [part[: param.numel()].view_as(param) for part, param in zip(flat.split(wide), parameters)]
+    return flat, own
 
 
 class RecordedUpdate:

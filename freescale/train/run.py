@@ -34,7 +34,7 @@ class RunState:
         optimizer: of the dense part.
         owned: parameters of the dense part that this rank holds a part of.
         embedding: the tables.
-        id_map: raw ids to rows.
+        id_maps: of every table, raw ids to rows.
         extensions: what takes part in every step, the same objects as those of the step; their tensors are kept.
         recipe: the configuration, kept beside the tensors.
         data: what it learns from, kept, too.
@@ -45,7 +45,7 @@ class RunState:
     optimizer: torch.optim.Optimizer
     owned: OwnedParameters
     embedding: ShardedEmbedding
-    id_map: IdMap
+    id_maps: Mapping[str, IdMap]
     extensions: Sequence[StepExtension]
     recipe: Mapping[str, Any]
     data: DataDigest
@@ -53,6 +53,11 @@ class RunState:
 
     def __post_init__(self) -> None:
         check_names(self.extensions)
+
+    @property
+    def learns_ids(self) -> bool:
+        """Whether any map gives rows to ids in training."""
+        return any(each.learns for each in self.id_maps.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,18 +12,20 @@ from torch.nn.parallel import DistributedDataParallel
 from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
+from freescale.data import SequenceBatch
+from freescale.embedding import EmbeddingTable
 from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
 from freescale.kernels.runtime import Readback
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
-from freescale.train.dense_gradients import Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
-from freescale.train.padded_compute import PaddedCompute, RecordedUpdate, Recorder
+from freescale.train.padded_compute import PaddedCompute, RecordedUpdate, Recorder, WholeStep
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class TrainStep:
         transport: how they travel, and the numbers of a step.
         work: what a sequence of a length has to compute, kept with measured times.
         recorder: records steps of padded batches as CUDA graphs; without one batches must not be padded.
+        table: whose rows steps of padded batches read and update by themselves; they then come without rows.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class TrainStep:
         transport: str = "auto",
         work: SampleWork = WHOLE,
         recorder: Recorder | None = None,
+        table: EmbeddingTable | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
         self.extensions = tuple(extensions)
@@ -113,8 +117,16 @@ class TrainStep:
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
         self._model: nn.Module = model
-        self._sums = Sums()
-        if ranks.group is not None:
+        self._loss_weights: Callable[[SequenceBatch], Tensor] | None = getattr(
+            model.head, "loss_weights", None
+        )
+        self._sums: Sums | FlatSum = Sums()
+        self._flat_sum: FlatSum | None = None
+        if ranks.group is not None and recorder is not None:
+            self._sums = self._flat_sum = FlatSum(
+                ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
+            )
+        elif ranks.group is not None:
             self._model, self._sums = reduced_in_backward(
                 model,
                 ranks.group,
@@ -137,12 +149,21 @@ class TrainStep:
         self._padded: PaddedCompute | None = None
         if recorder is not None:
             own = [param for param in self._parameters if param.requires_grad]
-            self._padded = PaddedCompute(model, own, precision=self._precision, recorder=recorder)
             self._dense_lr = _recordable(optimizer, ranks.device)
+            whole = None
+            if table is not None:
+                whole = WholeStep(table, self._dropout_key, self._dense_lr, self._move_weights)
+            self._padded = PaddedCompute(
+                model, own, precision=self._precision, recorder=recorder, whole=whole
+            )
+            self._is_whole = whole is not None
             self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
 
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
+        if ready.padded is not None and self._is_whole:
+            with dropout_step(self._dropout_key):
+                return self._run_whole(ready.padded, ready)
         self._dropout_key.fill_(key_of_step(self._seed, ready.plan.step))
         with dropout_step(self._dropout_key):
             return self._run(ready, schedule)
@@ -189,6 +210,23 @@ class TrainStep:
                 norm = self._recorded_update.run()
         return StepResult(loss, None if norm is None else Readback(norm), counts, captured)
 
+    def _run_whole(self, padded: PaddedBatch, ready: ReadyBatch) -> StepResult:
+        """The same as one piece of work, in which everything lies where it is read; all of it can be one replay."""
+        assert self._padded is not None
+        for extension in self.extensions:
+            extension.begin(ready)
+        captured = self._padded.is_recorded(padded)
+        with self.timer.padded(ready.batch):
+            losses, norms = self._padded.run_whole(padded)
+        if not losses.is_cuda:
+            losses, norms = losses.clone(), None if norms is None else norms.clone()
+        loss, norm = Readback(losses), None if norms is None else Readback(norms)
+        counts = tuple(Readback(extension.counts(ready.plan.step)) for extension in self.extensions)
+        result = StepResult(loss, norm, counts, captured)
+        if loss.here:  # as above
+            self.check(ready.plan, ready.batch.samples["row"], result)
+        return result
+
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
         if math.isfinite(result.loss):
@@ -207,9 +245,14 @@ class TrainStep:
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         layouts = ready.layouts or (None,) * len(parts)
         tokens = max(1, ready.plan.global_tokens)
+        if self._loss_weights is not None:
+            # Tasks are divided by their own weight over all ranks, not by the number of tokens.
+            totals = self._ranks.sum_on_cpu(self._loss_weights(items.batch).cpu()).to(self._ranks.device)
+            parts = [part.with_samples(loss_weights=totals.expand(len(part), -1)) for part in parts]
+            tokens = 1
         for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
             with self._reduce_now(n == len(parts) - 1), self._precision():
-                loss = self._model(items.rows, part, layout) / tokens
+                loss = self._model(items.rows, part, layout, items.tables) / tokens
             with _in_this_thread():
                 loss.backward()
             total += loss.detach().double()
@@ -221,8 +264,13 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.is_recorded(padded)
-        with self.timer.replaying(ready.batch, replayed=captured):
-            loss, items.rows.grad = self._padded.run(items.rows, padded)
+        with self.timer.padded(ready.batch):
+            loss, grad = self._padded.run(items.rows, padded)
+            # Gradients of rows may still be on their way when the next step overwrites them.
+            items.rows.grad = grad if self._flat_sum is None else grad.clone()
+        if self._flat_sum is not None:
+            self.timer.handed_over()
+            self._flat_sum.start(self._padded.flat)
         return loss, captured
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:

@@ -149,6 +149,9 @@ def test_batches_hold_what_the_reference_says(given: dict[str, Any], split: Any,
         rows = np.flatnonzero(whole.lengths() > 0)
         batch = whole.batch(rows)
         found = {name: values.numpy() for name, values in {**batch.tokens, **batch.samples}.items()}
+        for prefix, index in (("", "item_index"), ("target_", "target_index")):
+            of_items = {name: values[batch.tokens[index]].numpy() for name, values in batch.items.items()}
+            found |= {prefix + name: values for name, values in of_items.items()}
         users = source.read(rows).users
     expected = reference(given, histories, as_text(given), split, users.tolist())
     assert set(expected) <= set(found)

@@ -90,4 +90,5 @@ def test_neither_thread_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         reports.flush()
+    run.accounts.close()  # in the middle of a watch
     record_into(None)

@@ -115,7 +115,8 @@ def test_nothing_waits_and_recorded_work_draws_by_the_key_it_finds() -> None:
     def step() -> tuple[torch.Tensor, torch.Tensor]:
         with dropout_step(key), dropout_batch(batch, layout):
             out = module(x)
-        return out, torch.autograd.grad(out, x, grad)[0]
+        # Without its graph, which would keep the node of `x` on the stream that the first call ran on.
+        return out.detach(), torch.autograd.grad(out, x, grad)[0]
 
     eager = []
     step()  # compiles

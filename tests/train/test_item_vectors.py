@@ -21,7 +21,7 @@ from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import ReadyBatch, ids_of, look_up
+from freescale.pipeline import ReadyBatch, ids_of, look_up
 from freescale.train.item_vectors import EncodedItems, IdItems
 from freescale.train.quality.evaluate import Evaluator
 from freescale.train.state.export import load_export, write_export

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from freescale.comm.world.ranks import Ranks
-from freescale.pipeline import TABLE, Padder
 from freescale.recipe import assembly, build_run, build_source, load_config
-from freescale.recipe.capture import why_not
+from freescale.recipe.capture import assemble_capture, why_not
 from freescale.train import Recorder as StepRecorder
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
@@ -37,9 +36,10 @@ def trained(tmp_path, *keys):
 def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, keys):
     plain, steps = trained(tmp_path / "plain", *EXACT, *keys)
 
-    def capture(config, ranks, progress, *, model, embedding, id_map):
-        rows = embedding.plans[TABLE].spec.num_rows
-        return Padder(CPU, longest=config.data.max_length, table_rows=rows), StepRecorder(CPU)
+    def capture(config, ranks, progress, *, embedding, lr_factor, **_):
+        return assemble_capture(
+            config, StepRecorder(CPU), ranks=ranks, embedding=embedding, lr_factor=lr_factor
+        )
 
     monkeypatch.setattr(assembly, "build_capture", capture)
     padded, ours = trained(tmp_path / "padded", *EXACT, *keys)
@@ -67,10 +67,17 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
     run, config, _ = small_run(tmp_path, *SMALL, key)
-    found = why_not(config, run.ranks, run.state.model, run.state.id_map)
+    found = why_not(config, run.state.model, run.state.id_map)
     assert found is None if reason is None else reason in found
 
 
+def test_large_batches_are_computed_as_usual(tmp_path):
+    run, config, _ = small_run(tmp_path, *SMALL)
+    assert why_not(config, run.state.model, run.state.id_map, usual_tokens=9_400) is None
+    found = why_not(config, run.state.model, run.state.id_map, usual_tokens=102_273)
+    assert "102,273 tokens" in found
+
+
 def test_capture_is_off_or_by_itself():
-    assert load_config(None, []).run.capture == "off"
-    assert load_config(None, ["run.capture=auto"]).run.capture == "auto"
+    assert load_config(None, []).run.capture == "auto"
+    assert load_config(None, ["run.capture=off"]).run.capture == "off"

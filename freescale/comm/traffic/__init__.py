@@ -5,10 +5,18 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.comm.traffic.bundle import Bundle
     from freescale.comm.traffic.channels import open_channel, open_channels, open_cpu_channel
     from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
     from freescale.comm.traffic.expert_exchange import ExpertExchange
     from freescale.comm.traffic.priority import Channels, Deadline, Gate, TrafficQueue
-    from freescale.comm.traffic.routing import OwnedKeys, Route, ask_owners, route_by_edges, route_by_owner
+    from freescale.comm.traffic.routing import (
+        OwnedKeys,
+        Route,
+        ask_owners,
+        route_by_edges,
+        route_by_owner,
+        routes_by_edges,
+    )
 else:
     __getattr__, __dir__ = open_door(__name__)

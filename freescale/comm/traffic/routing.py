@@ -15,7 +15,7 @@ Experts are not routed by this: a token has several owners, and its results are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from freescale.comm import Pending, Transport, agree_on_counts
 from freescale.kernels.rows import sum_by_row, unique
-from freescale.kernels.runtime import on_device
+from freescale.kernels.runtime import on_device, to_host
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,25 @@ def route_by_edges(keys: Tensor, edges: Tensor, *, channel: Transport, tell_larg
 
     `tell_largest`: everybody also learns the largest number of keys that travels between any two ranks.
     """
-    counts = torch.searchsorted(keys, edges).diff()
-    if not tell_largest:
-        return Route(*agree_on_counts(channel, counts))
-    # Beside its count everybody gets the sender's largest one, so that all ranks know the largest of all.
-    told = torch.stack([counts, counts.max().expand_as(counts)], dim=1)
+    return routes_by_edges([keys], [edges], channel=channel, tell_largest=tell_largest)[0]
+
+
+def routes_by_edges(
+    keys: Sequence[Tensor], edges: Sequence[Tensor], *, channel: Transport, tell_largest: bool = False
+) -> list[Route]:
+    """The routes of several lists of keys, each with edges of its own; all counts travel together."""
+    counts = [torch.searchsorted(one, borders).diff() for one, borders in zip(keys, edges)]
+    if len(counts) == 1 and not tell_largest:
+        return [Route(*agree_on_counts(channel, counts[0]))]
+    told = torch.stack(counts, dim=1)
+    if tell_largest:
+        # Beside its counts everybody gets the sender's largest ones, so that all ranks know the largest of all.
+        told = torch.cat([told, told.amax(0).expand_as(told)], dim=1)
     ones = [1] * channel.num_ranks
-    heard = channel.start(told, send=ones, receive=ones).wait()
-    return Route(counts.tolist(), heard[:, 0].tolist(), largest=int(heard[:, 1].max()))
+    heard = to_host(channel.start(told.contiguous(), send=ones, receive=ones).wait())
+    own, num = to_host(told), len(counts)
+    largest = heard[:, num:].amax(0).tolist() if tell_largest else [0] * num
+    return [Route(own[:, n].tolist(), heard[:, n].tolist(), largest=int(largest[n])) for n in range(num)]
 
 
 def route_by_owner(owner: Tensor, *, channel: Transport) -> Route:

@@ -115,6 +115,10 @@ class SyntheticSource:
         ids = np.flatnonzero(counts)
         return ItemCatalog(ids=ids, counts=counts[ids], train_counts=train_counts[ids])
 
+    def known_ids(self, table: str) -> IntArray | None:
+        """Ids of events and users are closed lists."""
+        return None
+
     def item_features(self) -> ItemFeatures:
         """What is known of the items."""
         longest = {name: int(self.statistics[name]["longest"]) for name in ("genres",) if name in self.schema}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from freescale.kernels.runtime.transfers import (
         Alone,
         Carrier,
+        HostRoom,
         Parcel,
         Sealed,
         on_device,

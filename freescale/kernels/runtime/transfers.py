@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,7 +71,28 @@ class Sealed:
         return self.add()
 
 
-class Parcel:
+class HostRoom:
+    """Memory that tables are written into one after the other, each beginning at a multiple of 16.
+
+    Args:
+        flat: its bytes.
+
+    `filled` are the bytes taken so far.
+    """
+
+    def __init__(self, flat: npt.NDArray[np.uint8]) -> None:
+        self._flat = flat
+        self.filled = 0
+
+    def room_for(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array in it, to be filled; there must be room."""
+        kind = np.dtype(dtype)
+        begin, end = self.filled, self.filled + kind.itemsize * math.prod(shape)
+        self.filled = _aligned(end)
+        return self._flat[begin:end].view(kind).reshape(shape)
+
+
+class Parcel(HostRoom):
     """Tables that travel together: each is put in when it is made, and one copy brings all of them to the device.
 
     Apart, a table of a few KB takes longer to send than to make. What is returned may be read after `send`.
@@ -85,11 +107,10 @@ class Parcel:
     """
 
     def __init__(self, device: torch.device, *, room: int, into: Tensor | None = None) -> None:
-        self.device = device
         self._host = torch.empty(room, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._flat = self._host.numpy()
+        super().__init__(self._host.numpy())
+        self.device = device
         self.memory = torch.empty(room, dtype=torch.uint8, device=device) if into is None else into
-        self.filled = 0
         self.wanted = 0
         self.shapes: Shapes = []
         self.filled_in: list[tuple[Any, Shapes]] = []
@@ -101,28 +122,26 @@ class Parcel:
 
     def fill(self, name: Any, shapes: Shapes, fill: Fill) -> tuple[Tensor, ...]:
         """Arrays of int64 that `fill` writes straight into the parcel, as tensors on the device."""
-        if self.filled + 8 * sum(math.prod(shape) + 1 for shape in shapes) > len(self._flat):
+        ends = list(accumulate((_aligned(8 * math.prod(shape)) for shape in shapes), initial=self.filled))
+        # Exactly what they take, as `add` counts it: what is put in by `add` has no name to be filled by again.
+        if ends[-2] + 8 * math.prod(shapes[-1]) > len(self._flat):
             arrays = [np.empty(shape, np.int64) for shape in shapes]
             fill(arrays)
             return self.add(*arrays)
         self.filled_in.append((name, shapes))
-        begin = self.filled
         fill([self.room_for(shape, np.int64) for shape in shapes])
-        found = []
-        for shape in shapes:
-            end = begin + 8 * math.prod(shape)
-            found.append(self.memory[begin:end].view(torch.int64).view(shape))
-            begin = _aligned(end)
-        return tuple(found)
+        return tuple(
+            self.memory[begin : begin + 8 * math.prod(shape)].view(torch.int64).view(shape)
+            for begin, shape in zip(ends, shapes)
+        )
 
     def room_for(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An array in the parcel, to be filled; there must be room."""
-        kind = np.dtype(dtype)
-        begin, end = self.filled, self.filled + kind.itemsize * math.prod(shape)
-        self.shapes.append((kind.itemsize, *shape))
-        self.filled = _aligned(end)
+        begin = self.filled
+        self.shapes.append((np.dtype(dtype).itemsize, *shape))
+        made = super().room_for(shape, dtype)
         self.wanted += self.filled - begin
-        return self._flat[begin:end].view(kind).reshape(shape)
+        return made
 
     def _add(self, x: Array) -> Tensor:
         begin, end = self.filled, self.filled + x.nbytes

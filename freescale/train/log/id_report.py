@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor
 from freescale.balance import StepPlan
 from freescale.comm.world import Ranks
 from freescale.embedding import COUNTS, MOST_TOLD, IdMap, advice, gather_ids, learns_ids, merged
-from freescale.pipeline import ReadyBatch
+from freescale.pipeline import TABLE, ReadyBatch
+
+
+def id_reports(id_maps: Mapping[str, IdMap], ranks: Ranks) -> list[IdReport]:
+    """One for every table; that of items is called as if there were no other."""
+    return [IdReport(id_map, ranks, table="" if name == TABLE else name) for name, id_map in id_maps.items()]
 
 
 class IdReport:
@@ -20,12 +26,14 @@ class IdReport:
     Args:
         id_map: raw ids to rows.
         ranks: who holds parts of it.
+        table: whose map it is, where there are several.
     """
 
-    name = "ids"
     needs_last_step = False
 
-    def __init__(self, id_map: IdMap, ranks: Ranks) -> None:
+    def __init__(self, id_map: IdMap, ranks: Ranks, *, table: str = "") -> None:
+        self.name = f"ids_{table}" if table else "ids"
+        self._prefix = f"{table}_" if table else ""
         self._map = id_map
         self._ids = id_map if learns_ids(id_map) else None
         self._ranks = ranks
@@ -52,8 +60,8 @@ class IdReport:
         named = dict(zip(COUNTS, counts))
         for name, count in named.items():
             self._totals[name] += count
-        return {f"id_{name}": count for name, count in named.items()} | {
-            "id_occupancy": occupied / self._ids.num_slots
+        return {f"{self._prefix}id_{name}": count for name, count in named.items()} | {
+            f"{self._prefix}id_occupancy": occupied / self._ids.num_slots
         }
 
     def picture(self) -> dict[str, Any] | None:

@@ -22,13 +22,16 @@ from freescale.model import (
     make_encoder,
     make_head,
     retrieves,
+    scores_candidates,
 )
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
+from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens
 from freescale.version import __version__
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
+_FEATURES = 3  # as 2, and requests say more than items and times
 _CHUNK_ITEMS = 65_536
 
 
@@ -42,17 +45,24 @@ def write_export(
     facts: Mapping[str, Any],
     head: Mapping[str, Any] | None = None,
     names: ItemNames | None = None,
+    features: ExportFeatures | None = None,
 ) -> Path:
     """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
 
     `head` is the kind of the head and its options in the recipe, for one that does not say itself what makes it again.
-    `names` are the user's own ids of the items of the catalogue; numbers unless given.
+    `names` are the user's own ids of the items of the catalogue; numbers unless given. `features` are those of events
+    and users, which come with requests; then there is a file for each of their tables, too.
     """
     from safetensors.torch import save_file
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(
             "the export folder is not empty or no folder", got=out, next_step="choose another folder"
+        )
+    if model.tokens is not None and features is None:
+        raise DataError(
+            "this model reads features of events or users, and an export keeps how",
+            next_step="write_export(..., features=...), as `freescale export` does",
         )
     kept_head = export_facts(model.head, **(head or {}))
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
@@ -62,17 +72,20 @@ def write_export(
         dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(dense, staged / "model.safetensors")
         names = names or ItemNames(catalog)
-        _write_items(staged / "items.parquet", items, catalog, names)
-        fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet")
+        more = {} if features is None else features.item_columns()
+        _write_items(staged / "items.parquet", items, catalog, names, more)
+        asked, files = (None, []) if features is None else features.write(staged)
+        fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet", *files)
         manifest = {
             "format": _FORMAT,
-            "version": _VERSION,
+            "version": _VERSION if asked is None else _FEATURES,
             "freescale": __version__,
             "encoder": dict(encoder),
             "head": kept_head,
             "num_items": len(catalog),
             "item_ids": names.kind,
             "fingerprint": fingerprint,
+            **({} if asked is None else {"features": asked}),
             **facts,
         }
         (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -94,7 +107,9 @@ def _fingerprint(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemNames) -> None:
+def _write_items(
+    path: Path, items: ItemEncoder, catalog: IntArray, names: ItemNames, more: Mapping[str, Any]
+) -> None:
     """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -108,6 +123,7 @@ def _write_items(path: Path, items: ItemEncoder, catalog: IntArray, names: ItemN
             columns = {"item": catalog[index], "vector": pa.FixedSizeListArray.from_arrays(flat, dim)}
             if names.words is not None:
                 columns["word"] = names.words.take(pa.array(index))
+            columns |= {name: values[index] for name, values in more.items()}
             table = pa.table(columns)
             writer = writer or pq.ParquetWriter(path, table.schema)
             writer.write_table(table)
@@ -160,7 +176,7 @@ def _read_export(
     from safetensors.torch import load_file
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != _FORMAT or manifest["version"] not in (1, _VERSION):
+    if manifest["format"] != _FORMAT or manifest["version"] not in _versions(manifest):
         raise ValueError("not an export of this version")
     dense = load_file(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
@@ -175,9 +191,22 @@ def _read_export(
     items = table.column("item").to_numpy()
     names = ItemNames(items, manifest.get("item_ids", "int64"), words)
     vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
+    features = None
+    if "features" in manifest:
+        features = ServedFeatures.read(folder, manifest["features"], table, dtype)
     return ExportedModel(
-        model=model, items=items, vectors=as_compute(vectors), manifest=manifest, names=names
+        model=model,
+        items=items,
+        vectors=as_compute(vectors),
+        manifest=manifest,
+        names=names,
+        features=features,
     )
+
+
+def _versions(manifest: Mapping[str, Any]) -> tuple[int, ...]:
+    """Versions of the format that a manifest can be of."""
+    return (_FEATURES,) if "features" in manifest else (1, _VERSION)
 
 
 def _make_model(
@@ -192,9 +221,10 @@ def _make_model(
         _check_class(given[family][0], family, given[family][1])
     with registry.offered(makers, named={family: given[family][1] for family in makers}):
         made = make_head(facts["name"], dim=shape["dim"], options=facts["options"])
-        if not retrieves(made):
+        if not (retrieves(made) or scores_candidates(made)):
             raise ValueError(f"head {facts['name']!r} has no queries and candidates")
-        return Recommender(encoder=make_encoder(**shape, dropout=0.0), head=made)
+        tokens = make_tokens(manifest)
+        return Recommender(encoder=make_encoder(**shape, dropout=0.0), head=made, tokens=tokens)
 
 
 def _giver(part: torch.nn.Module) -> Callable[..., torch.nn.Module]:

@@ -21,6 +21,28 @@ from freescale.embedding import EmbeddingTable
 from freescale.train.state.shards import Bytes, Held, Piece, Source, lay_out
 
 
+class _HostMemory(mmap.mmap):
+    """Memory of the host, given back to the system when nobody holds it any more; before, the driver lets go of it.
+
+    A driver that still thinks it owns these addresses would copy to and from the pages that once were there, whatever
+    lies there by then.
+    """
+
+    _pinned: tuple[int, torch.device] | None = None
+
+    def pin(self, address: int, num_bytes: int, device: torch.device) -> None:
+        """Let a GPU copy into it by itself; where the system refuses, copies are slower."""
+        with torch.cuda.device(device):  # a thread of its own starts on the first GPU
+            if int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)) == 0:
+                self._pinned = (address, device)
+
+    def __del__(self) -> None:
+        if self._pinned is not None:
+            address, device = self._pinned
+            with contextlib.suppress(Exception), torch.cuda.device(device):  # the driver may have gone before
+                torch.cuda.cudart().cudaHostUnregister(address)
+
+
 class Staging:
     """Memory that tensors are copied aside to. It is kept: only the first save waits for the system to hand it out."""
 
@@ -48,19 +70,14 @@ class Staging:
             self._make(num_bytes, device)
 
     def _make(self, num_bytes: int, device: torch.device) -> None:
-        if self._room is not None and device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.cudart().cudaHostUnregister(self._room.data_ptr())
         self._room = None
-        memory = mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE))
+        memory = _HostMemory(-1, max(num_bytes, mmap.PAGESIZE))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         room = torch.frombuffer(memory, dtype=torch.uint8)
         room.zero_()  # pages are handed out on first use
         if device.type == "cuda":
-            # The GPU copies into it by itself then; where the system refuses, copies are slower.
-            with torch.cuda.device(device):  # a thread of its own starts on the first GPU
-                torch.cuda.cudart().cudaHostRegister(room.data_ptr(), len(room), 0)
+            memory.pin(room.data_ptr(), len(room), device)
         self._room = room
 
 

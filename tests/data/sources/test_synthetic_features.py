@@ -34,11 +34,14 @@ def test_batches_carry_all_of_it_in_any_order() -> None:
     batch, alone = whole.batch([5, 3]), whole.batch([3])
     start = int(batch.offsets[1])
     for name, values in alone.tokens.items():
-        assert values.equal(batch.tokens[name][start:]), name
+        if name.endswith("_index"):  # to the items of either batch
+            assert alone.items["item"][values].equal(batch.items["item"][batch.tokens[name][start:]])
+        else:
+            assert values.equal(batch.tokens[name][start:]), name
     for name, values in alone.samples.items():
         assert values.equal(batch.samples[name][1:]), name
-    assert batch.tokens["genres"].shape[1] == 2
-    assert (batch.tokens["genres"][:, 1] == NONE).any()
+    assert batch.items["genres"].shape[1] == 2
+    assert (batch.items["genres"][:, 1] == NONE).any()
     known = batch.tokens["watched"][~batch.tokens["watched.none"]]
     assert abs(float(known.mean())) < 1
     assert not [name for name in batch.tokens if name.startswith(("target_watched", "target_action"))]

@@ -60,7 +60,7 @@ def test_runs_hold_every_tile_once(lengths, programs, window):
     if tiles:
         limit = -(-len(tiles) // programs)
         assert runs[:, 4].max() <= limit
-        again = joined(work._pair_tiles(32, 32, mask), limit=limit)
+        again = joined(work._pair_tiles(32, 32, mask), size=32, limit=limit)
         assert sorted(again.tolist()) == sorted(runs.tolist())
 
 
@@ -68,7 +68,7 @@ def test_runs_hold_every_tile_once(lengths, programs, window):
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=8),
     pads=st.integers(0, 200),
-    longer=st.integers(0, 100),
+    longer=st.sampled_from([0, 3, 100, 4000]),
 )
 def test_lists_of_padded_batches_have_sizes_that_no_length_changes(lengths, pads, longer):
     room = LayoutRoom(tokens=sum(lengths) + pads, longest=max(1, *lengths) + longer)
@@ -124,3 +124,16 @@ def groups_of(plan):
         for chunk in chunks[begin:end]
         for row in order[starts[chunk] : starts[chunk + 1]]
     }
+
+
+@given(
+    lengths=st.lists(st.integers(0, 600), min_size=1, max_size=8),
+    longer=st.integers(0, 4000),
+    block=st.sampled_from([16, 32, 128]),
+)
+def test_there_is_room_for_all_pairs_of_tiles(lengths, longer, block):
+    """Also where few sequences have all tokens; compiled loops would write past the end of a shorter list."""
+    room = LayoutRoom(tokens=sum(lengths), longest=max(1, *lengths) + longer)
+    tiles = [-(-length // block) for length in lengths]
+    assert sum(tiles) <= room.tiles(len(lengths), block)
+    assert sum(n * (n + 1) // 2 for n in tiles) <= room.pairs(len(lengths), block)

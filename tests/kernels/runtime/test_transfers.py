@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.kernels.runtime.transfers import pack, to_device, to_host, unpack
+from freescale.kernels.runtime.transfers import Parcel, pack, to_device, to_host, unpack
 
 ARRAYS = st.lists(
     st.tuples(st.sampled_from([np.int64, np.int32, bool]), st.integers(0, 9), st.integers(1, 5)), max_size=5
@@ -39,3 +39,26 @@ def test_results_come_back_whole():
 def test_what_is_on_the_cpu_stays_there():
     values = torch.arange(5)
     assert to_host(values) is values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lists=st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), min_size=1), max_size=4),
+    more=st.integers(-40, 40),
+)
+def test_a_parcel_names_all_that_was_filled_into_it(lists, more):
+    """Also where it fits exactly: what has no name would be left out when the next parcel is filled."""
+
+    def filled(room):
+        parcel = Parcel(torch.device("cpu"), room=max(0, room))
+        for n, shapes in enumerate(lists):
+            parcel.fill(n, shapes, lambda arrays: [x.fill(1) for x in arrays])
+        return parcel
+
+    large = filled(10_000)
+    parcel = filled(large.filled + more)
+    assert parcel.wanted == large.filled
+    assert large.filled_in == list(enumerate(lists))
+    if len(parcel.tensors()) == 1:
+        assert parcel.filled_in == large.filled_in
+        assert parcel.filled == large.filled

@@ -23,7 +23,7 @@ def go(folder: Path, *keys: str) -> list[dict[str, object]]:
 
 
 def test_the_first_line_says_from_where_how_old_and_what_has_changed(tmp_path: Path) -> None:
-    first = go(tmp_path, "run.steps=2")
+    first = go(tmp_path, "run.steps=2", "data.workers=0")
     assert first[0]["event"] == "start", "nothing is resumed"
     again = go(tmp_path, "run.steps=3", "data.workers=1")[0]
     assert again["event"] == "resume"

@@ -29,9 +29,11 @@ class LayoutRoom(NamedTuple):
         """Most pairs of tiles, a tile with itself and with those before it in its sequence.
 
         Pairs grow with the square of a length, so most there are where sequences have one token or all they may have:
-        the bound is the straight line between these two.
+        the bound is the straight line between these two. Where it is steeper than a pair a token, most there are where
+        all tokens are in long sequences and the others have none.
         """
         most = -(-self.longest // block)
         slope = (most * (most + 1) // 2 - 1) / max(1, (most - 1) * block)
-        tokens = max(0, self.tokens - num_sequences)
-        return min(num_sequences * most * (most + 1) // 2, num_sequences + math.ceil(tokens * slope))
+        short = num_sequences if slope < 1 else 0
+        by_tokens = short + math.ceil(max(0, self.tokens - short) * slope)
+        return min(num_sequences * most * (most + 1) // 2, by_tokens)

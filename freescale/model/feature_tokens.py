@@ -1,0 +1,186 @@
+"""FeatureTokens: where features of events and users go in the sequence that an encoder sees.
+
+    join     added to the token of their event, or of every event of the user
+    front    a token of their own, before the history
+    after    a token of their own, behind their event
+
+    events      e0          e1          e2              user features u, v in front, an outcome o behind its event
+    sequence    u v e0 o0   e1 o1       e2 o2           causal attention: an event sees the user, and what came of
+    states for the head ↑       ↑           ↑           earlier events; what comes next is predicted behind the outcome
+
+An outcome is joined to events that have happened. A candidate has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from freescale.data import Feature, SequenceBatch, TokenRule
+from freescale.kernels import SequenceLayout
+from freescale.kernels.runtime import on_device
+from freescale.model.feature_join import FeatureJoin, How
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """What an encoder is given.
+
+    Args:
+        vectors: [T', D] one a token.
+        batch: carries "time" and "target_time" of every token, where the batch does.
+        layout: of the tokens.
+        states: [T] for each event, the last token that belongs to it; None: the event's own.
+    """
+
+    vectors: Tensor
+    batch: SequenceBatch
+    layout: SequenceLayout
+    states: Tensor | None
+
+
+class FeatureTokens(nn.Module):
+    """Puts features of events and users into sequences.
+
+    Args:
+        features: of events and users, in the order of the schema; those of items are part of item vectors.
+        widths: of the rows of every table.
+        dim: width of tokens.
+        how: how joined features are put together.
+    """
+
+    def __init__(
+        self, features: Sequence[Feature], *, widths: Mapping[str, int], dim: int, how: How = "sum"
+    ) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"widths": widths, "dim": dim}
+
+        def chosen(place: str, owner: str) -> list[Feature]:
+            return [each for each in features if each.place == place and each.of == owner]
+
+        events, users = chosen("join", "event"), chosen("join", "user")
+        self.events = FeatureJoin(events, **options, how=how) if events else None
+        self.users = FeatureJoin(users, **options, how=how) if users else None
+        self.front = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("front", "user"))
+        self.after = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("after", "event"))
+        # Tokens of their own are no items: what they are is learnt, a vector for each.
+        self.kind = (
+            nn.Parameter(torch.zeros(len(self.front) + len(self.after), dim)) if self.extends else None
+        )
+
+    @property
+    def extends(self) -> bool:
+        """Whether there are tokens besides those of events."""
+        return len(self.front) + len(self.after) > 0
+
+    @property
+    def rule(self) -> TokenRule:
+        """How many tokens histories become."""
+        return TokenRule(len(self.front), len(self.after))
+
+    def tables(self) -> set[str]:
+        """Whose rows are needed."""
+        return {table for part in self.modules() if isinstance(part, FeatureJoin) for table in part.tables()}
+
+    def joined(self, vectors_TD: Tensor, batch: SequenceBatch, rows: Mapping[str, Tensor]) -> Tensor:
+        """[T, D] vectors of events from those of their items."""
+        if self.events is not None:
+            vectors_TD = vectors_TD + self.events(batch.tokens, rows)
+        if self.users is not None:
+            owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
+            owner = on_device(owner, vectors_TD.device)
+            vectors_TD = vectors_TD + self.users(batch.samples, rows).index_select(0, owner)
+        return vectors_TD
+
+    def forward(
+        self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout, rows: Mapping[str, Tensor]
+    ) -> TokenSequence:
+        """The sequence of a batch, from the vectors of its items and the unique rows of every table."""
+        vectors_TD = self.joined(vectors_TD, batch, rows)
+        if not self.extends:
+            return TokenSequence(vectors_TD, batch, layout, None)
+        assert self.kind is not None
+        places = _Places.of(batch.offsets.numpy(), self.rule)
+        kinds = iter(self.kind)
+        used = on_device(torch.from_numpy(places.samples), vectors_TD.device)
+        front = [
+            (part(batch.samples, rows) + next(kinds)).index_select(0, used).to(vectors_TD.dtype)
+            for part in self.front
+        ]
+        after = [(part(batch.tokens, rows) + next(kinds)).to(vectors_TD.dtype) for part in self.after]
+        order, back = (on_device(torch.from_numpy(each), vectors_TD.device) for each in places.order)
+        vectors: Tensor = _Reordered.apply(torch.cat([*front, vectors_TD, *after]), order, back)  # type: ignore[no-untyped-call]
+        tokens: dict[str, Tensor] = {
+            name: batch.tokens[name].index_select(
+                0, on_device(torch.from_numpy(places.event), vectors.device)
+            )
+            for name in ("time", "target_time")
+            if name in batch.tokens
+        }
+        longer = SequenceBatch(
+            offsets=torch.from_numpy(places.offsets), tokens=tokens, samples={"row": batch.samples["row"]}
+        )
+        last = on_device(torch.from_numpy(places.last), vectors.device)
+        return TokenSequence(vectors, longer, SequenceLayout(longer.offsets, device=vectors.device), last)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the tokens of longer sequences come from.
+
+    Args:
+        offsets: [B + 1] of the longer sequences.
+        order: [T'] for each token, its place among all front tokens, feature by feature, then events, then all tokens
+            behind events, feature by feature; and the other way round.
+        event: [T'] for each token, the event whose times it has: the first one for those in front.
+        last: [T] for each event, the last token that belongs to it.
+        samples: those that have events.
+    """
+
+    offsets: np.ndarray
+    order: tuple[np.ndarray, np.ndarray]
+    event: np.ndarray
+    last: np.ndarray
+    samples: np.ndarray
+
+    @classmethod
+    def of(cls, offsets: np.ndarray, rule: TokenRule) -> _Places:
+        lengths = np.diff(offsets)
+        longer = np.concatenate([[0], np.cumsum(rule.tokens(lengths))]).astype(np.int64)
+        samples = np.flatnonzero(lengths)
+        num_events = int(offsets[-1])
+        width = 1 + rule.after
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        first = longer[owner] + rule.front + (np.arange(num_events) - offsets[owner]) * width
+        back = np.concatenate(
+            [
+                *(longer[samples] + n for n in range(rule.front)),
+                first,
+                *(first + n for n in range(1, width)),
+            ]
+        ).astype(np.int64)
+        events = np.concatenate(
+            [np.tile(offsets[samples], rule.front), *([np.arange(num_events)] * width)]
+        ).astype(np.int64)
+        order = np.empty_like(back)
+        order[back] = np.arange(len(back))
+        return cls(longer, (order, back), events[order], (first + rule.after).astype(np.int64), samples)
+
+
+class _Reordered(torch.autograd.Function):
+    """Rows in another order; each goes to one place, so the gradient is a gather, too."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return values.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return grads[0].index_select(0, back), None, None

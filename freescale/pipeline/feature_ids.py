@@ -1,0 +1,134 @@
+"""Ids of all features of a batch: which tables they ask, and where the answers go.
+
+    batch.items["artist"]    ┐                           ┌ batch.items["artist.slot"]
+    batch.tokens["similar"]  ├─ ids of one table ─ rows ─┤ batch.tokens["similar.slot"]
+    batch.samples["country"] ┘   (one call a table)      └ ...
+
+A slot says where the row of an id stands among the unique rows of its table (`data/slots.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from freescale.data import FIRST, NO_ID, NONE, PAD, SLOT, SequenceBatch
+from freescale.embedding import IdMap
+from freescale.errors import DataError
+from freescale.kernels.runtime import on_device
+
+Domain = Literal["tokens", "samples", "items"]
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """A feature that has rows in a table.
+
+    Args:
+        name: of the feature, as batches have it.
+        domain: which part of a batch has it.
+        table: where its rows are.
+        several: whether it is a list of values, [n, longest].
+    """
+
+    name: str
+    domain: Domain
+    table: str
+    several: bool = False
+
+
+class FeatureIds:
+    """Turns the ids of batches into rows and slots.
+
+    Args:
+        columns: features that have rows.
+        id_maps: of every table.
+    """
+
+    def __init__(self, columns: Iterable[IdColumn], id_maps: Mapping[str, IdMap]) -> None:
+        self._columns: dict[str, list[IdColumn]] = {name: [] for name in id_maps}
+        for column in columns:
+            self._columns[column.table].append(column)
+        self._maps = id_maps
+
+    def of(self, *domains: Domain) -> FeatureIds:
+        """The same for some parts of a batch, and the tables they ask."""
+        kept = [one for column in self._columns.values() for one in column if one.domain in domains]
+        tables = {one.table for one in kept}
+        return FeatureIds(kept, {name: ids for name, ids in self._maps.items() if name in tables})
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What is asked, in an order that is the same on every rank."""
+        return tuple(self._columns)
+
+    def rows(self, batch: SequenceBatch, *, step: int | None = None) -> dict[str, Tensor]:
+        """The rows a batch asks of every table, for all its features one after the other."""
+        return {table: self._rows(table, batch, step) for table in self._columns}
+
+    def _rows(self, table: str, batch: SequenceBatch, step: int | None) -> Tensor:
+        columns = self._columns[table]
+        try:
+            return self._maps[table].rows(_known_ids(batch, columns), step=step)
+        except DataError as error:
+            if table == "item":
+                raise
+            # A map does not know whose it is, and speaks of the table of items.
+            raise DataError(
+                f"{', '.join(column.name for column in columns)}: {error.what.split(':')[0]}",
+                got=error.got,
+                allowed=error.allowed,
+                next_step=f"set tables.{table}.rows to more than the largest id, or tables.{table}.map=hash with rows",
+            ) from None
+
+    def with_slots(
+        self, batch: SequenceBatch, inverse: Mapping[str, Tensor], *, device: torch.device
+    ) -> SequenceBatch:
+        """The batch on its device, with slots beside the ids.
+
+        Args:
+            batch: as it came from the loader, on the CPU.
+            inverse: of every table, where each of its `rows` stands among the unique ones.
+            device: where the model computes.
+        """
+        slots: dict[Domain, dict[str, Tensor]] = {"tokens": {}, "samples": {}, "items": {}}
+        for table, columns in self._columns.items():
+            known = [_of(batch, column) != NONE for column in columns]
+            parts = inverse[table].split([int(each.sum()) for each in known])
+            for column, there, found in zip(columns, known, parts, strict=True):
+                slots[column.domain][column.name + SLOT] = _slots(column, there, found, device)
+        moved = batch.to(device, non_blocking=True)
+        return (
+            moved.with_tokens(**slots["tokens"]).with_samples(**slots["samples"]).with_items(**slots["items"])
+        )
+
+
+def _of(batch: SequenceBatch, column: IdColumn) -> Tensor:
+    features: dict[str, Tensor] = getattr(batch, column.domain)
+    return features[column.name]
+
+
+def _known_ids(batch: SequenceBatch, columns: Sequence[IdColumn]) -> Tensor:
+    ids = [_of(batch, column) for column in columns]
+    known = [each[each != NONE] for each in ids]
+    return torch.cat(known) if known else torch.zeros(0, dtype=torch.int64)
+
+
+def _slots(column: IdColumn, known: Tensor, found: Tensor, device: torch.device) -> Tensor:
+    send: Callable[[Tensor], Tensor] = lambda values: on_device(values, device)  # noqa: E731
+    found = send(found) + FIRST
+    if bool(known.all()):
+        return found.view(known.shape)
+    empty = torch.full(known.shape, PAD if column.several else NO_ID, dtype=torch.int64)
+    if column.several:
+        empty[~known.any(1), 0] = NO_ID
+    return (
+        send(empty)
+        .flatten()
+        .index_copy(0, send(known.flatten().nonzero().flatten()), found)
+        .view(known.shape)
+    )

@@ -1,0 +1,112 @@
+"""The parts of a model that read features: vectors of items, and tokens of events and users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from freescale.recipe.keys import key
+from freescale.recipe.run_tables import table_widths
+
+if TYPE_CHECKING:
+    from freescale.comm.world import Ranks
+    from freescale.data import BatchFeatures
+    from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
+    from freescale.model import FeatureJoin, FeatureTokens, Recommender
+    from freescale.recipe.config import Config
+    from freescale.recipe.run_tables import RunTables
+    from freescale.train import ExportFeatures, FeaturedItems
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensSection:
+    """How features become tokens."""
+
+    join: Literal["sum", "mlp"] = key(
+        "sum", "features of one event or item: added up, or put together by one hidden layer"
+    )
+
+
+def problems(config: Config) -> list[str]:
+    """Every mistake in these keys shows in one key alone."""
+    return []
+
+
+def build_item_join(config: Config, features: BatchFeatures) -> FeatureJoin:
+    """What makes the vectors of items."""
+    from freescale.model import FeatureJoin
+    from freescale.recipe.features import item_features
+
+    return FeatureJoin(item_features(features.schema), **_shape(config, features))
+
+
+def build_tokens(config: Config, features: BatchFeatures) -> FeatureTokens | None:
+    """What puts features of events and users into sequences; None where there are none."""
+    from freescale.model import FeatureTokens
+    from freescale.recipe.features import token_features
+
+    wanted = token_features(config, features.schema)
+    return FeatureTokens(wanted, **_shape(config, features)) if wanted else None
+
+
+def build_featured_items(
+    config: Config, ranks: Ranks, features: BatchFeatures, *, model: Recommender, tables: RunTables
+) -> FeaturedItems:
+    """Where the vectors of items with features come from."""
+    from freescale.model import FeatureJoin
+    from freescale.train import FeaturedItems
+
+    assert isinstance(model.items, FeatureJoin)
+    assert tables.features is not None
+    return FeaturedItems(
+        join=model.items,
+        features=features,
+        ids=tables.features,
+        of_tokens=frozenset(() if model.tokens is None else model.tokens.tables()),
+        embedding=tables.embedding,
+        work=shared_work(config, ranks, len(features.source.items.ids)),
+        device=ranks.device,
+    )
+
+
+def export_features(
+    config: Config,
+    features: BatchFeatures | None,
+    *,
+    embedding: ShardedEmbedding,
+    id_maps: Mapping[str, IdMap],
+) -> ExportFeatures | None:
+    """What an export keeps of features; None where requests say nothing but items and times."""
+    from freescale.recipe.features import token_features
+    from freescale.train import ExportFeatures
+
+    wanted = [] if features is None else token_features(config, features.schema)
+    if features is None or not wanted:
+        return None
+    return ExportFeatures(
+        features=features,
+        tokens=[each.name for each in wanted],
+        widths=table_widths(config, features),
+        join=config.tokens.join,
+        embedding=embedding,
+        id_maps=id_maps,
+    )
+
+
+def shared_work(config: Config, ranks: Ranks, num_items: int) -> ShardedCompute:
+    """Which rank computes the vectors of which items, and how they travel."""
+    from freescale.embedding import ShardedCompute
+    from freescale.recipe.comm import channel
+
+    ways: dict[str, Any] = {}
+    if ranks.group is not None:
+        numbers = channel(config, ranks)
+        on_cpu = ranks.device.type == "cpu"
+        vectors = numbers if on_cpu else channel(config, ranks, device=ranks.device)
+        ways = {"numbers": numbers, "vectors": vectors}
+    return ShardedCompute(num_items, **ways)
+
+
+def _shape(config: Config, features: BatchFeatures) -> dict[str, Any]:
+    return {"widths": table_widths(config, features), "dim": config.model.dim, "how": config.tokens.join}

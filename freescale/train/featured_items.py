@@ -1,0 +1,119 @@
+"""FeaturedItems: item vectors from their rows and from what else is known of them; an item encoder.
+
+    rows of item, artist, genre, ...  ──join──> vectors (leaf) ──> model ──> gradient ──join's backward──> rows
+
+In training the schedule brings the rows of all tables along. Where all items are ranked, each rank makes the vectors of
+its share of the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from freescale.data import BatchFeatures, IntArray, SequenceBatch, item_numbers
+from freescale.embedding import ShardedCompute, ShardedEmbedding, as_compute
+from freescale.kernels.runtime import on_device
+from freescale.model import FeatureJoin
+from freescale.pipeline import FeatureIds, ReadyBatch, ids_of, with_indices
+from freescale.trace import compute
+from freescale.train.item_vectors import BatchItems, Catalogue, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturedItems:
+    """Vectors of items that have features.
+
+    Args:
+        join: makes them, from rows and numbers.
+        features: reads what is known of items.
+        ids: of all features that have rows.
+        of_tokens: tables that features of events and users have rows in.
+        embedding: the tables.
+        work: which rank makes which vectors of the catalogue.
+        device: where the model computes.
+    """
+
+    join: FeatureJoin
+    features: BatchFeatures
+    ids: FeatureIds
+    of_tokens: frozenset[str]
+    embedding: ShardedEmbedding
+    work: ShardedCompute
+    device: torch.device
+
+    def encode(self, ready: ReadyBatch) -> BatchItems:
+        """The vectors of a batch, each distinct item once."""
+        rows = {name: lookup.rows for name, lookup in ready.lookups.items()}
+        with compute("encode items"):
+            encoded = as_compute(self.join(ready.batch.items, rows))
+        leaf = encoded.detach().requires_grad_()
+
+        def send_back() -> None:
+            with compute("item encoder backward"):
+                encoded.backward(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf))
+
+        tables = {name: values for name, values in rows.items() if name in self.of_tokens}
+        return BatchItems(leaf, ready.batch, send_back, tables)
+
+    @torch.no_grad()
+    def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
+        """The vectors of all items, each made by the rank whose share it is in; every rank must call it."""
+        own = self.work.own
+        # The same number of rounds on every rank: rows are fetched by all of them together.
+        rounds = -(-self.work.plan.block_rows // chunk)
+        vectors = [self._vectors(own[n * chunk : (n + 1) * chunk]) for n in range(rounds)]
+        return _FeaturedCatalogue(self, items, own, torch.cat(vectors), chunk)
+
+    def _vectors(self, numbers: Tensor) -> Tensor:
+        """Of the items with these numbers in the catalogue."""
+        found = {name: torch.from_numpy(each) for name, each in self.features.items(numbers.numpy()).items()}
+        empty = SequenceBatch(torch.zeros(1, dtype=torch.int64), items=found)
+        rows, batch = self._look_up(empty, self.ids.of("items"))
+        return as_compute(self.join(batch.items, rows))
+
+    def look_up(self, batch: SequenceBatch, items: IntArray, vectors: Tensor) -> BatchItems:
+        """A batch with the vectors of its items, out of those of this rank's share."""
+        rows, indexed = self._look_up(batch, self.ids.of("tokens", "samples"))
+        numbers = torch.from_numpy(item_numbers(items, torch.cat(ids_of(batch)).numpy()))
+        request = self.work.request(numbers)
+        own = vectors.index_select(0, on_device(request.owned.unique, vectors.device))
+        indexed = with_indices(indexed, on_device(request.inverse, self.device))
+        return BatchItems(self.work.deliver(own, request), indexed, tables=rows)
+
+    def _look_up(self, batch: SequenceBatch, ids: FeatureIds) -> tuple[dict[str, Tensor], SequenceBatch]:
+        """Rows of some features of a batch, as they are now, and the batch with slots; every rank must call it."""
+        asked = ids.rows(batch)
+        found = {name: self.embedding.find(name, rows).to(self.device) for name, rows in asked.items()}
+        lookups = self.embedding.lookups(found) if found else {}
+        inverse = {name: each.inverse for name, each in found.items()}
+        rows = {name: lookup.rows.detach() for name, lookup in lookups.items()}
+        return rows, ids.with_slots(batch, inverse, device=self.device)
+
+
+@dataclass(frozen=True)
+class _FeaturedCatalogue:
+    """This rank's share: the items at its indices and their vectors."""
+
+    source: FeaturedItems
+    items: IntArray
+    own: Tensor
+    vectors: Tensor
+    chunk: int
+    spread: bool = True
+
+    @cached_property
+    def _order(self) -> Tensor:
+        return self.own.argsort()
+
+    def parts(self) -> Iterator[Part]:
+        for index in self._order.split(self.chunk):
+            device = self.vectors.device
+            yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
+
+    def look_up(self, batch: SequenceBatch) -> BatchItems:
+        return self.source.look_up(batch, self.items, self.vectors)
