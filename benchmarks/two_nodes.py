@@ -11,10 +11,14 @@ Checked first: every loss of every run equals that of one process, to 1e-9. Then
 shares of the step, against a truth that knows nothing of the accounts (R ranks, T the length of a step):
 
     comm       what the bare wire costs + the time that this wire takes
-               by the wire, plain only:  bytes / rate + round trips * 2 * delay. Bytes are those the interface counted,
-                   in the direction that had more. A plain step stands still for four exchanges: counts, ids, rows,
-                   row gradients; gloo asks before it sends, so each costs a round trip. Dense gradients travel beside
-                   row gradients, the numbers of the log line beside the next step.
+               by the wire, plain only, exchange by exchange:  bytes / rate + 2 * delay. A plain step stands still for
+                   four exchanges: counts, ids, rows, row gradients. Bytes are those that the ranks of one machine
+                   give the transport for the other one. Gloo asks before it sends, so each exchange costs a round
+                   trip; and between two ranks its answer stands in line behind the bytes of the rank that came last,
+                   so that one direction travels after the other: their sum counts. Several ranks of a machine share
+                   its wire and fill such gaps: from the larger direction to the sum. Dense gradients travel beside
+                   row gradients and have begun before the backward is over: they add from nothing to all of their
+                   larger direction, and of a second round trip where they take two (over 2 ranks and 64 kB).
                by the clock:  T - T on the bare wire. Nothing else differs.
     straggler  what the ranks wait for each other on the bare wire + (R - 1) / R * what was planted in a step
                A plain step gets longer by all that was planted. A prioritized one, or one that is stopped anywhere, may
@@ -35,6 +39,7 @@ import argparse
 import datetime
 import itertools
 import json
+import math
 import os
 import platform
 import random
@@ -52,8 +57,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.world import Ranks, join_ranks
 from freescale.recipe import build_run, build_source, load_config
+from freescale.trace import current_stage
 from freescale.train import Progress, Run, train
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -66,8 +73,13 @@ WIRES: dict[str, dict[str, float]] = {"bare": {}, "100 Mbit": {"rate_mbit": 100}
 WAYS = {"plain": "false", "prioritized": "true"}
 PLANTED_MS = {"nothing": 0.0, "late": 60.0, "stopped": 100.0}
 """In a mean step."""
+Move = tuple[str, int | None, list[int]]
+"""Stage, step, and bytes sent to every rank."""
 STOP_S, STOP_EVERY = 0.4, 4
-ROUND_TRIPS = 4
+EXCHANGES = ("exchange counts", "exchange ids", "exchange rows", "send row gradients home")
+DENSE = "train"
+"""The stage in which dense gradients are sent."""
+TWO_TRIPS = 64 << 10
 WARM_UP = 6
 POINTS = 3.0
 RECIPE = (
@@ -88,6 +100,7 @@ def rank_main(plan: Path) -> None:
     source = None
     with join_ranks(device="cpu") as ranks:
         pids = _pids(ranks)
+        moves = note_moves()
         for task in tasks:
             keys = [*RECIPE, *task["keys"], f"run.out={plan.parent}/{task['name']}"]
             config = load_config(None, keys)
@@ -95,11 +108,11 @@ def rank_main(plan: Path) -> None:
             recorder = Recorder()
             run = build_run(config, source, ranks, Progress([recorder]))
             plant(task["planted"], run, ranks.rank, pids)
-            moved = _bytes_moved()
+            moves.clear()
             train(run, resume_from=None)
+            everybodys = _gathered(moves, ranks)
             if ranks.is_first:
-                sent, received = (after - before for before, after in zip(moved, _bytes_moved()))
-                heard = {"steps": recorder.of("step"), "bytes": max(sent, received)}
+                heard = {"steps": recorder.of("step"), "moves": everybodys}
                 Path(plan.parent, f"{task['name']}.json").write_text(json.dumps(heard))
 
 
@@ -133,11 +146,25 @@ def _pids(ranks: Ranks) -> list[int]:
     return pids
 
 
-def _bytes_moved() -> tuple[int, int]:
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        if line.strip().startswith("eth0:"):
-            return int(line.split()[9]), int(line.split()[1])
-    return 0, 0
+def note_moves() -> list[Move]:
+    """From now on, what this rank sends to whom, and in which stage of which step."""
+    moves: list[Move] = []
+    start = CollectiveTransport.start
+
+    def noted(self: Any, tensor: torch.Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Any:
+        row = tensor.nbytes // max(1, len(tensor))
+        moves.append((*current_stage(), [row * count for count in send]))
+        return start(self, tensor, send=send, receive=receive)
+
+    CollectiveTransport.start = noted
+    return moves
+
+
+def _gathered(moves: list[Move], ranks: Ranks) -> list[list[Move]]:
+    everybodys = [moves] * ranks.num_ranks
+    if ranks.control is not None:
+        dist.all_gather_object(everybodys, moves, group=ranks.control)
+    return everybodys
 
 
 # Beside them.
@@ -170,17 +197,23 @@ def _start(machine: Node, command: list[str], environment: Mapping[str, str]) ->
     )
 
 
+Between = tuple[float, float]
+"""The truth, in milliseconds or points: from here to there."""
+
+
 class Measured:
     """What a run said, in milliseconds of a step, means over its ranks and over the quieter half of its steps."""
 
     def __init__(self, path: Path, *, quieter: bool = True) -> None:
         heard = json.loads(path.read_text())
         self.losses = [event["loss"] for event in heard["steps"]]
-        self.megabytes = heard["bytes"] / len(heard["steps"]) / 1e6
+        self.num_ranks = len(heard["moves"])
+        self._bytes = bytes_between_machines(heard["moves"])
         warm = heard["steps"][WARM_UP:-1]
         fours = [warm[n : n + STOP_EVERY] for n in range(0, len(warm) - STOP_EVERY + 1, STOP_EVERY)]
         fours.sort(key=lambda four: sum(event["step_ms"] for event in four))
         steps = [event for four in fours[: -(-len(fours) // 2) if quieter else None] for event in four]
+        self._counted = [event["step"] for event in steps]
         self.step = statistics.mean(event["step_ms"] for event in steps)
         self.comm, self.straggler = (
             statistics.mean(event.get(cause, 0.0) * event["step_ms"] for event in steps)
@@ -188,9 +221,38 @@ class Measured:
         )
         self.slowest = statistics.mode(event.get("slowest") for event in steps)
 
+    def wire_ms(self, wire: Mapping[str, float]) -> Between:
+        """What the exchanges of a plain step must take on a wire, by its rate and its delay."""
+        byte_ms, trip_ms = 8e-3 / wire.get("rate_mbit", math.inf), 2 * wire.get("delay_ms", 0.0)
+        low = high = len(EXCHANGES) * trip_ms
+        for step in self._counted:
+            sizes = {name: self._bytes.get((name, step), (0, 0)) for name in (*EXCHANGES, DENSE)}
+            dense = sizes.pop(DENSE)
+            least = sum if self.num_ranks == 2 else max
+            low += byte_ms * sum(map(least, sizes.values())) / len(self._counted)
+            high += byte_ms * (sum(map(sum, sizes.values())) + max(dense)) / len(self._counted)
+        two_trips = self.num_ranks > 2 and self.dense_bytes > TWO_TRIPS
+        return low, high + (trip_ms if two_trips else 0.0)
 
-Between = tuple[float, float]
-"""The truth, in milliseconds or points: from here to there."""
+    @property
+    def dense_bytes(self) -> float:
+        """Sent from machine to machine for dense gradients in a step."""
+        return statistics.mean(max(self._bytes.get((DENSE, step), (0, 0))) for step in self._counted)
+
+
+def bytes_between_machines(moves: Sequence[Sequence[Move]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """(stage, step) -> bytes that the ranks of each of the two machines send to the other one."""
+    half = len(moves) // 2
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for rank, mine in enumerate(moves):
+        there = slice(half, None) if rank < half else slice(0, half)
+        for name, step, sent in mine:
+            before = found.get((name, step), (0, 0))
+            more = sum(sent[there])
+            found[name, step] = (
+                (before[0] + more, before[1]) if rank < half else (before[0], before[1] + more)
+            )
+    return found
 
 
 def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict[str, Any]]:
@@ -207,8 +269,8 @@ def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict
             "straggler": (bare.straggler + others * late, bare.straggler + others * (late + hidden)),
         }
         if way == "plain" and wire != "bare":
-            by_wire = bare.comm + wire_ms(WIRES[wire], run.megabytes)
-            truth["comm by wire"] = (by_wire - hidden, by_wire)
+            low, high = run.wire_ms(WIRES[wire])
+            truth["comm by wire"] = (bare.comm + low - hidden, bare.comm + high)
         rows.append(
             {
                 "ranks": f"2x{num_local}",
@@ -219,7 +281,7 @@ def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict
                 "comm": 100 * run.comm / run.step,
                 "straggler": 100 * run.straggler / run.step,
                 "truth": {name: tuple(100 * each / run.step for each in truth[name]) for name in truth},
-                "megabytes": run.megabytes,
+                "dense_kilobytes": run.dense_bytes / 1000,
                 "slowest": run.slowest,
             }
         )
@@ -231,12 +293,6 @@ def planted_ms(way: str, planted: str, *, longer: float) -> Between:
     everything = PLANTED_MS[planted]
     surely = everything if way == "plain" and planted == "late" else min(max(0.0, longer), everything)
     return surely, everything - surely
-
-
-def wire_ms(wire: Mapping[str, float], megabytes: float) -> float:
-    """What a plain step must take on a wire, by its rate and its delay."""
-    rate = 8000 * megabytes / wire["rate_mbit"] if "rate_mbit" in wire else 0.0
-    return rate + 2 * ROUND_TRIPS * wire.get("delay_ms", 0.0)
 
 
 def off_by(row: Mapping[str, Any]) -> dict[str, float]:
@@ -286,6 +342,11 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--quick", action="store_true", help="one rank a machine only")
+    parser.add_argument(
+        "--wires", nargs="*", default=list(WIRES), help="of these; the bare one is the measure"
+    )
+    parser.add_argument("--planted", nargs="*", default=list(PLANTED_MS), help="of these, beside nothing")
+    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2], help="a machine")
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plan is not None:
@@ -300,6 +361,7 @@ def main() -> None:
             "keys": [f"pipeline.prioritized={WAYS[way]}", f"run.steps={options.steps}"],
         }
         for planted in PLANTED_MS
+        if planted in ("nothing", *options.planted)
         for way in WAYS
     ]
     measured: dict[tuple[int, str, str, str], Measured] = {}
@@ -307,9 +369,9 @@ def main() -> None:
         python = str(command)
         run_plan(python, Path(folder, "one"), tasks[:1], num_local=1, wire=None)
         reference = Measured(Path(folder, "one", f"{tasks[0]['name']}.json")).losses
-        for num_local in (1,) if options.quick else (1, 2):
+        for num_local in (1,) if options.quick else options.ranks:
             some = tasks if num_local == 1 else [task for task in tasks if task["planted"] == "nothing"]
-            for wire in WIRES:
+            for wire in (wire for wire in WIRES if wire in ("bare", *options.wires)):
                 here = Path(folder, f"{num_local}-{wire}".replace(" ", ""))
                 run_plan(python, here, some, num_local=num_local, wire=wire)
                 for task in some:

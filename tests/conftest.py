@@ -1,12 +1,13 @@
 """What every test process needs."""
 
+import dataclasses
 import functools
 import gc
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import freescale
 from freescale import registry
+from tests.compiled_loops import load_compiled_loops
 from tests.effort import THOROUGH, slow
 from tests.warm_python import warm_python
 
@@ -59,9 +60,11 @@ def _interpret_faster() -> None:
     def knows_only_the_language(function: Any) -> bool:
         return not any(value is language.core for value in function.__globals__.values())
 
+    def is_patched(module: Any) -> bool:
+        return not language.core.is_builtin(module.load)
+
     def patch_once(function: Any) -> Any:
-        is_patched = not language.core.is_builtin(language.load)
-        if is_patched and knows_only_the_language(function):
+        if is_patched(language) and (knows_only_the_language(function) or is_patched(language.core)):
             return interpreter._LangPatchScope()
         return patch(function)
 
@@ -80,16 +83,26 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     _interpret_faster()
 
 
+def _trust_small_integers() -> None:
+    """Spare Triton's interpreter to compute every sum of integers again in 64 bits: no batch of CI comes near 32."""
+    try:
+        from triton.runtime import interpreter
+
+        options = interpreter.interpreter_builder.options
+        interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    except (ImportError, AttributeError, TypeError):
+        return  # another version, which takes its time
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Loops are compiled once, before test processes start: each of them and their ranks would compile its own."""
+    if config.getoption("hypothesis_profile", None) != THOROUGH and os.environ.get("TRITON_INTERPRET") == "1":
+        _trust_small_integers()
     if not config.getoption("numprocesses", None):
         return
     from freescale.kernels import hstu_attention
 
-    package = Path(freescale.__file__).parent
-    for path in sorted(package.glob("**/*loops.py")) + sorted(package.glob("**/*_kernels.py")):
-        if "from numba import" in path.read_text(encoding="utf-8"):
-            import_module(".".join(path.relative_to(package.parent).with_suffix("").parts))
+    load_compiled_loops()
     for dtype in (torch.float32, torch.float64):
         q, k, v = (torch.rand(3, 1, 2, dtype=dtype).requires_grad_() for _ in range(3))
         hstu_attention(q, k, v, torch.tensor([0, 3]), scale=1.0).sum().backward()
@@ -162,6 +175,16 @@ def own_kinds() -> Iterator[None]:
     for key in [key for key, kind in registry._kinds.items() if not kind.ships]:
         del registry._kinds[key]
     registry._kinds.update(others)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Ranks and loader processes of a test end with it: they would take the time of others, and be counted by them."""
+    before = set(multiprocessing.active_children())
+    yield
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(10)
+        assert process.exitcode is not None, f"{process} lives on after the test that started it"
 
 
 @pytest.fixture(autouse=True)

@@ -136,6 +136,15 @@ _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _TUN_F_CSUM_TSO4_TSO6 = 7
 _VNET_HEADER = 10
+_TCP = {
+    "tcp_congestion_control": "cubic",  # bbr stops for 200 ms every 10 s to measure
+    # What is sent between steps begins at full speed, so that rate and delay tell how long it takes.
+    "tcp_slow_start_after_idle": "0",
+    "tcp_min_tso_segs": "40",  # few large frames: each costs the switch as much as a small one
+    "tcp_rmem": "4096 4194304 16777216",
+    "tcp_wmem": "4096 4194304 16777216",
+}
+"""As clusters are tuned."""
 
 
 def _guard(num_nodes: int, delay_ms: float, rate_mbit: float | None, loss: float, folder: str) -> None:
@@ -192,8 +201,9 @@ def _be_held(name: str, hosts: Path, ready: int) -> NoReturn:
         _must(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount")
         _must(libc.mount(bytes(hosts), b"/etc/hosts", None, _MS_BIND, None), "mount of /etc/hosts")
         _must(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None), "mount of /dev/shm")
-        with suppress(OSError):  # what a cluster has; bbr stops for 200 ms every 10 s to measure
-            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
+        for name, value in _TCP.items():
+            with suppress(OSError):
+                Path("/proc/sys/net/ipv4", name).write_text(value)
         null = os.open("/dev/null", os.O_RDWR)
         for stream in (0, 1):
             os.dup2(null, stream)

@@ -15,9 +15,9 @@ import torch
 import torch._dynamo  # DTensor imports it on first use: 2 s in every forked rank, or once here
 import torch.distributed as dist
 
-# Compiled loops: more than half a second in every forked rank, or once here.
-import freescale.kernels.id_table.loops
-import freescale.kernels.rows.loops  # noqa: F401
+from tests.compiled_loops import load_compiled_loops
+
+load_compiled_loops()  # half a second in every forked rank, or once here
 
 
 def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:

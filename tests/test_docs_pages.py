@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import freescale
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def script(name: str) -> ModuleType:
@@ -38,3 +41,13 @@ def test_api_pages_are_current_and_show_every_public_name() -> None:
     assert {f"freescale.{name}" for name in freescale.__all__} <= shown
     navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     assert all(f"api/{name}" in navigation for name in pages)
+
+
+def test_the_search_of_the_site_asks_nobody_else() -> None:
+    """The offline plugin would load its script from a server of others: from disk without a network no search."""
+    words = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (script,) = yaml.safe_load(re.search(r"^extra:\n(?:  .*\n)+", words, re.MULTILINE)[0])["extra"][
+        "polyfills"
+    ]
+    assert "iframe-worker" in script, "or the plugin adds its own"
+    assert "https:" not in (ROOT / "docs" / script).read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from freescale.app.arguments import (
     split_arguments,
     typed_command,
 )
+
+if TYPE_CHECKING:
+    from freescale.recipe import Config
 
 
 def train(
@@ -64,6 +67,8 @@ def train(
 
     recipe, overrides = split_arguments(arguments or [])
     config = load_config(recipe, overrides)
+    ranks = virtual_gpus or nproc * (nnodes or 1)
+    _say_begun(config, num_ranks=ranks, first=not node_rank)
     command = ["train", *(arguments or []), "--resume", resume, *(["--new-data"] if new_data else [])]
     command += [word for module in plugin or [] for word in ("--plugin", module)]
     if virtual_gpus is not None:
@@ -80,6 +85,20 @@ def train(
         new_data=new_data,
         open_terminal=lambda total: TerminalSink(total_steps=total, log_every=config.run.log_every),
     )
+
+
+def _say_begun(config: Config, *, num_ranks: int, first: bool) -> None:
+    """What is about to happen, before torch is imported: that takes seconds in which nothing else is said."""
+    from freescale.comm.world import launched_by
+    from freescale.version import __version__
+
+    who = launched_by()
+    if not first or COMMAND in os.environ or (who is not None and who.rank != 0):
+        return  # another process has said so
+    num_ranks = num_ranks if who is None else who.num_ranks
+    ranks = "" if num_ranks == 1 else f", {num_ranks} ranks"
+    text = f"freescale {__version__}: {config.model.kind} on {config.data.path}{ranks}, into {config.run.out}"
+    Console(stderr=True).print(escape(f"{text}; loading torch"), highlight=False, soft_wrap=True)
 
 
 def _launched(
@@ -130,7 +149,8 @@ def evaluate(
         return
     baselines = {"popularity": result["popularity"], "repeat last": result["repeat_last"]}
     known = {name: values for name, values in baselines.items() if values}
-    table = Table("metric", "model", *known, title=escape(f"{result['checkpoint']}: {result['protocol']}"))
+    say(f"{result['checkpoint']}: {result['protocol']}")
+    table = Table("metric", "model", *known)
     for name, value in result["metrics"].items():
         table.add_row(name, number(value), *(number(values.get(name)) for values in known.values()))
     Console().print(table)

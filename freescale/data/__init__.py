@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from freescale.data.preparation import ColumnNames, prepare
     from freescale.data.raw_format import RawFormat, RawSample, Reading
     from freescale.data.raw_input import format_names
+    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
     from freescale.data.schema.reading import checked_schema, load_schema, read_schema
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
+    from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.token_rule import TokenRule
     from freescale.data.vocabulary import NumberedTexts, Vocabulary

@@ -153,9 +153,8 @@ class EmbeddingTable:
             rule = self._rule
             assert rule is not None
             state = tuple(self.state[name] for name in rule.state)
-            single = numbers.float()
-            options = {"numbers": single, "count": count, "first_row": self.first_row}
-            update_rows(self.weight, state, rows, grad, rule, **options)
+            single, first = numbers.float(), self.first_row
+            update_rows(self.weight, state, rows, grad, rule, numbers=single, count=count, first_row=first)
             return
         real = int(count)
         rate, _, low, high = numbers.tolist()

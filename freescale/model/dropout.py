@@ -227,6 +227,13 @@ def dropout_keys(*, seed: int, step: int, batch: SequenceBatch | None = None) ->
             yield
 
 
+def keys_of_tokens(module: Dropout, index: Tensor) -> Tensor | None:
+    """Keys of some tokens of the current batch, for a part of a model that is given only those; None: nothing falls."""
+    if not module.training or module.p == 0:
+        return None
+    return _keys_of_batch("tokens").index_select(0, index)
+
+
 def _keys_of_batch(rows: Rows) -> Tensor:
     step = _step.get()
     if step is None or step.batch is None:

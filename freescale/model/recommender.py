@@ -18,6 +18,7 @@ from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.feature_tokens import FeatureTokens
 from freescale.model.head import Head
+from freescale.model.request_view import history_states, target_states
 from freescale.model.segmented import SegmentedEncoder
 
 NO_TABLES: Mapping[str, Tensor] = {}
@@ -102,12 +103,16 @@ class Recommender(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors.
 
+        Of requests, one state a candidate: its own, or where the head takes candidates late that of its history.
         An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
         both reach the rows in one sum.
         """
         if self.tokens is not None:
             return self._encode_tokens(self.tokens, rows_UD, batch, layout, tables), rows_UD
         item_index = batch.tokens["item_index"]
+        if batch.targets is not None:
+            states_of = history_states if getattr(self.head, "late", False) else target_states
+            return states_of(self.encoder, take(rows_UD, item_index), batch, layout), rows_UD
         from_rows = getattr(self.encoder, "from_rows", None)
         if from_rows is not None:
             states, rows_UD = from_rows(rows_UD, item_index, batch, layout)

@@ -116,13 +116,13 @@ def _cards(runs: Sequence[ComparedRun]) -> list[page.Card]:
     if work is not None:
         both = f"{base.name} {work.before:.3f}, {run.name} {work.after:.3f}; CPU time, which others do not lengthen"
         cards.append(page.Card("Work of the busiest rank over the mean", work.verdict(), both))
-    losses = [_last(one, "loss") for one in runs]
+    last = _last_common_step(runs)
+    losses = [_losses(one).get(last) for one in runs]
     if losses[0] is not None and losses[1] is not None:
         apart = _farthest_loss(base, run)
         said = "" if apart is None else f"; at most {units.loss(apart)} apart at any step"
-        cards.append(
-            page.Card("Final loss", units.loss(losses[1]), f"{base.name} {units.loss(losses[0])}{said}")
-        )
+        context = f"{base.name} {units.loss(losses[0])}{said}"
+        cards.append(page.Card(_loss_name(runs).capitalize(), units.loss(losses[1]), context))
     return cards + quality_cards((base.name, base.log), (run.name, run.log))
 
 
@@ -135,7 +135,8 @@ def _verdict_card(
 
 
 def _verdict_table(runs: Sequence[ComparedRun]) -> str:
-    rows = []
+    rows, last = [], _last_common_step(runs)
+    shares = _work_cells(runs) if len(runs) > 2 else []  # two runs have a card for it
     for place, run in enumerate(runs):
         if run.account is None:
             continue
@@ -144,7 +145,7 @@ def _verdict_table(runs: Sequence[ComparedRun]) -> str:
         if found:
             changes = [_outcome(found["bubble"]), _outcome(found["step"], less="shorter", more="longer")]
         better = bool(found) and found["bubble"].is_sure and found["bubble"].after < found["bubble"].before
-        loss = _last(run, "loss")
+        loss = _losses(run).get(last)
         cells = [
             run.name,
             units.percent(run.account.bubble),
@@ -152,10 +153,22 @@ def _verdict_table(runs: Sequence[ComparedRun]) -> str:
             units.milliseconds(run.account.step_ms),
             changes[1],
             "-" if loss is None else units.loss(loss),
+            *shares[place : place + 1],
         ]
         rows.append(page.Row(cells, "best" if better else "" if place else "baseline"))
-    names = ["run", "bubble", "change of the bubble", "a step", "change of the step", "final loss"]
+    names = ["run", "bubble", "change of the bubble", "a step", "change of the step", _loss_name(runs)]
+    names += ["work of the busiest rank over the mean, CPU time"] if shares else []
     return page.table(names, rows, wraps=True) if len(rows) > 1 else ""
+
+
+def _work_cells(runs: Sequence[ComparedRun]) -> list[str]:
+    """How evenly the ranks of each run shared the work; nothing where no run can be held against the baseline."""
+    found = [compare_work(runs[0].work, run.work) for run in runs[1:]]
+    before = next((work.before for work in found if work is not None), None)
+    if before is None:
+        return []
+    told = ["-" if work is None else f"{work.after:.3f}: {work.verdict()}" for work in found]
+    return [f"{before:.3f}", *told]
 
 
 def _bars(runs: Sequence[ComparedRun]) -> str:
@@ -237,13 +250,25 @@ def _origins(runs: Sequence[ComparedRun]) -> str:
     )
 
 
-def _last(run: ComparedRun, name: str) -> float | None:
-    return next((value for value in reversed(column(run.log.steps, name)) if value is not None), None)
+def _losses(run: ComparedRun) -> dict[int | None, float | None]:
+    return dict(zip(map(step_of, run.log.steps), column(run.log.steps, "loss")))
+
+
+def _last_common_step(runs: Sequence[ComparedRun]) -> int | None:
+    """Where losses are held against each other: one run may have been stopped before the others."""
+    steps = [{step_of(event) or 0 for event in run.log.steps} for run in runs]
+    return max(set.intersection(*steps), default=None)
+
+
+def _loss_name(runs: Sequence[ComparedRun]) -> str:
+    last = _last_common_step(runs)
+    ends = {run.log.last_step for run in runs}
+    return "final loss" if last is None or ends == {last} else f"loss at step {last:,}"
 
 
 def _farthest_loss(base: ComparedRun, run: ComparedRun) -> float | None:
     """The largest difference of the loss at a step: the promise is that there is none but rounding."""
-    losses = [dict(zip(map(step_of, one.log.steps), column(one.log.steps, "loss"))) for one in (base, run)]
+    losses = [_losses(one) for one in (base, run)]
     gaps = [
         abs(a - b)
         for step in set(losses[0]) & set(losses[1])

@@ -99,6 +99,12 @@ def doubts(runs: Sequence[ComparedRun]) -> list[str]:
     steps = [{step_of(event) for event in run.log.steps} for run in runs]
     if not set.intersection(*steps):
         return [*said, "The runs have no step in common."]
+    ends = [run.log.last_step for run in runs]
+    if len(set(ends)) > 1:
+        told = ", ".join(f"{run.name} {end:,}" for run, end in zip(runs, ends))
+        said.append(
+            f"The runs end at different steps: {told}. Only steps that all of them have are compared."
+        )
     for run in others:
         tokens = [_tokens(one.log) for one in (base, run)]
         common = sorted(set(tokens[0]) & set(tokens[1]))

@@ -203,7 +203,11 @@ def _quality_card(log: MetricsLog) -> page.Card:
         return page.Card(f"Test {metric_label(metric)}", units.metric(value), over)
     best = log.best(metric)
     if best is None:
-        return page.Card(f"Best {metric_label(metric)}", "-", "not evaluated yet")
+        return page.Card(
+            f"Best {metric_label(metric)}",
+            "-",
+            "never evaluated" if log.end is not None else "not evaluated yet",
+        )
     baseline = log.popularity(metric)
     times = units.factor(best[0], baseline)
     over = f"{times} popularity ({units.metric(baseline)}), " if times and baseline is not None else ""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from freescale.pipeline.padding_source import padded_size
     from freescale.pipeline.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
-    from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule, ReadyBatch, Schedule
+    from freescale.pipeline.prioritized_schedule import PrioritizedSchedule
+    from freescale.pipeline.schedule import PlainSchedule, ReadyBatch, Schedule
     from freescale.pipeline.step_numbers import StepNumbers, pack_numbers
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -68,7 +68,9 @@ class _Packed:
         batch = planned.batch
         parts = (batch.tokens, batch.samples, batch.items)
         self._plan = planned.plan
-        named = [("", batch.offsets), *(feature for part in parts for feature in part.items())]
+        counts = [] if batch.targets is None else [("", batch.targets)]
+        named = [("", batch.offsets), *counts, *(feature for part in parts for feature in part.items())]
+        self._has_targets = bool(counts)
         values = [tensor.contiguous() for _, tensor in named]
         self._layout = [(name, tensor.dtype, tensor.shape) for (name, _), tensor in zip(named, values)]
         self._sizes = [len(part) for part in parts]
@@ -93,9 +95,11 @@ class _Packed:
             )
             at += _aligned(count * dtype.itemsize)
         (_, offsets), *features = tensors
+        targets = features.pop(0)[1] if self._has_targets else None
         left = iter(features)
         tokens, samples, items = (dict(itertools.islice(left, size)) for size in self._sizes)
-        return PlannedBatch(self._plan, SequenceBatch(offsets, tokens, samples, items=items))
+        batch = SequenceBatch(offsets, tokens, samples, items=items, targets=targets)
+        return PlannedBatch(self._plan, batch)
 
     def pin_memory(self) -> PlannedBatch:
         """The name torch's DataLoader looks for, in the thread that waits for batches."""

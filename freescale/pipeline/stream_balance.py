@@ -152,6 +152,9 @@ class StreamBalancer:
             offsets=offsets,
             tokens={n: self._move(v, send_tokens, receive_tokens) for n, v in leaving.tokens.items()},
             samples={n: self._move(v, send, receive) for n, v in leaving.samples.items()},
+            targets=None
+            if leaving.targets is None
+            else self._move(leaving.targets.to(leaving.device), send, receive).cpu(),
         )
 
     def _move(self, values: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:

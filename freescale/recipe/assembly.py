@@ -87,7 +87,15 @@ def build_run(
         )
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
     lr_factor = learning_rate(config, total_steps=timetable.total_steps)
-    capture = build_capture(config, ranks, progress, model=model, tables=tables, lr_factor=lr_factor)
+    capture = build_capture(
+        config,
+        ranks,
+        progress,
+        model=model,
+        tables=tables,
+        lr_factor=lr_factor,
+        usual_tokens=sampler.usual_tokens()[1],
+    )
     open_schedule = schedule_opener(
         config,
         sampler=sampler,

@@ -58,6 +58,8 @@ def build_features(config: Config, source: SequenceSource) -> BatchFeatures | No
     """What makes the features of batches; None where items are all that a model looks at."""
     from freescale.data import BatchFeatures, legacy_schema
 
+    if config.head.kind == "tasks":
+        return None  # requests with candidates bring none along yet; the summary says so
     schema = run_schema(config, source)
     width = config.tables.extra.get("item", {}).get("dim") or schema["item"].dim or config.model.dim
     known = legacy_schema(source.features)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         union,
         without,
     )
-    from freescale.trace.held import held_before
+    from freescale.trace.ideal import IdealClocks, Paths, ideal_times
     from freescale.trace.metrics_log import (
         BASELINES,
         POPULARITY,
@@ -64,11 +64,13 @@ if TYPE_CHECKING:
         current_stage,
         describe,
         exchange,
+        have_ready,
         lag_of,
         mark,
         record_into,
         stage,
         stage_of_main_thread,
+        took_over,
         waited,
     )
     from freescale.trace.time_account import (

@@ -162,9 +162,9 @@ def slowest(ranks: Sequence[Parts]) -> Slowest | None:
 
 def _some_rank_missing(wait: Span, spans: Sequence[Span]) -> list[Interval]:
     """The part of a wait in which it was for another rank."""
-    if wait.arrival is not None:
+    if wait.arrival is not None or wait.missing is not None:
         return missing_of(wait)
-    # The main thread waits for another thread: what that one waits for is the cause.
+    # The main thread waits for another thread, and nobody has looked closer: what that one waits for is the cause.
     others = (other for other in spans if other.kind == "wait" and other.lane != MAIN)
     return overlap([(wait.start, wait.end)], union(each for other in others for each in missing_of(other)))
 

@@ -187,7 +187,8 @@ def _gaps(log: MetricsLog, *, growing: bool) -> list[str]:
     if not log.steps:
         gaps.append("There are no training steps yet.")
     if not log.evals:
-        gaps.append("There was no evaluation yet: ranking metrics are missing.")
+        when = "The run was never evaluated" if log.end is not None else "There was no evaluation yet"
+        gaps.append(f"{when}: ranking metrics are missing.")
     if log.end is None and not growing:
         gaps.append(
             f"The run has no end event: it is still going or was stopped after step {log.last_step:,}."

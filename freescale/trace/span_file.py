@@ -86,7 +86,7 @@ class SpanWriter:
             f'"parts":[{",".join(f"{value:.7f}" for value in seconds)}]{more}}}\n'
         ]
         for span in spans:
-            if span.end > start and span.start < end:
+            if span.end > start and span.start < end and span.kind != "handover":
                 lines.append(_line(span, zero))
         self._file.write("".join(lines))
 

@@ -7,6 +7,7 @@ kinds matter to the accounting of bubbles (`bubbles.py`):
     compute    useful work; its union over all threads is what a step is for
     replay     the same, of work recorded before that a device repeats without the host: no gap is inside
     wait       standing still at an exchange; `arrive` says since when this rank was ready for it
+    handover   a thread goes on with what another one had ready (`took_over`); read by `ideal.py`, shown to nobody
 
 Recording appends one tuple to a list: no lock, no file, no waiting for a device. Moments of work on a GPU are given
 by the device's own clock (`Clock`), read once they have passed.
@@ -85,14 +86,16 @@ class Span(NamedTuple):
 
     Args:
         name: what was done.
-        kind: "stage", "compute", "replay" or "wait".
+        kind: "stage", "compute", "replay", "wait" or "handover".
         lane: the thread, "main" for the one that trains.
         step: the step it belongs to, counted from 1.
         start: its beginning.
         end: its end.
-        arrival: of a wait: since when this rank was ready for the exchange.
+        arrival: of a wait: since when this rank was ready for the exchange. Of a handover: which thread had ready what
+            this one goes on with, and when.
         last: of a wait: when the last rank was, once the ranks have compared notes.
         missing: of a wait: when it was for another rank, not for a transfer; until `last` where nobody knows better.
+        over: of a wait: whether the exchange was over with it; not so where a rank only starts to send.
     """
 
     name: str
@@ -104,6 +107,7 @@ class Span(NamedTuple):
     arrival: Arrival | None = None
     last: float | None = None
     missing: tuple[tuple[float, float], ...] | None = None
+    over: bool = True
 
 
 class StepNotes:
@@ -215,7 +219,7 @@ class Recorder:
         return taken
 
     def _timed(self, span: Span) -> Span | None:
-        name, kind, lane, step, start, end, arrival = span[:7]
+        name, kind, lane, step, start, end, arrival, *_, over = span
         read = self.clock.read
         start, end = read(start), read(end)
         if start is None or end is None:
@@ -232,7 +236,7 @@ class Recorder:
                 if notes is None:
                     notes = self._notes[step] = StepNotes()
                 notes.lags.append(lag)
-        return Span(name, kind, lane, step, start, end, arrival)
+        return Span(name, kind, lane, step, start, end, arrival, over=over)
 
 
 _main_thread: list[dict[str, Any]] = []
@@ -362,12 +366,29 @@ def arrive(name: str | None = None, *, on_device: bool = False) -> Arrival | Non
     return Arrival(name or _here.stage, step, moment, next(_serials))
 
 
-def waited(arrival: Arrival | None, start: Mark, *, on_device: bool = False) -> None:
-    """This rank stood still for an exchange since `start`, and goes on now."""
+def waited(arrival: Arrival | None, start: Mark, *, on_device: bool = False, over: bool = True) -> None:
+    """This rank stood still for an exchange since `start`, and goes on now, though the exchange may not be over."""
     recorder = _recorder
     if recorder is not None and arrival is not None and start is not None:
         end = recorder.clock.mark() if on_device else _host_now()
-        recorder.add(Span(arrival.name, "wait", _here.lane, arrival.step, start, end, arrival))
+        recorder.add(Span(arrival.name, "wait", _here.lane, arrival.step, start, end, arrival, over=over))
+
+
+def have_ready() -> Arrival | None:
+    """This thread has something ready for another one, in host time; None while nothing is recorded."""
+    recorder = _recorder
+    if recorder is None or recorder.paused:
+        return None
+    return Arrival(_here.lane, recorder.step, _host_now(), -1)
+
+
+def took_over(ready: Arrival | None, start: Mark) -> None:
+    """This thread stood still since `start` for what another one had ready, and goes on with it now."""
+    recorder = _recorder
+    if recorder is not None and ready is not None:
+        end = _host_now()
+        start = end if start is None else start  # nothing was recorded then
+        recorder.add(Span("take over", "handover", _here.lane, ready.step, start, end, ready))
 
 
 class exchange:  # noqa: N801  used like a function

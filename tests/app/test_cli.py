@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -47,3 +48,31 @@ def test_keys_are_found_by_a_word_whole_when_piped_and_as_json() -> None:
 def test_a_word_that_no_key_has_is_told() -> None:
     with pytest.raises(ConfigError, match="no recipe key has this word"):
         CliRunner().invoke(app, ["keys", "nonsense"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [({}, True), ({"RANK": "0", "WORLD_SIZE": "3"}, True), ({"RANK": "1", "WORLD_SIZE": "3"}, False)],
+)
+def test_train_says_what_it_is_about_to_do_before_torch_is_imported(
+    environment: dict[str, str], told: bool
+) -> None:
+    """The first line stood behind the import of torch: 5 s of silence."""
+    code = (
+        "import sys; from freescale.app import cli_run\n"
+        "def stop(*_, **__): print('torch' in sys.modules); raise SystemExit\n"
+        "cli_run._launched = stop\n"
+        "from freescale.app.cli import app; app(['train', 'run.out=elsewhere'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        **{"capture_output": True, "text": True, "timeout": 100, "check": True},
+        env={
+            **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
+            **environment,
+        },
+    )
+    ranks = ", 3 ranks" if environment else ""
+    line = f"freescale {freescale.__version__}: hstu on synthetic{ranks}, into elsewhere; loading torch\n"
+    assert done.stdout == "False\n"
+    assert done.stderr == (line if told else "")

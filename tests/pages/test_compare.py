@@ -306,3 +306,13 @@ def test_metrics_are_compared_only_where_both_runs_were_judged_alike(tmp_path):
     assert "0.7000" not in page.text
     several = comparison_lines(other, [before, alike])
     assert several.count("Test HR@10 0.2000 -> 0.2500") == 1
+
+
+def test_losses_of_runs_of_different_lengths_are_those_of_one_step(tmp_path):
+    """Before, the last loss of each stood beside the other, and nobody said that one run had ended earlier."""
+    long, short = (write_run(tmp_path / f"of{n}", straggler=0.2, steps=n) for n in (60, 50))
+    page = Page(write_comparison(short, [long]).read_text())
+    assert "The runs end at different steps: of60 60, of50 50." in page.text
+    assert "Loss at step 50 0.08" in page.text
+    assert "of60 0.08" in page.text
+    assert "Final loss" not in page.text

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 
 import pytest
 
+from freescale.pages.compare import render_comparison
+from freescale.pages.compared_runs import read_runs
 from freescale.pages.work_shares import compare_work, work_of_steps
 from freescale.trace import KeptStep, Parts, RankSpans, RunSpans
+from tests.pages.test_compare import write_run
+from tests.pages.test_report import Page
 
 
 def spans(cpu: list[list[float | None]]) -> RunSpans:
@@ -53,3 +59,17 @@ def test_few_steps_and_no_steps_say_so():
     few = dict.fromkeys(range(1, 6), (1.5, 1.0))
     assert compare_work(few, few).verdict() == "too few steps to tell"
     assert compare_work(few, {}) is None
+
+
+def test_three_runs_have_their_work_in_the_table(tmp_path):
+    """With two runs it is on a card; with more it was on the terminal alone."""
+    rng = random.Random(2)
+    folders = [write_run(tmp_path / name, straggler=0.2) for name in ("off", "on", "gpu")]
+    excess = ((0.3, 0.5), (0.0, 0.1))
+    work = [{step: (1 + rng.uniform(*ends), 1.0) for step in range(1, 61)} for ends in excess]
+    runs = [replace(run, work=known) for run, known in zip(read_runs(folders), (*work, {}))]
+    text = Page(render_comparison(runs)).text
+    assert "work of the busiest rank over the mean, CPU time" in text
+    assert re.search(r"off .* 1\.4\d\d on .* 1\.0\d\d: more even, .* less above 1 gpu .* - ", text)
+    assert "busiest rank" not in Page(render_comparison(read_runs(folders))).text
+    assert "over the mean, CPU time" not in Page(render_comparison(runs[:2])).text, "it is on a card"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -42,8 +43,9 @@ class Damaged:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_wrong_with_the_data_is_told_without_a_traceback(workers):
-    with pytest.raises(DataError) as caught:
-        next(load_batches(Damaged(), None, first_step=5, num_steps=3, workers=workers))
+    batches = load_batches(Damaged(), None, first_step=5, num_steps=3, workers=workers)
+    with contextlib.closing(batches), pytest.raises(DataError) as caught:
+        next(batches)
     assert str(caught.value).splitlines()[0] == "shard 3 is not as it was written"
     assert caught.value.got == "step 5"
     assert "Traceback" not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule
+from freescale.pipeline import PlainSchedule, PrioritizedSchedule
 from freescale.train.loop import train
 from freescale.train.state.run_state import restore
 from tests.effort import slow
@@ -30,7 +30,7 @@ RECIPE = (
     "balance.refit_every=null",
 )
 # Each length stops for evaluations and checkpoints in the middle of the data.
-SHORT = ("run.steps=24", "run.eval_every=8", "run.checkpoint_every=7")
+SHORT = ("run.steps=16", "run.eval_every=8", "run.checkpoint_every=7")
 VARIANTS = {
     "adam": ("embedding.optimizer=adam",),
     "adagrad, loader process": ("embedding.optimizer=rowwise_adagrad", "data.workers=1"),
@@ -108,6 +108,7 @@ def test_overlap_exposed_bytes_and_parked_rows_are_logged(tmp_path):
 def changes_its_way(rank: int, folder: str) -> dict[str, Any]:
     """A switch whose trials come early; the clock of this test makes the plain way the faster one."""
     recipe = (*RECIPE[:-2], "balance.refit_every=null", "pipeline.decide_every=30", "run.steps=70")
+    recipe += ("optim.accumulate=1", "run.eval_every=35", "run.checkpoint_every=35")
     plain = train_small((*recipe, "pipeline.prioritized=false"), f"{folder}/plain")
     run, recorder = make_run(recipe, f"{folder}/ours")
     observe = run.switch.observe

@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from freescale import trace
 from freescale.comm import Transport
 from freescale.kernels.runtime import start_thread
 
@@ -92,9 +93,10 @@ class Gate:
         with self._changed:
             if self._is_free(deadline):
                 return
-            began = time.perf_counter()
+            start, began = trace.mark(on_device=False), time.perf_counter()
             self._changed.wait_for(lambda: self._is_free(deadline), timeout=self._fairness_s)
             self.held_s += time.perf_counter() - began
+            trace.add("let urgent traffic pass", kind="wait", start=start, end=trace.mark(on_device=False))
 
     def _is_free(self, deadline: Deadline) -> bool:
         return not any(self._under_way[other] for other in Deadline if other < deadline)
@@ -123,6 +125,8 @@ class Ticket(Generic[T]):
         self._done = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._submitted = trace.have_ready()
+        self._finished: trace.Arrival | None = None
 
     @property
     def done(self) -> bool:
@@ -131,18 +135,22 @@ class Ticket(Generic[T]):
 
     def wait(self) -> T:
         """The job's result once it is done; its error, or that of the job that broke the queue."""
+        start = trace.mark(on_device=False)
         self._done.wait()
+        trace.took_over(self._finished, start)
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
 
-    def run(self) -> None:
-        """Do the job."""
+    def run(self, *, idle_since: trace.Mark = None) -> None:
+        """Do the job, in a thread that has had nothing to do since then."""
         assert self._job is not None
+        trace.took_over(self._submitted, idle_since)
         try:
             self._result = self._job()
         finally:
             self._job = None  # what it holds on to (gradients, rows) is free again
+        self._finished = trace.have_ready()
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
@@ -244,13 +252,14 @@ class TrafficQueue:
 
     def _work(self) -> None:
         while True:
+            idle_since = trace.mark(on_device=False)
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
                 if not self._jobs:
                     return
                 ticket = self._jobs.popleft()
             try:
-                ticket.run()
+                ticket.run(idle_since=idle_since)
             except BaseException as error:
                 self.cancel(error)
                 ticket.fail(error)

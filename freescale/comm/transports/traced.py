@@ -31,7 +31,7 @@ class TracedTransport:
             return pending
         if not tensor.is_cuda:
             # On a CPU the caller itself may copy and send here; on a GPU it only queues.
-            trace.waited(arrival, arrival.mark)
+            trace.waited(arrival, arrival.mark, over=False)
         return _TracedPending(pending, arrival, on_device=tensor.is_cuda)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:

@@ -7,7 +7,12 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.comm.world.background_poll import poll_in_background
     from freescale.comm.world.clocks import SharedClock
-    from freescale.comm.world.environment import Membership, own_membership, publish_membership
+    from freescale.comm.world.environment import (
+        Membership,
+        launched_by,
+        own_membership,
+        publish_membership,
+    )
     from freescale.comm.world.facts import GroupFacts, gather_facts, on_one_machine, own_facts
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, launch

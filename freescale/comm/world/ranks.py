@@ -65,6 +65,11 @@ class Ranks:
         if self.control is not None:
             dist.barrier(group=self.control)
 
+    @property
+    def sums_on_device(self) -> bool:
+        """Whether `sum` takes what lies on the device as it is, so that nobody waits for it."""
+        return self.group is None or supports_device(self.group, self.device)
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks, on every rank."""
         if self.group is not None:

@@ -137,6 +137,7 @@ class Accounts:
         self._ended_at = time.monotonic()
         if self.recorder is not None and self.recorder.paused:
             self._due_first = step + self.recorder.clock.lag
+            self._notes.begin()
             if self.busy is not None:
                 self.busy.begin(step)
             self.recorder.begin(step)
@@ -213,7 +214,9 @@ class Accounts:
     def _collect(self, recorder: Recorder) -> None:
         """Take over what has passed on the device."""
         self._ended.extend(recorder.ended_steps())
-        self._spans.extend(recorder.take())
+        taken = recorder.take()
+        self._notes.hear(taken)
+        self._spans.extend(taken)
 
     def _account(self, up_to: int) -> None:
         assert self.recorder is not None
@@ -221,9 +224,10 @@ class Accounts:
         first = self._held[0].step
         # Later steps may have ended, too; their lines are still to come.
         done = min(up_to, self._ended[-1][0]) if self._ended else first - 1
+        until = next((end for step, _, end in reversed(self._ended) if step <= done), -float("inf"))
         if self.ranks.control is not None:
             with exchange("compare notes"):
-                done = self._notes.compare(self._spans, first=first, up_to=up_to, done=done)
+                done = self._notes.compare(self._spans, steps=range(first, up_to + 1), done=done, until=until)
             self._num_accounts += 1
             if self.clock is not None and self._num_accounts % _REMEASURE == 0:
                 self.clock.measure(rounds=4)

@@ -2,31 +2,44 @@
 
 A rank alone cannot tell whether it waits for a transfer or for another rank. It waits for a rank
 
-    until the last one is there      less the time a transfer had held that one, and not this one
-    while another one stands still   stopped or without a core, also where it has long been there
+    for as long as it would without transfers   because another one works longer (`trace/ideal.py`)
+    while another one stands still              stopped or without a core, also where it has long been there
 
-and for the transfer at all other moments. The exception matters where the wire is slow: a rank that its last transfer
-has held for 20 ms comes 20 ms late to the next exchange, and only the wire is to blame. A rank that stands still itself
-waits for nothing.
+and for transfers at all other moments. That matters where the wire is slow: a rank that a transfer has held for 20 ms
+comes 20 ms late to the next exchange, and only the wire is to blame. A rank that stands still itself waits for nothing.
 """
 
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from freescale.comm.world import Ranks, SharedClock
-from freescale.trace import MAIN, Arrival, Interval, Span, held_before, overlap, union, without
+from freescale.trace import (
+    MAIN,
+    Arrival,
+    IdealClocks,
+    Interval,
+    Paths,
+    Span,
+    ideal_times,
+    overlap,
+    union,
+    without,
+)
 from freescale.train.log.stalls import Stalls
 
 _SLOTS = 64
 """Exchanges a step that can be compared; a step of the plain schedule has five."""
+
+_PATHS = 4
+"""Ways that lead to an exchange: from the one before it in the same thread, from those that other threads had behind
+them, and from the last comparison."""
 
 _NEVER = -float("inf")
 
@@ -35,12 +48,14 @@ Key = tuple[int, str, int]
 
 Numbers = tuple[float, ...]
 
+T = TypeVar("T")
+
 
 class _Last(NamedTuple):
-    """The last rank at an exchange: when it came, and when a transfer had held it before."""
+    """The last rank at an exchange: when it came, by this rank's clock, and its ideal time."""
 
     came: float
-    held: tuple[Interval, ...]
+    ideal: float
 
 
 @dataclass(kw_only=True)
@@ -56,8 +71,8 @@ class Notes:
     ranks: Ranks
     clock: SharedClock | None = None
     stalls: Stalls | None = None
+    _clocks: IdealClocks = field(default_factory=IdealClocks)
     _known: dict[int, _Last] = field(default_factory=dict)
-    _left: dict[str, list[float]] = field(default_factory=dict)
     _own_stalls: list[Interval] = field(default_factory=list)
     _other_stalls: list[Interval] = field(default_factory=list)
 
@@ -66,75 +81,68 @@ class Notes:
         """What to add to this rank's clock."""
         return 0.0 if self.clock is None else self.clock.offset
 
-    def compare(self, spans: list[Span], *, first: int, up_to: int, done: int) -> int:
-        """Fill in whom the waits of steps up to one were for; returns the last step that every rank has behind it.
+    def hear(self, spans: Iterable[Span]) -> None:
+        """Spans of this rank, each told of once, before they are compared."""
+        if self.ranks.control is not None:
+            self._clocks.hear(spans)
+
+    def begin(self) -> None:
+        """Training goes on after a break in which nothing was recorded."""
+        self._clocks = IdealClocks()
+
+    def compare(self, spans: list[Span], *, steps: range, done: int, until: float) -> int:
+        """Fill in whom the waits of some steps were for; returns the last step that every rank has behind it.
 
         Args:
             spans: all of this rank that lie in steps not closed yet; changed.
-            first: the oldest of these steps.
-            up_to: the newest that is to be accounted for.
+            steps: that are to be accounted for.
             done: the newest that this rank has behind it.
+            until: when that one ended.
         """
         stalls = [] if self.stalls is None else self.stalls.take()
         self._own_stalls = union([*self._own_stalls, *stalls])
-        spans[:] = [self._recalled(piece) for span in spans for piece in self._awake(span)]
-        arrivals = _arrivals(spans, up_to)
-        table = _Table(self.ranks, arrivals, steps=range(first, up_to + 1))
-        mine = {key: (arrival.mark + self.offset,) for key, arrival in arrivals.items()}
+        arrivals = _keyed(self._clocks.due(until))
+        table = _Table(self.ranks, arrivals, num_steps=len(steps))
+        mine = {key: arrival.mark + self.offset for key, arrival in arrivals.items()}
         came, (behind, stalled) = table.maxima(mine, extra=(-done, float(len(stalls))))
-        last = {arrivals[key].serial: at - self.offset for key, (at,) in came.items()}
-        # Only the rank that came last has something to say of its lateness.
-        late = {arrivals[key].serial: key for key, at in came.items() if at == mine[key]}
-        held = held_before(spans, last, late=late)
-        told = {late[serial]: (at[0] + self.offset, at[1] + self.offset) for serial, at in held.items()}
-        holds, _ = table.maxima(told, width=2)
+        last = {arrivals[key].serial: at - self.offset for key, at in came.items()}
+        paths = self._clocks.paths(last, offset=self.offset)
+        ideal = table.settled({key: paths[arrival.serial] for key, arrival in arrivals.items()}, arrivals)
         if stalled:
             self._hear_of_stalls(stalls)
-        self._known = {
-            arrivals[key].serial: _Last(at - self.offset, self._interval(holds.get(key)))
-            for key, (at,) in came.items()
-        }
-        self._left = _left_behind(spans)
-        spans[:] = map(self._recalled, spans)
+        self._clocks.settle(ideal)
+        self._known = {serial: _Last(at, ideal[serial]) for serial, at in last.items()}
+        spans[:] = [piece for span in spans for piece in self._awake(self._recalled(span, until))]
         self._forget_stalls_before(min((span.start for span in spans), default=0.0))
         return int(-behind)
 
-    def _interval(self, told: Numbers | None) -> tuple[Interval, ...]:
-        if told is None or told[0] == _NEVER:
-            return ()
-        return ((told[0] - self.offset, told[1] - self.offset),)
-
-    def _recalled(self, span: Span) -> Span:
-        """A wait may be recorded after its exchange was compared: one that was started early, say."""
-        last = None if span.arrival is None else self._known.get(span.arrival.serial)
-        if last is None or span.missing is not None:
+    def _recalled(self, span: Span, until: float) -> Span:
+        """A wait with what is known now: when it was for another rank."""
+        if span.kind != "wait" or span.missing is not None:
             return span
-        late: list[Interval] = []
-        due = last.came - self._excused(span, last)
-        if due > span.start:
-            late = [(span.start, min(span.end, due))]
-        if self._other_stalls:
-            late = union([*late, *overlap([(span.start, span.end)], self._other_stalls)])
-        return Span(*span[:7], last=last.came, missing=tuple(late))  # a tenth of what `_replace` takes
-
-    def _excused(self, span: Span, last: _Last) -> float:
-        """By how much earlier the last rank had come, if no transfer had held it for longer than this one.
-
-        Once this rank has left its own exchanges behind and computes, every moment that the other is held counts.
-        """
-        if not last.held or span.arrival is None:
-            return 0.0
-        ((low, high),) = last.held
-        lanes = (self._left.get(lane, []) for lane in {span.lane, MAIN})
-        ends = (left[place - 1] for left in lanes if (place := bisect_right(left, span.arrival.mark)))
-        return max(0.0, high - max(low, *ends, _NEVER))
+        last = None if span.arrival is None else self._known.get(span.arrival.serial)
+        if last is None and (span.arrival is not None or span.lane != MAIN or span.end > until):
+            return span
+        late = self._clocks.missing(span, None if last is None else last.ideal)
+        if self._other_stalls and last is not None:
+            late = tuple(union([*late, *overlap([(span.start, span.end)], self._other_stalls)]))
+        came = None if last is None else last.came
+        return Span(*span[:7], last=came, missing=late, over=span.over)  # a tenth of what `_replace` takes
 
     def _awake(self, span: Span) -> Iterable[Span]:
         """The pieces of a wait in which this rank did not stand still itself."""
         if span.kind != "wait" or not self._own_stalls:
             return [span]
+        if span.arrival is not None and span.missing is None:
+            return [span]  # it is not known yet whom it was for
         pieces = without([(span.start, span.end)], self._own_stalls)
-        return [span._replace(start=low, end=high) for low, high in pieces]
+        late = None if span.missing is None else list(span.missing)
+        return [
+            span._replace(
+                start=low, end=high, missing=None if late is None else tuple(overlap([(low, high)], late))
+            )
+            for low, high in pieces
+        ]
 
     def _hear_of_stalls(self, mine: Sequence[Interval]) -> None:
         everybody: list[list[Interval]] = [[] for _ in range(self.ranks.num_ranks)]
@@ -149,71 +157,95 @@ class Notes:
         self._other_stalls = [stall for stall in self._other_stalls if stall[1] > moment]
 
 
-def _left_behind(spans: Iterable[Span]) -> dict[str, list[float]]:
-    """Thread -> when each of its waits ended, in order."""
-    ends: dict[str, list[float]] = {}
-    for span in spans:
-        if span.kind == "wait":
-            ends.setdefault(span.lane, []).append(span.end)
-    return {lane: sorted(moments) for lane, moments in ends.items()}
-
-
 class _Table:
-    """The exchanges of some steps: a line a step, as long on every rank.
+    """The exchanges that are compared now, in one order on every rank.
 
     Args:
         ranks: who takes part.
         keys: the exchanges of this rank.
-        steps: those of the lines; what belongs to earlier ones stands in the first.
+        num_steps: how many steps they belong to, the same on every rank.
     """
 
-    def __init__(self, ranks: Ranks, keys: Iterable[Key], *, steps: range) -> None:
+    def __init__(self, ranks: Ranks, keys: Iterable[Key], *, num_steps: int) -> None:
         self._ranks = ranks
-        lines: dict[int, list[Key]] = {step: [] for step in steps}
-        for key in sorted(keys):
-            lines[max(steps.start, key[0])].append(key)
-        self._lines = [keys[:_SLOTS] for keys in lines.values()]
-        self._checks = [float(zlib.crc32(repr(keys).encode())) for keys in self._lines]
+        self._size = _SLOTS * num_steps
+        self._keys = sorted(keys)[: self._size]
+        self._alike = False
 
-    def maxima(
-        self, mine: Mapping[Key, Numbers], *, width: int = 1, extra: Numbers = ()
-    ) -> tuple[dict[Key, Numbers], list[float]]:
-        """The largest of all ranks' numbers, one by one: for each exchange of this rank, and for the extra ones.
+    def maxima(self, mine: Mapping[Key, float], *, extra: Numbers) -> tuple[dict[Key, float], list[float]]:
+        """The largest of all ranks' numbers: for each exchange of this rank, and for the extra ones.
 
         One size for all, and small, where every rank has seen the same exchanges; by name where not.
-
-        Args:
-            mine: `width` numbers of this rank for exchanges that it has something to say of.
-            width: how many.
-            extra: further numbers, as many on every rank.
         """
-        never = (_NEVER,) * width
-        padded = [[*line, *[None] * (_SLOTS - len(line))] for line in self._lines]
-        numbers = [mine.get(key, never) if key else never for line in padded for key in line]
-        checks = [number for check in self._checks for number in (check, -check)]
-        table = torch.tensor([*extra, *checks, *(n for each in numbers for n in each)], dtype=torch.float64)
+        numbers = [mine[key] for key in self._keys] + [_NEVER] * (self._size - len(self._keys))
+        check = _check(self._keys)
+        largest = self._largest([*extra, check, -check, *numbers])
+        further, (high, low), largest = (
+            largest[: len(extra)],
+            largest[len(extra) :][:2],
+            largest[len(extra) + 2 :],
+        )
+        self._alike = high == -low
+        if self._alike:
+            return dict(zip(self._keys, largest)), further
+        everybody = self._everybodys({key: mine[key] for key in self._keys})
+        return {key: max(other[key] for other in everybody if key in other) for key in self._keys}, further
+
+    def settled(self, mine: Mapping[Key, Paths], arrivals: Mapping[Key, Arrival]) -> dict[int, float]:
+        """Arrival -> the ideal time of its exchange, from what leads to each on any rank."""
+        key_of: dict[int | None, Key | None] = {None: None}
+        key_of.update((arrival.serial, key) for key, arrival in arrivals.items())
+        longest = self._longest(
+            {key: {key_of[start]: mine[key][start] for start in _few(mine[key])} for key in self._keys}
+        )
+        order = sorted(self._keys, key=lambda key: arrivals[key].serial)
+        return {arrivals[key].serial: ideal for key, ideal in ideal_times(longest, order).items()}
+
+    def _longest(
+        self, mine: Mapping[Key, Mapping[Key | None, float]]
+    ) -> Mapping[Key, Mapping[Key | None, float]]:
+        if self._alike:
+            starts = {key: sorted(mine[key], key=lambda start: start or ()) for key in self._keys}
+            check = _check(starts.items())
+            numbers = [mine[key][start] for key in self._keys for start in starts[key]]
+            numbers += [_NEVER] * (_PATHS * len(self._keys) - len(numbers))
+            high, low, *largest = self._largest([check, -check, *numbers])
+            if high == -low:
+                found = iter(largest)
+                return {key: {start: next(found) for start in starts[key]} for key in self._keys}
+        everybody = self._everybodys(mine)
+        merged: dict[Key, dict[Key | None, float]] = {key: {} for key in self._keys}
+        for other in everybody:
+            for key in self._keys:
+                for start, seconds in other.get(key, {}).items():
+                    merged[key][start] = max(seconds, merged[key].get(start, _NEVER))
+        return merged
+
+    def _largest(self, numbers: Sequence[float]) -> list[float]:
+        table = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self._ranks.control)
-        further, checked, largest = table.split([len(extra), len(checks), width * len(numbers)])
-        if bool((checked[::2] != -checked[1::2]).any()):
-            return self._by_name(mine, never), further.tolist()
-        slots = largest.view(-1, width).tolist()
-        keys = (key for line in padded for key in line)
-        return {key: tuple(slot) for key, slot in zip(keys, slots) if key}, further.tolist()
+        found: list[float] = table.tolist()
+        return found
 
-    def _by_name(self, mine: Mapping[Key, Numbers], never: Numbers) -> dict[Key, Numbers]:
-        everybody: list[Mapping[Key, Numbers]] = [{} for _ in range(self._ranks.num_ranks)]
-        dist.all_gather_object(everybody, dict(mine), group=self._ranks.control)
-        keys = (key for line in self._lines for key in line)
-        return {key: tuple(map(max, *(other.get(key, never) for other in everybody))) for key in keys}
+    def _everybodys(self, mine: T) -> list[T]:
+        everybody: list[T] = [mine] * self._ranks.num_ranks
+        dist.all_gather_object(everybody, mine, group=self._ranks.control)
+        return everybody
 
 
-def _arrivals(spans: Iterable[Span], up_to: int) -> dict[Key, Arrival]:
-    """Arrivals of steps up to one that were not compared yet, each under a name that is the same on every rank."""
-    new = {
-        span.arrival.serial: span.arrival
-        for span in spans
-        if span.arrival is not None and span.missing is None and span.arrival.step <= up_to
-    }
+def _few(paths: Paths) -> list[int | None]:
+    """As many as travel: what is known for sure, and the newest."""
+    newest = sorted(start for start in paths if start is not None)
+    return [None, *newest[1 - _PATHS :]] if None in paths else list(newest[-_PATHS:])
+
+
+def _check(names: object) -> float:
+    return float(zlib.crc32(repr(names).encode()))
+
+
+def _keyed(waits: Iterable[Span]) -> dict[Key, Arrival]:
+    """The arrivals of these waits, each under a name that is the same on every rank."""
+    new = {span.arrival.serial: span.arrival for span in waits if span.arrival is not None}
     keyed: dict[Key, Arrival] = {}
     counts: dict[tuple[int, str], int] = {}
     for _, arrival in sorted(new.items()):

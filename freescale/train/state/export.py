@@ -22,6 +22,7 @@ from freescale.model import (
     make_encoder,
     make_head,
     retrieves,
+    scores_candidates,
 )
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
@@ -174,7 +175,7 @@ def _make_model(manifest: Mapping[str, Any]) -> Recommender:
     """The model a manifest describes, its weights not filled in yet."""
     facts = manifest["head"] if manifest["version"] > 1 else _first_head(manifest)
     head = make_head(facts["name"], dim=manifest["encoder"]["dim"], options=facts["options"])
-    if not retrieves(head):
+    if not (retrieves(head) or scores_candidates(head)):
         raise ValueError(f"head {facts['name']!r} has no queries and candidates")
     return Recommender(encoder=make_encoder(**manifest["encoder"], dropout=0.0), head=head)
 

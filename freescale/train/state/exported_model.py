@@ -15,8 +15,17 @@ from torch import Tensor
 from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
-from freescale.model import Compressor, Recommender, TokenCache, compresses, retrieves
-from freescale.train.state.recommendations import Request, best, hide, in_chunks, is_batch, one_each
+from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
+from freescale.train.state import scores
+from freescale.train.state.recommendations import (
+    Request,
+    best,
+    hide,
+    in_chunks,
+    is_batch,
+    one_each,
+    whole_seconds,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,11 @@ class ExportedModel:
             cache: the history before, as `compress` made it.
             exclude: more items not to recommend; a cache does not know which items it was made of.
         """
+        if not retrieves(self.model.head):
+            raise DataError(
+                "this model ranks candidates and knows no best of all items",
+                next_step="use score(history, candidates)",
+            )
         if k < 1:
             raise DataError("k must be at least 1", got=k, next_step="k=10 gives the ten best items")
         batch = is_batch(history)
@@ -88,6 +102,68 @@ class ExportedModel:
             for answer in best(hide(self._scores(chunk), chunk), k)
         ]
         return answers if batch else answers[0]
+
+    def score(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        *,
+        times: Sequence[Any] | None = None,
+        request_time: int | Sequence[int] | None = None,
+        cache: HistoryCache | Sequence[HistoryCache | None] | None = None,
+        chunk: int | None = None,
+    ) -> list[Any]:
+        """What the tasks predict of every candidate: {task: probability or number}, None where it is unknown.
+
+        Candidates do not change each other's numbers, nor does a cache or a chunk. Lists of histories and of candidates
+        give a list of answers, one a user.
+
+        Args:
+            history: item ids, oldest first; may be empty. With a cache: the events after those in it.
+            candidates: item ids.
+            times: of the events, in seconds since 1970 (UTC); needed by models with a time bias.
+            request_time: when they are asked for; the last event's time unless given.
+            cache: the history before, as `remember` made it.
+            chunk: candidates of a user computed at a time, to bound memory; all unless given.
+        """
+        batch = is_batch(candidates)
+        histories = list(history) if batch else [history]
+        num, alone = len(histories), not batch
+        if batch and len(candidates) != num:
+            raise DataError(
+                "every history needs its candidates", got=f"{num} histories, {len(candidates)} lists"
+            )
+        answers = scores.score(
+            self,
+            histories,
+            list(candidates) if batch else [candidates],
+            times=one_each("times", times, num, shared=alone),
+            request_times=one_each(
+                "request_time", request_time, num, shared=alone or not hasattr(request_time, "__len__")
+            ),
+            caches=one_each("cache", cache, num, shared=alone),
+            chunk=chunk,
+        )
+        return answers if batch else answers[0]
+
+    def remember(
+        self,
+        history: Sequence[ItemId],
+        *,
+        times: Sequence[int] | None = None,
+        cache: HistoryCache | None = None,
+    ) -> HistoryCache | None:
+        """Keys and values of all but the latest event, to be given to `score` with that event and what follows.
+
+        What the latest event becomes depends on when the next request comes; all others stay as they are, so that a
+        cache is good for any later request. None where there is nothing to keep.
+
+        Args:
+            history: item ids, oldest first. With a cache: the events after those in it.
+            times: their times; needed by models with a time bias.
+            cache: what is kept already.
+        """
+        return scores.remember(self, history, times=times, cache=cache)
 
     @property
     def filter_seen(self) -> bool:
@@ -211,13 +287,16 @@ class ExportedModel:
         tokens = {"item_index": index}
         if self.manifest["encoder"]["time_bias"]:
             if times is None:
-                raise DataError("this model was trained with time stamps", next_step="pass times=[...]")
+                raise DataError(
+                    "this model was trained with time stamps",
+                    next_step="pass times=[...]: seconds since 1970 of each event of the history",
+                )
             if len(times) != len(known):
                 raise DataError(
                     "every event needs its time stamp", got=f"{len(known)} events, {len(times)} times"
                 )
-            stamps = torch.from_numpy(np.asarray(times, dtype=np.int64)[known])
-            asked_at = int(stamps[-1]) if request_time is None else request_time
+            stamps = torch.from_numpy(whole_seconds(times)[known])
+            asked_at = int(stamps[-1] if request_time is None else whole_seconds([request_time])[0])
             tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
         elif times is not None:
             warnings.warn(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from freescale.data import IntArray
 from freescale.errors import DataError
 from freescale.model import TokenCache
 
 _SCORES = 1 << 24
 _TOKENS = 1 << 16
 """Scores and events handled at once; they bound the memory of a batch of any size."""
+_MILLISECONDS = 10**11
+"""From here on `prepare` takes a number for milliseconds, too."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,25 @@ def one_each(name: str, given: Any, num_users: int, *, shared: bool) -> Sequence
             f"{name} must be one for each user", got=f"{num_users} histories, {len(given)} {name}"
         )
     return list(given)
+
+
+def whole_seconds(times: Any) -> IntArray:
+    """[n] times of a request as they are stored: seconds since 1970, as int64."""
+    given = np.asarray(times)
+    if given.dtype.kind not in "iuf" or not np.isfinite(given).all():
+        bad = next((one for one in times if not isinstance(one, int | float)), times[0])
+        raise DataError(
+            "times must be numbers",
+            got=f"{bad!r} ({type(bad).__name__})",
+            allowed="seconds since 1970 in UTC, such as 1767225600; of a datetime: int(it.timestamp())",
+        )
+    if len(given) and np.abs(given).max() >= _MILLISECONDS:
+        warnings.warn(
+            f"times are seconds since 1970, but {np.abs(given).max():.0f} would be thousands of years away: "
+            "divide milliseconds by 1000",
+            stacklevel=5,
+        )
+    return given.astype(np.int64)
 
 
 def in_chunks(requests: Sequence[Request], *, num_items: int) -> Iterator[Sequence[Request]]:

@@ -65,7 +65,15 @@ def run(tmp_path, monkeypatch):
         launch([program], num_ranks=num_ranks)
         return seen
 
-    run.seen = seen
+    run.seen, run.script, run.gone_within_s = seen, script, 0.0
+    return run
+
+
+@pytest.fixture
+def run_with_torch(run, python):
+    """The same for programs that import torch, which they find imported."""
+    run.script.write_text(STAND_IN.replace(sys.executable, python, 1))
+    run.gone_within_s = 5.0  # `tests/warm_python.py` ends what it runs a moment after whoever asked for it
     return run
 
 
@@ -88,6 +96,9 @@ def assert_fails_fast(run, program: str, num_ranks: int = 3, *, within: float = 
         run(program, num_ranks)
     assert time.monotonic() - started < within
     assert len(pids(run.seen)) == num_ranks
+    deadline = time.monotonic() + run.gone_within_s
+    while any(is_alive(pid) for pid in pids(run.seen)) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not any(is_alive(pid) for pid in pids(run.seen))
     return str(caught.value)
 
@@ -261,13 +272,13 @@ def test_a_connection_broken_by_a_rank_that_stopped_as_told_is_no_failure(run):
     stop = (
         FAIL
         + """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 has heard already, rank 1 not yet
 deaf = os.path.join(os.environ["SEEN"], "deaf")
 if rank == 0:
     while not os.path.exists(deaf):
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
     os._exit(75)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has not heard yet
 open(deaf, "w").close()
 time.sleep(0.3)
 fail(RuntimeError("Connection reset by peer"))
@@ -302,7 +313,7 @@ def test_without_a_launcher_a_failure_is_printed_once(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: bad file\n"
 
 
-def test_a_stopped_rank_ends_the_run_after_silent_s(run):
+def test_a_stopped_rank_ends_the_run_after_silent_s(run_with_torch):
     program = (
         "from freescale.comm.world.ranks import join_ranks\n"
         "with join_ranks(device='cpu', silent_s=3) as ranks:\n"
@@ -310,7 +321,7 @@ def test_a_stopped_rank_ends_the_run_after_silent_s(run):
         "    if rank == 1: time.sleep(1.5); os.kill(os.getpid(), signal.SIGSTOP)\n"
         "    ranks.barrier()\n"
     )
-    message = assert_fails_fast(run, program, 2)
+    message = assert_fails_fast(run_with_torch, program, 2)
     assert message.startswith("rank 1 on ")
     assert "has given no sign of life for 3 s" in message
 
@@ -326,12 +337,12 @@ open(os.path.join(os.environ["SEEN"], f"sums-{rank}"), "w").write(f"{total} {sam
 """
 
 
-def test_launched_ranks_join_into_one_group(run):
-    seen = run(JOIN, 2)
+def test_launched_ranks_join_into_one_group(run_with_torch):
+    seen = run_with_torch(JOIN, 2)
     assert [path.read_text() for path in sorted(seen.glob("sums-*"))] == ["[2, 11] [4.0] 2"] * 2
 
 
-def test_a_rank_killed_inside_a_collective_ends_the_others_that_wait_for_it(run):
+def test_a_rank_killed_inside_a_collective_ends_the_others_that_wait_for_it(run_with_torch):
     program = (
         "from freescale.comm.world.ranks import join_ranks\n"
         "import torch\n"
@@ -340,5 +351,5 @@ def test_a_rank_killed_inside_a_collective_ends_the_others_that_wait_for_it(run)
         "    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    ranks.sum(torch.ones(1))\n"
     )
-    message = assert_fails_fast(run, program, 2, within=300)
+    message = assert_fails_fast(run_with_torch, program, 2, within=300)
     assert "rank 1 was killed by SIGKILL" in message

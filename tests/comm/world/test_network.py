@@ -150,11 +150,11 @@ def _remove(spaces: list[str]) -> None:
         subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True, timeout=20)
 
 
-def test_ranks_of_two_machines_that_call_themselves_loopback_join(two_nodes):
+def test_ranks_of_two_machines_that_call_themselves_loopback_join(two_nodes, python):
     """Failed before: gloo gave the other machine the address 127.0.1.1."""
     started = []
     for rank, (space, name, hosts) in enumerate(two_nodes):
-        inside = f"hostname {name} && mount --bind {hosts} /etc/hosts && exec {sys.executable} -c '{JOIN}'"
+        inside = f"hostname {name} && mount --bind {hosts} /etc/hosts && exec {python} -c '{JOIN}'"
         variables = {
             "PYTHONPATH": str(REPOSITORY),
             "PATH": os.environ["PATH"],

@@ -23,7 +23,7 @@ from tests.small_run import SMALL, train_small
 
 pytestmark = [only_root, pytest.mark.timeout(300)]
 
-STEPS = 40
+STEPS = 20
 RECIPE = ("model.dtype=float64", f"run.steps={STEPS}", "run.eval_every=1000")
 
 

@@ -1,39 +1,100 @@
-"""Whom a wait was for: lateness that a transfer has handed on is the wire's, however long ranks compute after it."""
+"""Ranks that compare notes: lateness that transfers have handed on, through whatever thread, is the wire's."""
 
 from __future__ import annotations
 
-import pytest
+import time
 
-from freescale.trace import Arrival, Span
-from freescale.train.log.notes import Notes, _Last
+import torch
+import torch.distributed as dist
 
+from freescale.comm.traffic import TrafficQueue
+from freescale.comm.transport import Pending
+from freescale.comm.transports.kinds.local import SocketTransport
+from freescale.comm.transports.traced import TracedTransport
+from freescale.trace.bubbles import Parts, total
+from freescale.trace.spans import HostClock, Recorder, compute, record_into, stage
+from freescale.train.log.accounting import AccountedStep, Accounts
+from tests.ranks import run_on_ranks
+from tests.small_run import these_ranks
 
-def wait(*, ready: float, end: float, came: float, held: tuple[float, float] | None, left: float) -> Span:
-    """The wait of a rank that left its exchange before at `left` and was ready for this one at `ready`."""
-    notes = Notes(ranks=None)
-    notes._left = {"main": [left]}
-    notes._known = {7: _Last(came, () if held is None else (held,))}
-    return notes._recalled(Span("rows", "wait", "main", 3, ready, end, Arrival("rows", 3, ready, 7)))
-
-
-def test_a_rank_that_the_wire_held_longer_is_not_late_by_its_work():
-    # Both computed for 2 s; the other was held until 4, this one until 1.
-    assert wait(ready=3, end=6.5, came=6, held=(0, 4), left=1).missing == ()
-
-
-def test_what_it_computed_longer_is_its_own():
-    # The other was held until 4 and then computed for 5 s, where this one took 2.
-    assert wait(ready=3, end=9.5, came=9, held=(0, 4), left=1).missing == ((3, 6),)
+STEPS = 7
+HELD = 0.03
 
 
-def test_a_transfer_that_held_both_alike_excuses_nobody():
-    assert wait(ready=5, end=9.5, came=9, held=(0, 4), left=4).missing == ((5, 9),)
+class LopsidedLink:
+    """A transport that brings rank 1 its bytes later than rank 0."""
+
+    name, engine, sm_free, reason = "lopsided", "sockets", True, "a test"
+
+    def __init__(self, group: dist.ProcessGroup | None, held: float) -> None:
+        self._inner = SocketTransport(group)
+        self.rank, self.num_ranks = self._inner.rank, self._inner.num_ranks
+        self._held = held if self.rank == 1 else 0.0
+
+    def start(self, tensor, *, send, receive) -> Pending:
+        pending, held = self._inner.start(tensor, send=send, receive=receive), self._held
+
+        class Late:
+            def wait(self):
+                arrived = pending.wait()
+                time.sleep(held)
+                return arrived
+
+        return Late()
 
 
-def test_a_rank_that_nothing_held_is_late():
-    assert wait(ready=3, end=6.5, came=6, held=None, left=1).missing == ((3, 6),)
+def two_threads(rank: int, held: float, late: float, every: int) -> list[AccountedStep]:
+    """Steps whose rows come over two links, one of them in another thread; rank 1 works longer by `late`."""
+    ranks, accounted = these_ranks(), []
+    recorder = Recorder(HostClock())
+    record_into(recorder)
+    accounts = Accounts(ranks=ranks, recorder=recorder, write=accounted.append, every=every)
+    links = [TracedTransport(LopsidedLink(dist.new_group(backend="gloo"), held)) for _ in range(2)]
+    sums = TracedTransport(LopsidedLink(dist.group.WORLD, 0.0))
+    queue = TrafficQueue()
+
+    def move(link: TracedTransport, name: str) -> None:
+        with stage(name):
+            link.start(torch.ones(2), send=[1, 1], receive=[1, 1]).wait()
+
+    accounts.begin(1)
+    for step in range(1, STEPS + 1):
+        with stage("train", step=step):
+            move(links[0], "OL rows")
+            early = queue.submit(lambda: move(links[1], "NOL rows"))
+            with compute("work"):
+                time.sleep(0.01 + (late if rank == 1 else 0.0))
+            with stage("wait for NOL rows", kind="wait"):
+                early.wait()
+            move(sums, "sums")
+        accounts.end_step()
+        accounts.add(step, {})
+    accounts.pause()
+    queue.close()
+    record_into(None)
+    return accounted
 
 
-@pytest.mark.parametrize("came", [2.0, 3.0])
-def test_nobody_waits_for_a_rank_that_was_there_first(came):
-    assert wait(ready=3, end=6.5, came=came, held=(0, 1), left=1).missing == ()
+def of_first_rank(held: float, late: float, every: int) -> Parts:
+    """What rank 0 waited for in the steps after the first two."""
+    accounted = run_on_ranks(two_threads, 2, held, late, every)[0]
+    assert [step.step for step in accounted] == list(range(1, STEPS + 1))
+    return total(step.ranks[0] for step in accounted[2:])
+
+
+def test_lateness_of_two_threads_that_the_wire_has_held_is_no_straggling():
+    # At the sums rank 0 stands for what both links have held rank 1, one in each thread.
+    for _ in range(6):
+        parts = of_first_rank(HELD, 0.0, 1000)
+        held = parts.straggler + parts.comm
+        if held > 1.5 * HELD * (STEPS - 2) and parts.straggler < 0.15 * held:
+            return
+    raise AssertionError(parts)
+
+
+def test_work_of_a_rank_that_the_wire_holds_is_still_waited_for():
+    for _ in range(6):
+        parts = of_first_rank(HELD, 0.05, 2)  # compared while the other thread is at work
+        if abs(parts.straggler / (0.05 * (STEPS - 2)) - 1) < 0.2 and parts.comm > 0.5 * HELD * (STEPS - 2):
+            return
+    raise AssertionError(parts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import datetime
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -128,6 +130,23 @@ def test_no_more_than_the_unseen_items_are_recommended(tmp_path):
     assert {item for item, _ in served.recommend(HISTORY, k=100, **times_of(HISTORY))} == {91, 92, 500}
     everything = CATALOG.tolist()
     assert served.recommend(everything, k=5, times=list(range(len(everything)))) == []
+
+
+@pytest.mark.parametrize("times", [["2026-01-01", "2026-01-02"], [datetime(2026, 1, 1)] * 2, [10, math.nan]])
+def test_times_that_are_no_seconds_are_refused_by_name(tmp_path, times):
+    """Before: an error of int() or numpy, or nothing at all."""
+    served = load_export(export(tmp_path / "out", make_parts()))
+    with pytest.raises(DataError, match=r"times must be numbers\n.*\n.*seconds since 1970"):
+        served.recommend([3, 14], times=times)
+    with pytest.raises(DataError, match="times must be numbers"):
+        served.recommend([3, 14], times=[10, 20], request_time="now")
+
+
+def test_milliseconds_are_told(tmp_path):
+    """Before they were taken for seconds without a word, and all differences were a thousand times as long."""
+    served = load_export(export(tmp_path / "out", make_parts()))
+    with pytest.warns(UserWarning, match="divide milliseconds by 1000"):
+        served.recommend([3, 14], times=[1767225600000, 1767225601000])
 
 
 def test_unknown_items_are_left_out_with_their_times(tmp_path):
