@@ -16,6 +16,7 @@ from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
 from freescale.recipe import Config, build_features, item_features, token_features
+from freescale.registry import PYTHON
 from freescale.train import Run
 
 
@@ -37,7 +38,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "events a user": f"p50 {p50}  p95 {p95}  p99 {p99}  max {int(lengths.max())}",
         },
         "model": {
-            "kind": f"{config.model.kind}, {config.model.layers} layers, dim {config.model.dim}, {config.model.dtype}",
+            "kind": f"{_kind(config)}, dim {config.model.dim}, {config.model.dtype}",
             "dense parameters": f"{dense:,}",
             "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
             **({} if config.items.kind == "ids" else {"items": items_in_words(config, run)}),
@@ -97,6 +98,12 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
     told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
     told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []
     return "; ".join(told)
+
+
+def _kind(config: Config) -> str:
+    """The encoder in words; how many layers an object has, it knows itself."""
+    kind = config.model.kind
+    return kind if kind.startswith(PYTHON) else f"{kind}, {config.model.layers} layers"
 
 
 def _has_user(features: list[Feature]) -> bool:

@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
     from freescale.data.item_content import CONTENT_FILE, ContentFile
     from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
+    from freescale.data.listed_histories import ListedHistories
     from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
     from freescale.data.negatives import draw_negatives
     from freescale.data.preparation import ColumnNames, prepare
     from freescale.data.raw_format import RawFormat, RawSample, Reading
     from freescale.data.raw_input import format_names
+    from freescale.data.request_features import (
+        FeatureRequest,
+        RequestFeatures,
+        asked_features,
+        served_schema,
+    )
+    from freescale.data.request_features import describe as describe_request
     from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch
+    from freescale.data.served_items import ServedItems
     from freescale.data.slots import FIRST, NO_ID, PAD, SLOT
     from freescale.data.source import IntArray, SequenceSource, Split, SplitSource, check_source
     from freescale.data.source_kinds import open_source, source_kind
@@ -38,5 +47,6 @@ if TYPE_CHECKING:
     from freescale.data.token_rule import TokenRule
     from freescale.data.vocabulary import NumberedTexts, Vocabulary
     from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
+    from freescale.data.words.table_words import table_kinds, table_words
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -114,6 +114,11 @@ class BatchFeatures:
                     found[prefix + name] = made[name][following]
         return found
 
+    def events(self, histories: Histories) -> Arrays:
+        """Features of all events, and nothing of what comes next: what a service knows."""
+        owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
+        return self._events(histories, np.arange(len(owner)), self._raw_users(histories), owner)
+
     def samples(self, histories: Histories) -> Arrays:
         """Features of the users."""
         raw = self._raw_users(histories)

@@ -15,10 +15,12 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from freescale.data.columns.ids import IdKind
 from freescale.data.digest import digest_parts
 from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
 from freescale.data.feature_statistics import FeatureStatistics, Statistics
@@ -26,6 +28,7 @@ from freescale.data.scan import row_blocks, spread_rows
 from freescale.data.schema.feature import Schema
 from freescale.data.source import Histories, IntArray, ItemCatalog, SequenceSource, Split
 from freescale.data.words.item_names import ItemNames, names_of_items
+from freescale.data.words.table_words import table_kinds, table_words
 from freescale.errors import DataError
 
 _SAMPLED_EVENTS = 1 << 22
@@ -106,6 +109,15 @@ class TemporalSource:
     def statistics(self) -> Statistics:
         """Of events before `valid_from`, items of the catalogue, and users who have such events."""
         return self._measure()
+
+    @property
+    def table_kinds(self) -> dict[str, IdKind]:
+        """Those of the whole data set."""
+        return table_kinds(self.inner)
+
+    def find_words(self, table: str, ids: IntArray, /) -> Any:
+        """Those of the whole data set."""
+        return table_words(self.inner, table, ids)
 
     def known_ids(self, table: str) -> IntArray | None:
         """Those of the whole data set: what has not been met yet keeps its first values."""

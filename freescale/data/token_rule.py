@@ -25,6 +25,10 @@ class TokenRule:
         sizes = np.asarray(lengths, np.int64)
         return np.where(sizes > 0, self.front + sizes * (1 + self.after), 0)
 
+    def events(self, tokens: int, /) -> int:
+        """Events of the longest history that becomes at most so many tokens."""
+        return (tokens - self.front) // (1 + self.after)
+
     def pairs(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
         """[n] pairs (a token, one that it sees) of each."""
         tokens = self.tokens(lengths)

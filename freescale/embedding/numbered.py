@@ -47,6 +47,11 @@ class NumberedMap:
         self._elsewhere: dict[torch.device, Tensor] = {}
         self.num_rows = inner.num_rows
 
+    @property
+    def ids(self) -> Tensor:
+        """Those that have a number, ascending."""
+        return self._ids
+
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; one that has no number is refused."""
         known = self._on(ids.device)

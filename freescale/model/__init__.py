@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         full_ranking,
     )
     from freescale.model.moe import moe_layers
-    from freescale.model.recommender import Recommender, make_encoder
+    from freescale.model.recommender import Recommender, is_ours, make_encoder
     from freescale.model.router import EXTRAS, nan_error
     from freescale.model.task_quality import AcrossRanks, TaskQuality
     from freescale.model.token_cache import TokenCache

@@ -111,7 +111,13 @@ def number_sites(model: nn.Module) -> None:
 def drawn_by_rank(model: nn.Module) -> list[str]:
     """One sentence where modules of a model draw torch's own masks, which follow the rank instead of the sample."""
     kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-    names = [name for name, each in model.named_modules() if isinstance(each, kinds) and each.p > 0]
+    names = [
+        name
+        for name, each in model.named_modules()
+        if (isinstance(each, kinds) and each.p > 0)
+        or (isinstance(each, nn.MultiheadAttention) and each.dropout > 0)
+        or (isinstance(each, nn.RNNBase) and each.dropout > 0 and each.num_layers > 1)
+    ]
     if not names:
         return []
     return [

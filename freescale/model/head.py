@@ -148,13 +148,18 @@ def own_metrics(head: Head) -> HeadMetrics | MergedMetrics | None:
     return None if begin is None else cast(HeadMetrics | MergedMetrics, begin())
 
 
-def export_facts(head: Head) -> dict[str, Any]:
-    """What an export keeps of a head: at least its name and its options.
+def export_facts(head: Head, *, kind: str = "", options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What an export keeps of a head: at least its name and its options; those of the recipe unless it says itself.
 
     Raises:
         ConfigError: it cannot be served.
     """
     facts = getattr(head, "export_facts", None)
+    if kind.startswith(registry.PYTHON) and not type(head).__module__.startswith("freescale."):
+        facts = None  # what it may have inherited would make another head
+    if facts is None and kind:
+        named = {"name": kind, "options": dict(options or {})}
+        facts = lambda: named  # noqa: E731
     if facts is None or not (retrieves(head) or scores_candidates(head)):
         raise ConfigError(
             "only retrieval models can be exported so far",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from freescale import registry
@@ -75,6 +76,8 @@ class Recommender(nn.Module):
             layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         with dropout_batch(batch, layout):
             states, rows_UD = self.encode(rows_UD, batch, layout, tables)
+            if batch.num_tokens == 0 and not is_ours(self.head):
+                return states.sum() + rows_UD.sum() * 0 + _nothing(self.head, rows_UD)
             return self.head.loss(states, rows_UD, batch, layout)
 
     def states(
@@ -105,7 +108,8 @@ class Recommender(nn.Module):
 
         Of requests, one state a candidate: its own, or where the head takes candidates late that of its history.
         An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
-        both reach the rows in one sum.
+        both reach the rows in one sum. A rank may have no tokens in a step: code from outside is not asked then, and
+        its parameters get a gradient of zeros.
         """
         if self.tokens is not None:
             return self._encode_tokens(self.tokens, rows_UD, batch, layout, tables), rows_UD
@@ -113,6 +117,8 @@ class Recommender(nn.Module):
         if batch.targets is not None:
             states_of = history_states if getattr(self.head, "late", False) else target_states
             return states_of(self.encoder, take(rows_UD, item_index), batch, layout), rows_UD
+        if batch.num_tokens == 0 and not is_ours(self.encoder):
+            return take(rows_UD, item_index) + _nothing(self.encoder, rows_UD), rows_UD
         from_rows = getattr(self.encoder, "from_rows", None)
         if from_rows is not None:
             states, rows_UD = from_rows(rows_UD, item_index, batch, layout)
@@ -134,6 +140,18 @@ class Recommender(nn.Module):
         with dropout_batch(sequence.batch, sequence.layout):
             states = self.encoder(sequence.vectors, sequence.batch, sequence.layout)
         return states.index_select(0, sequence.states)
+
+
+def is_ours(part: object) -> bool:
+    """Whether an encoder or a head is part of this package; ours know batches without tokens, and exchange in them."""
+    return type(part).__module__.startswith("freescale.")
+
+
+def _nothing(part: object, like: Tensor) -> Tensor:
+    """Zero, with a gradient of zeros for every parameter of an encoder or a head."""
+    params = part.parameters() if isinstance(part, nn.Module) else ()
+    none = [param.reshape(-1)[:0].sum() for param in params if param.requires_grad]
+    return torch.stack(none).sum().to(like.dtype) if none else like.new_zeros(())
 
 
 def make_encoder(

@@ -69,8 +69,8 @@ class _Packed:
         parts = (batch.tokens, batch.samples, batch.items)
         self._plan = planned.plan
         counts = [] if batch.targets is None else [("", batch.targets)]
-        named = [("", batch.offsets), *counts, *(feature for part in parts for feature in part.items())]
         self._has_targets = bool(counts)
+        named = [("", batch.offsets), *counts, *(feature for part in parts for feature in part.items())]
         values = [tensor.contiguous() for _, tensor in named]
         self._layout = [(name, tensor.dtype, tensor.shape) for (name, _), tensor in zip(named, values)]
         self._sizes = [len(part) for part in parts]

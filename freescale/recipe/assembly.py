@@ -162,7 +162,7 @@ def build_run(
 
 def same_recipe(config: Config) -> dict[str, Any]:
     """What all ranks must see alike before anything is built: parts of a run talk to each other while they are made."""
-    from freescale import __version__
+    from freescale.version import __version__
 
     recipe = {
         f"{section}.{key}": value for section, keys in config.as_dict().items() for key, value in keys.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,11 +12,11 @@ from freescale.recipe.run_tables import table_widths
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
     from freescale.data import BatchFeatures
-    from freescale.embedding import ShardedCompute
+    from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
     from freescale.model import FeatureJoin, FeatureTokens, Recommender
     from freescale.recipe.config import Config
     from freescale.recipe.run_tables import RunTables
-    from freescale.train import FeaturedItems
+    from freescale.train import ExportFeatures, FeaturedItems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,30 @@ def build_featured_items(
         embedding=tables.embedding,
         work=shared_work(config, ranks, len(features.source.items.ids)),
         device=ranks.device,
+    )
+
+
+def export_features(
+    config: Config,
+    features: BatchFeatures | None,
+    *,
+    embedding: ShardedEmbedding,
+    id_maps: Mapping[str, IdMap],
+) -> ExportFeatures | None:
+    """What an export keeps of features; None where requests say nothing but items and times."""
+    from freescale.recipe.features import token_features
+    from freescale.train import ExportFeatures
+
+    wanted = [] if features is None else token_features(config, features.schema)
+    if features is None or not wanted:
+        return None
+    return ExportFeatures(
+        features=features,
+        tokens=[each.name for each in wanted],
+        widths=table_widths(config, features),
+        join=config.tokens.join,
+        embedding=embedding,
+        id_maps=id_maps,
     )
 
 

@@ -119,6 +119,6 @@ def test_features_of_items_are_exported_and_others_are_refused(tmp_path: Path) -
     assert len(exported.recommend([1, 2], k=2)) == 2
     shop = DictSource({"shop": {"of": "event", "is": "id", "rows": 90}}, EVENTS, ITEM, {1: {}, 2: {}})
     other = build_run(config, shop, these_ranks(), Progress([Recorder()]))
-    with pytest.raises(DataError, match="reads features of events or users cannot be exported yet"):
+    with pytest.raises(DataError, match="reads features of events or users"):
         write_export(tmp_path / "no", model=other.state.model, items=items, **options)
     assert not (tmp_path / "no").exists()

@@ -218,6 +218,13 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: floa
     _part(watch)
 
 
+def one_rank(*, device: str = "auto") -> Ranks:
+    """This process by itself, whatever run it was started for; to look at a run, not to take part."""
+    chosen = pick_device(device)
+    _prepare_device(chosen)
+    return Ranks(rank=0, num_ranks=1, device=chosen)
+
+
 def _prepare_device(device: torch.device) -> None:
     """What this process sets for its device before it uses it."""
     if device.type != "cuda":

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.lists import from_arrow
 from freescale.data.dataset_index import (
     check_sum,
@@ -36,7 +37,7 @@ from freescale.data.schema.feature import Feature
 from freescale.data.shards import shards_of
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.data.storage import is_address, local_path, open_elsewhere
-from freescale.data.words.id_words import read_ids, read_words
+from freescale.data.words.id_words import find_words, read_ids, read_words
 from freescale.data.words.item_names import ItemNames
 from freescale.errors import DataError
 from freescale.registry import register
@@ -163,6 +164,15 @@ class ParquetSource:
         if self.table_ids.get(table) != "text":
             return None
         return read_ids(self.path / words_file(table))
+
+    @property
+    def table_kinds(self) -> IdKinds:
+        """Of the ids of every table."""
+        return {**self.id_kinds, **self.table_ids}
+
+    def find_words(self, table: str, ids: IntArray, /) -> Any:
+        """What stands in the input for ids of a table whose ids are text; null for ids that it does not have."""
+        return find_words(self.path / words_file(table), ids)
 
     def feature_words(self, table: str, ids: IntArray) -> list[str]:
         """What stands in the input for ids of a table whose ids are text."""

@@ -88,6 +88,14 @@ def read_ids(path: Path) -> IntArray:
 
 def read_words(path: Path, ids: IntArray) -> Any:
     """[n] Arrow array of the words of these ids, in their order, from a file of words."""
+    found = find_words(path, ids)
+    if found.null_count:
+        raise damaged(path, "it has no word for an id of the data set")
+    return found
+
+
+def find_words(path: Path, ids: IntArray) -> Any:
+    """[n] Arrow array of the words of these ids, in their order, from a file of words; null where it has none."""
     try:
         table = pq.read_table(path, use_threads=False, partitioning=None)
         known, words = table["id"].to_numpy(), table["word"]
@@ -95,7 +103,8 @@ def read_words(path: Path, ids: IntArray) -> Any:
         raise damaged(path, str(error)) from error
     order = np.argsort(known, kind="stable")
     place = np.searchsorted(known, ids, sorter=order).clip(max=max(0, len(known) - 1))
-    if len(ids) and (not len(known) or (known[order[place]] != ids).any()):
-        raise damaged(path, "it has no word for an id of the data set")
-    found = words.take(pa.array(order[place])).cast(pa.large_string())
+    if not len(known):
+        return pa.nulls(len(ids), pa.large_string())
+    index = order[place]
+    found = words.take(pa.array(index, mask=known[index] != ids)).cast(pa.large_string())
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found

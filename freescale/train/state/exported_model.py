@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
+from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
 from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
@@ -20,12 +20,14 @@ from freescale.train.state import scores
 from freescale.train.state.recommendations import (
     Request,
     best,
+    features_each,
     hide,
     in_chunks,
     is_batch,
     one_each,
     whole_seconds,
 )
+from freescale.train.state.served_features import ServedFeatures, request_needs
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class ExportedModel:
     vectors: Tensor
     manifest: dict[str, Any]
     names: ItemNames
+    features: ServedFeatures | None = None
 
     @torch.no_grad()
     def recommend(
@@ -57,6 +60,7 @@ class ExportedModel:
         filter_seen: bool | None = None,
         cache: TokenCache | Sequence[TokenCache | None] | None = None,
         exclude: Sequence[Any] = (),
+        features: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
         """The k best next items after a history (oldest event first), as (item, score).
 
@@ -74,6 +78,9 @@ class ExportedModel:
             filter_seen: whether to leave out items of the history; None: as the model was evaluated.
             cache: the history before, as `compress` made it.
             exclude: more items not to recommend; a cache does not know which items it was made of.
+            features: of the events of the history and of the user, by name, in the words of the training data: a list
+                of one value an event, or one value. None stands for what is missing. Of a batch, each name has a list
+                of one a user; or give a list of such dicts. `needs` says which the model asks for.
         """
         if not retrieves(self.model.head):
             raise DataError(
@@ -91,6 +98,7 @@ class ExportedModel:
             one_each("request_time", request_time, num, shared=alone or not hasattr(request_time, "__len__")),
             one_each("cache", cache, num, shared=alone),
             one_each("exclude", exclude, num, shared=alone or not is_batch(exclude)),
+            features_each(features, num, alone=alone),
         )
         hides = self.filter_seen if filter_seen is None else filter_seen
         requests = [
@@ -179,20 +187,63 @@ class ExportedModel:
         request_time: int | None,
         cache: TokenCache | None,
         exclude: Sequence[ItemId],
+        features: Mapping[str, Any],
         *,
         filter_seen: bool,
     ) -> Request:
         """One user of a batch, by number, or the only one."""
         known, index = self._index_of(history)
+        who = "" if user is None else f"user {user} of the batch: "
         if len(index) == 0:
-            who = "" if user is None else f"user {user} of the batch: "
             raise DataError(
                 "no event of the history is an item the model knows", got=f"{who}{list(history)[:10]}"
             )
-        limit = int(self.manifest["encoder"]["max_length"]) if cache is None else None
+        limit = self._max_events if cache is None else None
         tokens = self._tokens(index, known, times, request_time, limit=limit)
         hidden = [index] if filter_seen else []
-        return Request(tokens, torch.cat([*hidden, self._index_of(exclude)[1]]), cache)
+        said = self._features(features, known, limit, who=who)
+        return Request(tokens, torch.cat([*hidden, self._index_of(exclude)[1]]), cache, said)
+
+    @property
+    def needs(self) -> list[str]:
+        """What a request must say of features, a line each; nothing where the model looks at items and times alone."""
+        return request_needs(self.manifest)
+
+    @property
+    def _max_events(self) -> int:
+        """Events the model has learnt to look at; some have tokens of their own for what is known of them."""
+        most, tokens = int(self.manifest["encoder"]["max_length"]), self.model.tokens
+        return most if tokens is None else tokens.rule.events(most)
+
+    def _features(
+        self,
+        given: Mapping[str, Any],
+        known: np.ndarray[Any, np.dtype[np.bool_]],
+        limit: int | None,
+        *,
+        who: str,
+    ) -> FeatureRequest:
+        """Features of a request, checked as far as names and numbers of values go."""
+        kept = np.flatnonzero(known)
+        said = FeatureRequest(given, len(known), kept if limit is None else kept[-limit:], who)
+        if self.features is not None:
+            self.features.reader.check(said)
+        elif given:
+            raise DataError(
+                f"{who}this model looks at no features of events and users",
+                got=", ".join(given),
+                next_step="leave them out; features of items are in their vectors already",
+            )
+        return said
+
+    def _with_features(
+        self, batch: SequenceBatch, said: Sequence[FeatureRequest]
+    ) -> tuple[SequenceBatch, Mapping[str, Tensor]]:
+        """The batch with the features of its requests, and the rows of tables that they have."""
+        if self.features is None:
+            return batch, {}
+        items = self.items[batch.tokens["item_index"].numpy()]
+        return self.features.look_up(batch, said, items, self.vectors.device)
 
     def _scores(self, requests: Sequence[Request]) -> Tensor:
         """[U, N] the score of every item for every user."""
@@ -208,11 +259,12 @@ class ExportedModel:
     def _last_states(self, requests: Sequence[Request]) -> Tensor:
         """[U, D] the state after the last event; all with a cache, or all without."""
         batch = SequenceBatch.from_sequences([request.tokens for request in requests])
+        batch, tables = self._with_features(batch, [request.features for request in requests])
         caches = [request.cache for request in requests]
         if caches[0] is None:
-            states = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets))
+            states = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets), tables)
         else:
-            states = self._compressor().states(self.vectors[batch.tokens["item_index"]], batch, caches)
+            states = self._compressor().states(self.model.vectors(self.vectors, batch, tables), batch, caches)
         return states.index_select(0, batch.offsets[1:] - 1)
 
     @cached_property
@@ -234,6 +286,7 @@ class ExportedModel:
         times: Sequence[int] | None = None,
         next_time: int | None = None,
         cache: TokenCache | None = None,
+        features: Mapping[str, Any] | None = None,
     ) -> TokenCache | None:
         """The history as a token cache, to be kept and given to `recommend` with the events that follow.
 
@@ -246,6 +299,7 @@ class ExportedModel:
             times: their times in seconds since 1970 (UTC), as `prepare` stores them; needed by models with a time bias.
             next_time: time of the event after these, required by models with a time bias.
             cache: what is compressed already.
+            features: as those of `recommend`.
         """
         compressor = self._compressor()
         known, index = self._index_of(history)
@@ -256,10 +310,11 @@ class ExportedModel:
                 "this model was trained with time stamps",
                 next_step="pass next_time=..., the time of the first event that is not compressed",
             )
-        latest = int(self.manifest["encoder"]["max_length"]) - compressor.encoder.rule.recent
-        tokens = self._tokens(index, known, times, next_time, limit=latest if cache is None else None)
-        batch = SequenceBatch.from_sequences([tokens])
-        return compressor.compress(self.vectors[batch.tokens["item_index"]], batch, [cache])[0]
+        latest = None if cache is not None else self._max_events - compressor.encoder.rule.recent
+        tokens = self._tokens(index, known, times, next_time, limit=latest)
+        said = self._features(features or {}, known, latest, who="")
+        batch, tables = self._with_features(SequenceBatch.from_sequences([tokens]), [said])
+        return compressor.compress(self.model.vectors(self.vectors, batch, tables), batch, [cache])[0]
 
     def _compressor(self) -> Compressor:
         encoder = self.model.encoder

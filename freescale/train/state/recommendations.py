@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data import IntArray
+from freescale.data import FeatureRequest, IntArray
 from freescale.errors import DataError
 from freescale.model import TokenCache
 
@@ -30,11 +30,13 @@ class Request:
         tokens: features of the events, those "item_index" names known to the model.
         hidden: numbers of the items not to recommend.
         cache: the history before.
+        features: what it says of its events and of the user; looked at where the model looks at any.
     """
 
     tokens: dict[str, Tensor]
     hidden: Tensor
     cache: TokenCache | None
+    features: FeatureRequest
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +59,29 @@ def one_each(name: str, given: Any, num_users: int, *, shared: bool) -> Sequence
             f"{name} must be one for each user", got=f"{num_users} histories, {len(given)} {name}"
         )
     return list(given)
+
+
+def features_each(given: Any, num_users: int, *, alone: bool) -> Sequence[Mapping[str, Any]]:
+    """Features for every user: by name one for each, or a list of such by user."""
+    if given is None or alone:
+        given = [given or {}] * num_users
+    elif isinstance(given, Mapping):
+        for name, values in given.items():
+            if values is not None and (isinstance(values, str | bytes) or not hasattr(values, "__len__")):
+                raise DataError(
+                    f"{name} must be one for each user",
+                    got=f"{num_users} histories, and {values!r}",
+                    next_step=f"features={{{name!r}: [...]}} with a value for each",
+                )
+        by_name = {name: one_each(name, values, num_users, shared=False) for name, values in given.items()}
+        return [{name: values[n] for name, values in by_name.items()} for n in range(num_users)]
+    given = one_each("features", given, num_users, shared=False)
+    for each in given:
+        if not isinstance(each, Mapping):
+            raise DataError(
+                "features are given by name", got=type(each).__name__, next_step="features={'country': 'de'}"
+            )
+    return given
 
 
 def whole_seconds(times: Any) -> IntArray:

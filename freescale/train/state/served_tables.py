@@ -1,0 +1,171 @@
+"""Tables in an export: rows of ids that events and users of a request may have, and how an id finds its row.
+
+how              rows in the file                       an id that has none
+ids              one an id, ascending                   is unknown: the model's learnt "none" stands for it
+hash             all, by number                         there is none such
+zero_collision   one an id, ascending, then shared ones shares one, as in training
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freescale.embedding import (
+    DirectMap,
+    EmbeddingTable,
+    HashMap,
+    IdMap,
+    NumberedMap,
+    ShardedIdMap,
+    as_compute,
+    learns_ids,
+)
+from freescale.errors import DataError
+from freescale.kernels.id_table import SlotLayout
+
+_CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows of a table that are exported.
+
+    Args:
+        rows: their numbers in the table.
+        ids: whose rows the first of them are, ascending; None where a formula says.
+        facts: how an id finds its row.
+    """
+
+    rows: Tensor
+    ids: Tensor | None
+    facts: Mapping[str, Any]
+
+
+def kept_rows(name: str, id_map: IdMap) -> KeptRows:
+    """What must be kept of a table, in a process that holds all of it."""
+    if isinstance(id_map, HashMap):
+        return KeptRows(torch.arange(id_map.num_rows), None, {"how": "hash"})
+    if isinstance(id_map, DirectMap | NumberedMap):
+        ids = id_map.ids if isinstance(id_map, NumberedMap) else torch.arange(id_map.num_rows)
+        return KeptRows(id_map.rows(ids), ids, {"how": "ids"})
+    if not learns_ids(id_map):
+        raise DataError(
+            f"the id map of table {name} cannot be exported",
+            got=type(id_map).__name__,
+            allowed="direct, hash, zero_collision, or a map that has residents()",
+            next_step=f"train with tables.{name}.map set to one of them",
+        )
+    ids, rows = (each.cpu() for each in id_map.residents())
+    if not isinstance(id_map, ShardedIdMap):
+        return KeptRows(rows, ids, {"how": "ids"})
+    layout = id_map.map.layout
+    facts = {each: getattr(layout, each) for each in ("num_buckets", "bucket_rows", "bucket_slots")}
+    bucket = torch.arange(layout.num_buckets)[:, None] * layout.bucket_rows
+    shared = (bucket + torch.arange(layout.bucket_slots, layout.bucket_rows)).flatten()
+    return KeptRows(torch.cat([rows, shared]), ids, {"how": "zero_collision", **facts})
+
+
+def write_table(path: Path, table: EmbeddingTable, kept: KeptRows, words: Any) -> None:
+    """One row a vector, behind its id and its word where it has them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    num_ids = 0 if kept.ids is None else len(kept.ids)
+    writer: Any = None
+    try:
+        for start in range(0, max(1, len(kept.rows)), _CHUNK_ROWS):
+            rows = kept.rows[start : start + _CHUNK_ROWS]
+            columns: dict[str, Any] = {}
+            if kept.ids is not None:
+                own = kept.ids[start : start + _CHUNK_ROWS].numpy()
+                shared = len(rows) - len(own)
+                columns["id"] = pa.concat_arrays([pa.array(own), pa.nulls(shared, pa.int64())])
+                if words is not None:
+                    some = words.slice(min(start, num_ids), len(own)).cast(pa.large_string())
+                    columns["word"] = pa.concat_arrays([some, pa.nulls(shared, pa.large_string())])
+            vectors = as_compute(table.gather(rows.to(table.weight.device))).float().cpu().numpy()
+            flat = pa.array(vectors.ravel())
+            columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, table.dim)
+            part = pa.table(columns)
+            writer = writer or pq.ParquetWriter(path, part.schema)
+            writer.write_table(part)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+class ServedTable:
+    """Rows of a table in a service; an `IdMap`, of ids that it knows.
+
+    Args:
+        vectors: [n, dim] the rows that were kept.
+        ids: whose rows the first of them are, ascending; None where a formula says.
+        facts: how an id finds its row.
+    """
+
+    learns = False
+
+    def __init__(self, vectors: Tensor, ids: Tensor | None, facts: Mapping[str, Any]) -> None:
+        self.vectors, self.num_rows = vectors, len(vectors)
+        self._ids = ids
+        self._hash = HashMap(len(vectors)) if facts["how"] == "hash" else None
+        self._layout = None
+        if facts["how"] == "zero_collision":
+            buckets, rows, slots = (facts[each] for each in ("num_buckets", "bucket_rows", "bucket_slots"))
+            self._layout = SlotLayout(buckets, rows, slots, slots, 0, buckets)
+
+    @classmethod
+    def read(cls, path: Path, facts: Mapping[str, Any], dtype: torch.dtype) -> ServedTable:
+        """What `write_table` has written."""
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(path)
+        flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        width = table.schema.field("vector").type.list_size
+        vectors = torch.from_numpy(flat.reshape(-1, width).copy()).to(dtype)
+        ids = None
+        if "id" in table.column_names:
+            own = table.column("id").drop_null().to_numpy()
+            ids = torch.from_numpy(np.array(own, dtype=np.int64))
+        return cls(vectors, ids, facts)
+
+    def knows(self, ids: Tensor) -> Tensor:
+        """Which ids have a row, of their own or shared."""
+        if self._hash is not None or self._layout is not None:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return self._find(ids)[0]
+
+    def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
+        """Where the vector of every id stands; the service changes nothing."""
+        if self._hash is not None:
+            return self._hash.rows(ids)
+        known, place = self._find(ids)
+        if self._layout is None:
+            return place
+        assert self._ids is not None
+        row = self._layout.overflow(ids)
+        bucket, within = row // self._layout.bucket_rows, row % self._layout.bucket_rows
+        shared = bucket * self._layout.overflow_rows + within - self._layout.bucket_slots
+        return torch.where(known, place, len(self._ids) + shared)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Nothing is learnt here."""
+        return {}
+
+    def restored(self) -> None:
+        """Nothing to bring in line."""
+
+    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which ids have a row of their own, and where."""
+        assert self._ids is not None
+        if not len(self._ids):
+            return torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids)
+        place = torch.searchsorted(self._ids, ids.contiguous()).clamp_(max=len(self._ids) - 1)
+        return self._ids[place] == ids, place
