@@ -58,9 +58,13 @@ def test_the_page_runs_as_it_stands(clone: Path, python: str) -> None:
     shown = re.search(r"^data/plays: .*?(?=^  \.\.\.)", PAGE, re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert said[0].startswith(shown[0])
-    assert "torch.Size([" in said[1]
-    assert "'target_genres'" in said[1]
-    assert "target_watched" not in said[1]
+    told = re.search(r"^            features .*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
+    assert told is not None
+    assert told[0] in said[1]
+    assert "Training finished" in said[1]
+    assert "torch.Size([" in said[2]
+    assert "'target_genres'" in said[2]
+    assert "target_watched" not in said[2]
 
 
 def test_the_mistakes_of_the_page_are_those(tmp_path: Path) -> None:
