@@ -15,7 +15,7 @@ from freescale.comm.world import virtual_gpus_here
 from freescale.data import BatchFeatures, SequenceSource
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
-from freescale.recipe import Config, build_features, item_features, token_features
+from freescale.recipe import Config, build_features, item_features, table_options, token_features
 from freescale.train import Run
 
 
@@ -52,6 +52,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     features = build_features(config, source)
     if features is not None:
         facts["data"]["features"] = features_in_words(config, features)
+        facts["tables"] = tables_in_words(run, config, features)
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
@@ -88,6 +89,20 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
         names = [each.name for each in token_features(config, features.schema) if each.place == place]
         told += [f"{', '.join(names)} {words}"] if names else []
     return "; ".join(told)
+
+
+def tables_in_words(run: Run, config: Config, features: BatchFeatures) -> dict[str, object]:
+    """Every table: its rows, who updates them, and which features have rows in it."""
+    options, said = table_options(config, features.schema), dict[str, object]()
+    for name, plan in run.state.embedding.plans.items():
+        spec, own = plan.spec, options.get(name)
+        size = f"{spec.num_rows * spec.dim * spec.dtype.itemsize / 2**20:,.3g} MiB"
+        kind = own.section if own is not None else config.embedding
+        where = "on every rank" if plan.replicated and run.ranks.num_ranks > 1 else ""
+        of = f"of {', '.join(own.features)}" if own is not None and own.features != (name,) else ""
+        words = [f"{spec.num_rows:,} x {spec.dim}", size, kind.id_map, kind.optimizer, where, of]
+        said[name] = ", ".join(word for word in words if word)
+    return said
 
 
 def _evaluated(every: int) -> str:
