@@ -18,6 +18,7 @@ test-slow: $(VENV)/dev.stamp  ## the proofs at full length, and many more exampl
 
 test-extras: $(VENV)/dev.stamp  ## tests that need heavy packages
 	if [ -f requirements/extras.txt ]; then $(BIN)/pip install -q -r requirements/extras.txt; fi
+	$(BIN)/pip install -q --no-deps -r requirements/torchrec.txt  # see there; without it tests of the bridge skip
 	$(BIN)/python -m pytest -m extras --timeout 600
 
 tests: $(VENV)/dev.stamp

@@ -70,7 +70,24 @@ WORKLOADS = {
             "head.num_negatives=128",
         ),
     ),
+    "C": (
+        "HSTU 8 x 512, 256 histories, mean 400, tail to 4,096",
+        (
+            "synthetic.users=6000",
+            "synthetic.items=20000",
+            "synthetic.mean_length=400",
+            "synthetic.sigma=0.9",
+            "synthetic.max_length=4100",
+            "data.global_batch=256",
+            "data.max_length=4096",
+            "model.dim=512",
+            "model.layers=8",
+            "model.heads=4",
+            "head.num_negatives=128",
+        ),
+    ),
 }
+PEAK_TFLOPS = 989.4
 CHECKED = (
     "synthetic.users=2000",
     "synthetic.items=900",
@@ -185,6 +202,7 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
     moments: list[float] = []
     captured: list[bool] = []
     tokens: list[int] = []
+    squares: list[float] = []
     original = run.train_step.run
 
     def timed(ready: Any, schedule: Any) -> Any:
@@ -192,6 +210,7 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
             torch.cuda.synchronize()
         moments.append(time.perf_counter())
         tokens.append(ready.plan.global_tokens)
+        squares.append(float(ready.batch.lengths.double().square().sum()))
         result = original(ready, schedule)
         captured.append(bool(getattr(result, "captured", False)))
         return result
@@ -207,7 +226,16 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
         "median_ms": 1e3 * statistics.median(gaps),
         "captured": sum(captured[warm:]) / (steps - warm),
         "tokens": sum(tokens[warm:]) / (steps - warm),
+        "squares": sum(squares[warm:]) / (steps - warm),
     }
+
+
+def mfu(name: str, row: dict[str, Any]) -> float:
+    """Share of the peak: products of the layers, and attention, forward and backward."""
+    keys = dict(key.split("=") for key in WORKLOADS[name][1])
+    dim, layers = int(keys["model.dim"]), int(keys["model.layers"])
+    work = 6 * row["tokens"] * layers * 5 * dim**2 + 7 * dim * layers * row["squares"]
+    return work / (row["ms"] / 1e3) / (PEAK_TFLOPS * 1e12)
 
 
 def core_times() -> dict[str, float]:
@@ -296,6 +324,7 @@ def _summed(times: list[dict[str, float]]) -> dict[str, Any]:
         "median_step_ms": round(statistics.median(each["median_ms"] for each in times), 3),
         "captured": round(statistics.mean(each["captured"] for each in times), 3),
         "tokens": round(times[0]["tokens"]),
+        "squares": times[0].get("squares", 0.0),
     }
 
 
@@ -330,17 +359,18 @@ def main() -> None:
             f"and {checked['padded_against_plain_bf16']:.1e} (bf16)"
         )
     rows = {}
-    print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}")
+    print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}{'MFU':>8}")
     for name in options.only.split(","):
         rows[name] = measure(
             name, rounds=options.rounds, steps=options.steps, warm=options.warm, before=options.before
         )
         print(WORKLOADS[name][0])
         for way, row in rows[name].items():
+            row["mfu"] = round(mfu(name, row), 4)
             span = f"{row['from']:.2f} - {row['to']:.2f}"
             print(
                 f"{name:4}{way:<10}{row['ms']:>8.2f}{span:>18}{row['median_step_ms']:>9.2f}"
-                f"{row['captured']:>10.0%}{row['tokens']:>9,}",
+                f"{row['captured']:>10.0%}{row['tokens']:>9,}{row['mfu']:>8.1%}",
                 flush=True,
             )
     print(

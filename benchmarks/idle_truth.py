@@ -31,7 +31,7 @@ import torch
 from freescale import trace
 from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks, as_rank, join_ranks, launch, virtual_gpus
-from freescale.data import SyntheticSource
+from freescale.data import SyntheticSource, legacy_schema
 from freescale.recipe import build_run, build_source, load_config
 from freescale.trace import Recorder, read_profiler_traces, split_step, union
 from freescale.train.log.accounting import AccountedStep, Accounts
@@ -104,6 +104,8 @@ class ShortHistories(SyntheticSource):
         num_events = int(self._offsets[-1])
         items = 1 + rng.choice(self._num_items, size=num_events, p=weights / weights.sum())
         self._columns = {"item": items, "time": np.arange(num_events)}
+        self.schema, self.statistics = legacy_schema(self.features), {}
+        self._user_columns, self._item_columns = {}, {}
 
 
 class Kernels:

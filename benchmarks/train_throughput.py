@@ -16,6 +16,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from freescale.kernels import unit
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
+from freescale.pipeline import PaddedBatch, Padder
+from freescale.train.padded_compute import PaddedCompute, Recorder
 
 NUM_ITEMS, DIM, NUM_NEGATIVES = 3416, 50, 128
 
@@ -59,11 +62,21 @@ def jagged_loss(model: Recommender, table: Tensor, batch: SequenceBatch) -> Tens
 
 def padded_loss(model: Recommender, table: Tensor, batch: SequenceBatch) -> Tensor:
     """The same model as most code writes it: [B, longest] tensors, dense [B, heads, L, L] scores, masked sums."""
-    lengths = batch.lengths.to(table.device)
-    longest = int(batch.lengths.max())
-    place = torch.arange(longest, device=table.device)
-    real = place < lengths[:, None]
+    return padded_loss_of(model, table, batch, *padded_input(batch, table.device))
+
+
+def padded_input(batch: SequenceBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """What is real, items and targets, all [B, longest]."""
+    place = torch.arange(int(batch.lengths.max()), device=device)
+    real = place < batch.lengths.to(device)[:, None]
     item, target = (_pad(batch.tokens[name], real) for name in ("item_index", "target_index"))
+    return real, item, target
+
+
+def padded_loss_of(
+    model: Recommender, table: Tensor, batch: SequenceBatch, real: Tensor, item: Tensor, target: Tensor
+) -> Tensor:
+    longest = real.shape[1]
     encoder = model.encoder
     x = F.embedding(item, table) * DIM**0.5 + encoder.input.position[:longest]
     x = x * real[..., None]
@@ -115,6 +128,71 @@ def check(model: Recommender, table: Tensor, batch: SequenceBatch) -> float:
     return error
 
 
+class Replayed:
+    """Forward and backward as CUDA graphs, of batches made ready before: as captured training runs do it."""
+
+    def __init__(self, model: Recommender, table: Tensor, longest: int) -> None:
+        self._padder = Padder(table.device, longest=longest, table_rows=NUM_ITEMS)
+        recorder = Recorder(table.device)
+        self._compute = PaddedCompute(
+            model, list(model.parameters()), precision=nullcontext, recorder=recorder
+        )
+        self._table = table.detach()
+
+    def ready(self, batch: SequenceBatch) -> PaddedBatch:
+        """The batch on its device, padded, its size recorded."""
+        here = batch.to("cpu")
+        ids = {"item": here.tokens["item_index"], "target": here.tokens["target_index"]}
+        raw = SequenceBatch(here.offsets, ids, {"negatives": here.samples["negative_index"]})
+        inverse = torch.cat([*ids.values(), raw.samples["negatives"].flatten()])
+        every = torch.arange(NUM_ITEMS)
+        for _ in range(12):
+            made = self._padder.pad(raw, every, inverse, global_tokens=batch.num_tokens)
+            if self._compute.is_recorded(made):
+                return made
+            self._compute.run(self._table, made)
+        raise SystemExit("FAILED: a size was not recorded")
+
+    def gradients(self, padded: PaddedBatch, model: nn.Module) -> list[Tensor]:
+        """Loss, gradient of the table, gradients of the parameters."""
+        loss, rows = self._compute.run(self._table, padded)
+        return [loss.clone(), rows.clone(), *(param.grad.clone() for param in model.parameters())]
+
+    def seconds(self, padded: PaddedBatch) -> float:
+        """How long one replay takes, copies of the batch and of the rows included."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self._compute.run(self._table, padded)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def replayed_padded(model: Recommender, table: Tensor, batch: SequenceBatch) -> Callable[[], None]:
+    """The padded step of one batch as a CUDA graph; its input is padded before."""
+    given = padded_input(batch, table.device)
+
+    def step() -> None:
+        value = padded_loss_of(model, table, batch, *given)
+        torch.autograd.grad(value, [table, *model.parameters()])
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.autograd.set_multithreading_enabled(False), torch.cuda.graph(graph, stream=side):
+        step()
+    return graph.replay
+
+
+def clocked(work: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
 def time_step(loss: Callable[..., Tensor], model: nn.Module, table: Tensor, batch: SequenceBatch) -> float:
     if table.is_cuda:
         torch.cuda.synchronize()
@@ -140,8 +218,21 @@ def measure(
     error = check(model, table, make_batch(cut[rng.choice(len(cut), 4, replace=False)], rng, device))
     for loss in (jagged_loss, padded_loss):
         time_step(loss, model, table, batches[0])
-    times = {"jagged": [], "padded": []}
-    for one in batches:
+    times: dict[str, list[float]] = {"jagged": [], "padded": []}
+    if device == "cuda":
+        times |= {"jagged_replayed": [], "padded_replayed": []}
+        replayed = Replayed(model, table, int(cut.max()))
+        ready = [replayed.ready(one) for one in batches]
+        pairs = zip(replayed.gradients(ready[0], model), gradients(padded_loss, model, table, batches[0]))
+        worst = max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs)
+        assert worst < 2e-2, f"FAILED: replayed and padded differ by {worst:.1e}"
+    for number, one in enumerate(batches):
+        if device == "cuda":
+            times["jagged_replayed"].append(one.num_tokens / replayed.seconds(ready[number]))
+            graph = replayed_padded(model, table, one)
+            graph()
+            times["padded_replayed"].append(one.num_tokens / clocked(graph))
+            del graph
         times["jagged"].append(one.num_tokens / time_step(jagged_loss, model, table, one))
         times["padded"].append(one.num_tokens / time_step(padded_loss, model, table, one))
     ratios = [a / b for a, b in zip(times["jagged"], times["padded"])]
@@ -155,8 +246,21 @@ def measure(
         "ratio": round(float(np.median(ratios)), 2),
         "ratio_min": round(min(ratios), 2),
         "ratio_max": round(max(ratios), 2),
+        **_replayed_row(times),
         "difference_float64": error,
     }
+
+
+def _replayed_row(times: dict[str, list[float]]) -> dict[str, float]:
+    if "jagged_replayed" not in times:
+        return {}
+    found = {f"{way}_replayed_tokens_per_s": times[f"{way}_replayed"] for way in ("jagged", "padded")}
+    row = {name: round(float(np.median(rates))) for name, rates in found.items()}
+    for against in ("padded", "padded_replayed"):
+        ratios = [a / b for a, b in zip(times["jagged_replayed"], times[against])]
+        row[f"replayed_against_{against}"] = round(float(np.median(ratios)), 2)
+        row[f"replayed_against_{against}_range"] = f"{min(ratios):.2f}-{max(ratios):.2f}"
+    return row
 
 
 def main() -> None:
@@ -180,6 +284,13 @@ def main() -> None:
             f"{row['max_length']:>8} {row['padding_waste']:>7.0%} {row['jagged_tokens_per_s']:>14,} "
             f"{row['padded_tokens_per_s']:>14,} {row['ratio']:>6.2f}x  {row['ratio_min']}-{row['ratio_max']}"
         )
+        if "replayed_against_padded" in row:
+            print(
+                f"         as CUDA graphs: {row['jagged_replayed_tokens_per_s']:>9,} "
+                f"{row['padded_replayed_tokens_per_s']:>14,} tok/s; jagged replayed {row['replayed_against_padded']}x "
+                f"of padded ({row['replayed_against_padded_range']}), "
+                f"{row['replayed_against_padded_replayed']}x of padded replayed"
+            )
     gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
     machine = {
         "hardware": gpu or f"{platform.machine()}, {torch.get_num_threads()} threads",

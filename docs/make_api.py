@@ -22,6 +22,21 @@ class Page(NamedTuple):
 
 
 PAGES = {
+    "trainer": Page(
+        "Trainer",
+        "A run from a program, with your own encoder, head or source: [your own models](../own_models.md).",
+        (
+            "freescale.Trainer",
+            "freescale.Table",
+            "freescale.check.CheckReport",
+            "freescale.check.Violation",
+            "freescale.train.Judge",
+            "freescale.train.MetricSink",
+            "freescale.train.WandbSink",
+            "freescale.train.MlflowSink",
+            "freescale.data.ListedHistories",
+        ),
+    ),
     "balance": Page(
         "Balance",
         "Samples shared out over ranks so that all finish together: [how it works](../balance.md).",

@@ -16,7 +16,8 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +39,8 @@ FAMILIES = {
 }
 ENTRY_POINTS = "freescale.kinds"
 OUTSIDE = "a kind of your own is registered by --plugin MODULE"
+PYTHON = "python:"
+"""What names of objects begin with that a program gave to a `Trainer`: no recipe can make such an object again."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,27 @@ def register(family: str, name: str, *, options: type | None = None) -> Callable
         return make
 
     return keep
+
+
+@contextmanager
+def offered(kinds: Mapping[str, Callable[..., Any]], *, named: Mapping[str, str]) -> Iterator[None]:
+    """Let recipes name objects of this program, inside the block only.
+
+    Args:
+        kinds: family -> what makes the object, called as the family's protocol says.
+        named: family -> its name, which begins with `PYTHON`.
+    """
+    keys = {(family, named[family]): make for family, make in kinds.items()}
+    before = {key: _kinds[key] for key in keys if key in _kinds}
+    _kinds.update(
+        {(family, name): Kind(family, name, make, None, False) for (family, name), make in keys.items()}
+    )
+    try:
+        yield
+    finally:
+        for key in keys:
+            del _kinds[key]
+        _kinds.update(before)
 
 
 def find(family: str, name: str, *, key: str | None = None) -> Kind:
@@ -174,6 +198,9 @@ def names(family: str) -> list[str]:
 
 def meant(family: str, name: str) -> str:
     """What to do about a name that is not there."""
+    if name.startswith(PYTHON):
+        made = f"{family}={name.removeprefix(PYTHON)}(...)"
+        return f"an object of a program: open a run by the same Trainer({made}), an export by load_export(path, {made})"
     close = nearest(name, names(family))
     return f"did you mean {close!r}?" if close else OUTSIDE
 

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freescale.recipe import assembly
+from freescale.recipe.capture import Capture, assemble_capture
+from freescale.train import Recorder
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
@@ -77,6 +80,31 @@ def assert_same_curve(ours: dict[str, Any], reference: dict[str, Any], first_ste
 def test_the_curve_goes_down() -> None:
     alone = on_ranks(1, (*FLOAT64, "run.steps=200", "run.eval_every=100"))
     assert np.mean(alone["losses"][-10:]) < 0.7 * np.mean(alone["losses"][:10])
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "change"),
+    [
+        (1, "data.workers=2"),
+        (2, "optim.clip_norm=1e9"),
+        pytest.param(4, "pipeline.prioritized=false", marks=pytest.mark.slow),
+    ],
+)
+def test_padded_batches_do_not_change_the_curve(
+    num_ranks: int,
+    change: str,
+    curve: tuple[str, ...],
+    alone: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As captured steps on GPUs take them; gradients are added up outside of any backward then."""
+
+    def capture(config: Any, ranks: Any, progress: Any, **parts: Any) -> Capture:
+        shared = {name: parts[name] for name in ("embedding", "lr_factor")}
+        return assemble_capture(config, Recorder(ranks.device), ranks=ranks, **shared)
+
+    monkeypatch.setattr(assembly, "build_capture", capture)
+    assert_same_curve(on_ranks(num_ranks, (*curve, change)), alone)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

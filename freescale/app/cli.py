@@ -23,6 +23,7 @@ for _command in (
     cli_data.prepare,
     cli_run.evaluate,
     cli_run.export,
+    cli_run.replay,
     cli_time.report,
     cli_time.profile,
     cli_time.simulate,

@@ -1,4 +1,4 @@
-"""Commands about runs: train, evaluate, export."""
+"""Commands about runs: train, evaluate, export, replay."""
 
 from __future__ import annotations
 
@@ -176,3 +176,21 @@ def export(
         say("recommend(history, features={...}) needs:")
     for line in needs:
         say(f"  {line}")
+
+
+def replay(
+    run_dir: RunDir,
+    to: Annotated[str, typer.Option(metavar="TRACKER", help="tensorboard, wandb or mlflow.")],
+    place: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Folder of TensorBoard, project of wandb, experiment of MLflow; by itself as the run.",
+        ),
+    ] = None,
+) -> None:
+    """Send what a run has logged to a tracker, as if it had listened from the start; resumed runs are sent whole."""
+    from freescale.app.commands import replay_run
+
+    sent, where = replay_run(run_dir, to=to, place=place)
+    say(f"sent {sent:,} steps and evaluations of {run_dir} to {to}: {where}")

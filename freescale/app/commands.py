@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from freescale import trace
 from freescale.app.arguments import say
+from freescale.app.own_code import check_own_code, read_own_code, write_own_code
 from freescale.app.run_summary import describe, origin
-from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
+from freescale.check import CheckReport
+from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in, one_rank
 from freescale.data import IntArray, is_dataset, load_manifest, names_of_items
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError, TrainingError
@@ -27,11 +29,14 @@ from freescale.recipe import (
     free_keys,
     load_config,
     open_span_file,
+    read_recipe,
     same_recipe,
 )
-from freescale.trace import stage
+from freescale.trace import decode, read_metrics, stage
 from freescale.train import (
+    GuestSink,
     JsonlSink,
+    Judge,
     MetricSink,
     Progress,
     Resumed,
@@ -39,9 +44,13 @@ from freescale.train import (
     StopRequest,
     TensorBoardSink,
     best_in,
+    default_place,
     from_first,
+    judged_event,
     load_run,
+    open_tracker,
     read_meta,
+    replay,
     resume,
     saved_in,
     sole_run,
@@ -55,7 +64,15 @@ _TRIES = 5
 
 
 def train_run(
-    config: Config, *, resume: str, open_terminal: OpenTerminal, new_data: bool = False
+    config: Config,
+    *,
+    resume: str,
+    open_terminal: OpenTerminal,
+    new_data: bool = False,
+    sinks: Sequence[MetricSink] = (),
+    judge: Judge | None = None,
+    checked: CheckReport | None = None,
+    agreed: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Train as this rank of a run; returns the summary. Only rank 0 writes files and lines.
 
@@ -64,6 +81,10 @@ def train_run(
         resume: "auto", "never", or a run or checkpoint folder.
         open_terminal: (total steps) -> where lines go.
         new_data: go on from a checkpoint though it has learnt from other data.
+        sinks: where events go besides; closed at the end.
+        judge: may end the run at an evaluation.
+        checked: what a check of the code has found before; else code that is not ours is checked here.
+        agreed: more that all ranks must see alike.
     """
     out, stop = Path(config.run.out), StopRequest()
     keep_failures_in(out)
@@ -75,21 +96,29 @@ def train_run(
         sole_run(out, first=ranks.is_first),
     ):
         with stage("set up"):
-            ranks.agree(same_recipe(config), subject="the run")
+            ranks.agree({**same_recipe(config), **(agreed or {})}, subject="the run")
             source = build_source_together(config, ranks)
+            code = check_own_code(config, source, ranks, done=checked)
             if resume == "never":
                 _clear(out, ranks)
             progress = Progress()
             run = build_run(config, source, ranks, progress, stop=stop)
             resumed = _resume(run, config, resume, new_data=new_data)
+            run.evaluation.judge = judge
             if ranks.is_first:
-                _open_sinks(run, config, resumed.step, open_terminal(run.timetable.total_steps))
+                guests = [GuestSink(sink, tell=progress.notice) for sink in sinks]
+                terminal = open_terminal(run.timetable.total_steps)
+                _open_sinks(run, config, resumed.step, [terminal, *guests])
+                write_own_code(out, code)
+                _tell_judge(judge, out)
             if resumed.story is not None:
                 progress.resume(resumed.step, str(resumed.story), **resumed.story.facts(), origin=origin())
-            progress.start(
-                describe(run, config, source), total_steps=run.timetable.total_steps, origin=origin()
-            )
-            for text in [*resumed.notices, *run.evaluation.notices, *drawn_by_rank(run.state.model)]:
+            facts = describe(run, config, source)
+            if not code.report.ok:
+                facts["run"]["one curve"] = "NOT on the one curve (run.check=warn)"
+            progress.start(facts, total_steps=run.timetable.total_steps, origin=origin())
+            known = drawn_by_rank(run.state.model) if code.report.ok else []
+            for text in [*code.told, *resumed.notices, *run.evaluation.notices, *known]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
@@ -155,6 +184,7 @@ def export_run(run_dir: Path, out: Path) -> Path:
         catalog=catalog,
         names=names_of_items(source, catalog),
         encoder=encoder_shape(dataclasses.replace(config, moe=served), source, features),
+        head={"kind": config.head.kind, "options": config.head.extra},
         features=export_features(config, features, embedding=run.state.embedding, id_maps=run.state.id_maps),
         facts={
             "trained_steps": meta["step"],
@@ -162,8 +192,26 @@ def export_run(run_dir: Path, out: Path) -> Path:
             "data": source.name,
             "items": config.items.kind,
             "evaluation": run.evaluation.protocol.facts(),
+            **({"own_code": own} if (own := read_own_code(run_dir)) else {}),
         },
     )
+
+
+def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int, str]:
+    """Send what a run has logged to a tracker afterwards; how many events, and where they went."""
+    log = run_dir / "metrics.jsonl"
+    if not log.exists():
+        raise CheckpointError(
+            "this is not a run folder: it has no metrics.jsonl",
+            got=run_dir,
+            next_step="give the folder a run was trained in (its run.out)",
+        )
+    where = place or default_place(to, run_dir)
+    recipe = read_recipe(run_dir / "config.yaml") if (run_dir / "config.yaml").exists() else {}
+    facts: dict[str, Any] = {} if to == "tensorboard" else {"name": run_dir.resolve().name, "config": recipe}
+    with log.open("rb") as lines:
+        events = [event for event in map(decode, lines) if event is not None]
+    return replay(events, open_tracker(to, where, **facts)), where
 
 
 def known_items(run: Run) -> IntArray:
@@ -185,9 +233,8 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
             next_step="give the folder a run was trained in (its run.out)",
         )
     config = load_config(recipe, [f"run.out={run_dir}", f"run.device={device}"])
-    with join_ranks(device=device) as ranks:
-        run = build_run(config, _source_as_it_was(config), ranks, Progress())
-        return config, run, _load_best(run, run_dir)
+    run = build_run(config, _source_as_it_was(config), one_rank(device=device), Progress())
+    return config, run, _load_best(run, run_dir)
 
 
 def _load_best(run: Run, run_dir: Path) -> Path:
@@ -332,7 +379,15 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _open_sinks(run: Run, config: Config, step: int, terminal: MetricSink) -> None:
+def _tell_judge(judge: Judge | None, out: Path) -> None:
+    """A judge hears of the evaluations behind a run that goes on; what it decides of them is not asked."""
+    if judge is None:
+        return
+    for event in read_metrics(out / "metrics.jsonl").evals:
+        judge.decide(judged_event(event))
+
+
+def _open_sinks(run: Run, config: Config, step: int, others: Sequence[MetricSink]) -> None:
     out, progress, pending = Path(config.run.out), run.progress, run.evaluation.pending
     recipe = out / "config.yaml"
     recipe.write_text(config.to_yaml(), encoding="utf-8")
@@ -341,7 +396,14 @@ def _open_sinks(run: Run, config: Config, step: int, terminal: MetricSink) -> No
     progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step, evaluates_again=pending))
     if config.run.tensorboard:
         progress.add(TensorBoardSink(out / "tensorboard", resume_step=step))
-    progress.add(terminal)
+    for kind in ("wandb", "mlflow"):
+        place = getattr(config.run, kind)
+        if place is not None:
+            facts = {"name": out.name, "config": config.as_dict()}
+            tracker = open_tracker(kind, place, resume_step=step, **facts)
+            progress.add(GuestSink(tracker, tell=progress.notice))
+    for sink in others:
+        progress.add(sink)
 
 
 def _clear(out: Path, ranks: Ranks) -> None:

@@ -12,10 +12,11 @@ from freescale import __version__
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
-from freescale.data import BatchFeatures, SequenceSource
+from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
 from freescale.recipe import Config, build_features, item_features, table_options, token_features
+from freescale.registry import PYTHON
 from freescale.train import Run
 
 
@@ -37,7 +38,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             "events a user": f"p50 {p50}  p95 {p95}  p99 {p99}  max {int(lengths.max())}",
         },
         "model": {
-            "kind": f"{config.model.kind}, {config.model.layers} layers, dim {config.model.dim}, {config.model.dtype}",
+            "kind": f"{_kind(config)}, dim {config.model.dim}, {config.model.dtype}",
             "dense parameters": f"{dense:,}",
             "table parameters": f"{sum(p.spec.num_rows * p.spec.dim for p in plans):,}",
             **({} if config.items.kind == "ids" else {"items": items_in_words(config, run)}),
@@ -50,9 +51,14 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         },
     }
     features = build_features(config, source)
+    unread = [each.name for each in schema_of(source) if each.name not in ("user", *source.features)]
     if features is not None:
         facts["data"]["features"] = features_in_words(config, features)
         facts["tables"] = tables_in_words(run, config, features)
+    elif config.head.kind == "tasks" and unread:
+        facts["data"]["features"] = (
+            f"{', '.join(unread)}: not read by models with head.kind=tasks, but as outcomes"
+        )
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
@@ -88,6 +94,10 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
     for place, words in places.items():
         names = [each.name for each in token_features(config, features.schema) if each.place == place]
         told += [f"{', '.join(names)} {words}"] if names else []
+    read = {"item", "time", *of_items, *(each.name for each in token_features(config, features.schema))}
+    left = [each for each in features.schema if each.name not in read]
+    told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
+    told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []
     return "; ".join(told)
 
 
@@ -103,6 +113,16 @@ def tables_in_words(run: Run, config: Config, features: BatchFeatures) -> dict[s
         words = [f"{spec.num_rows:,} x {spec.dim}", size, kind.id_map, kind.optimizer, where, of]
         said[name] = ", ".join(word for word in words if word)
     return said
+
+
+def _kind(config: Config) -> str:
+    """The encoder in words; how many layers an object has, it knows itself."""
+    kind = config.model.kind
+    return kind if kind.startswith(PYTHON) else f"{kind}, {config.model.layers} layers"
+
+
+def _has_user(features: list[Feature]) -> bool:
+    return any(each.name == "user" for each in features)
 
 
 def _evaluated(every: int) -> str:

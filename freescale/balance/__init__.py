@@ -14,7 +14,7 @@ from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.partition import Partition, assignment_report, partition, partition_report
 from freescale.balance.sampler import BalancedSampler, StepPlan
 from freescale.balance.step_plan import Balancer, assign, named_balancer
-from freescale.balance.work import WHOLE, SampleWork
+from freescale.balance.work import WHOLE, PairRule, SampleWork
 
 __all__ = [
     "COEFFICIENTS",
@@ -29,6 +29,7 @@ __all__ = [
     "IntArray",
     "MeasuredStep",
     "OnlineCostModel",
+    "PairRule",
     "Partition",
     "SampleWork",
     "StepPlan",

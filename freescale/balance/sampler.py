@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -51,8 +52,8 @@ class BalancedSampler:
         lengths: [rows] tokens of every row, cut to the model's maximum by the caller.
         global_batch: samples a step over all ranks (or `global_tokens`).
         global_tokens: tokens a step over all ranks.
-        num_ranks: number of ranks.
-        rank: this rank.
+        num_ranks: number of ranks; that of torch.distributed unless given, 1 where it is not set up.
+        rank: this rank; the same.
         cost_model: predicts the cost of a sample from its length; None takes `CostModel.default()`.
         seed: seed of the order.
         balanced: False deals the batch out in turn: random assignment with equal counts.
@@ -78,8 +79,8 @@ class BalancedSampler:
         *,
         global_batch: int | None = None,
         global_tokens: int | None = None,
-        num_ranks: int,
-        rank: int,
+        num_ranks: int | None = None,
+        rank: int | None = None,
         cost_model: Cost | None = None,
         seed: int = 0,
         balanced: bool = True,
@@ -96,6 +97,9 @@ class BalancedSampler:
         decisions: Decisions | None = None,
         work: SampleWork = WHOLE,
     ) -> None:
+        here = _ranks_here()
+        num_ranks = here[0] if num_ranks is None else num_ranks
+        rank = here[1] if rank is None else rank
         _check_ranks(num_ranks=num_ranks, rank=rank, max_tokens_ratio=max_tokens_ratio)
         if start_step < 0 or (num_steps is not None and num_steps < 0):
             raise PlanError(
@@ -263,6 +267,14 @@ def _chosen(balancer: str | Balancer | None, *, balanced: bool) -> Balancer:
             next_step="leave out balanced, or balancer",
         )
     return named_balancer(balancer)
+
+
+def _ranks_here() -> tuple[int, int]:
+    """How many ranks torch.distributed has and which this is; torch is looked at, never imported."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return 1, 0
+    return dist.get_world_size(), dist.get_rank()
 
 
 def _check_ranks(*, num_ranks: int, rank: int, max_tokens_ratio: float | None) -> None:

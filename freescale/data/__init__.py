@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
     from freescale.data.item_content import CONTENT_FILE, ContentFile
     from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
+    from freescale.data.listed_histories import ListedHistories
     from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
     from freescale.data.negatives import draw_negatives
     from freescale.data.preparation import ColumnNames, prepare
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         served_schema,
     )
     from freescale.data.request_features import describe as describe_request
+    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
     from freescale.data.schema.reading import checked_schema, load_schema, read_schema
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
+    from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.token_rule import TokenRule
     from freescale.data.vocabulary import NumberedTexts, Vocabulary

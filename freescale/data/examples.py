@@ -64,6 +64,11 @@ class Examples:
             return np.clip(self.source.ends(self.split) - 1, 0, self.max_length)
         return input_lengths(self.source.lengths, split=self.split, max_length=self.max_length)
 
+    @property
+    def groups(self) -> IntArray:
+        """Rows of each run that is stored together."""
+        return self.source.groups
+
     def missed(self) -> npt.NDArray[np.bool_]:
         """Rows whose target is an item that nothing was learnt of: it cannot be recommended, and there is no batch."""
         if isinstance(self.source, SplitSource):

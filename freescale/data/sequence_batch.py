@@ -32,6 +32,8 @@ class SequenceBatch:
         pads: values that token features have behind those of the last sequence, which mean nothing.
         items: features with one value for each distinct item of the batch, each [U] or [U, ...]. Where there are any,
             token features "item_index" and "target_index" and sample feature "negative_index" point to them.
+        targets: [B] int64 how many tokens at the end of each sequence are candidates of a request; on the CPU like
+            offsets. None: all tokens are events.
     """
 
     offsets: Tensor
@@ -39,6 +41,7 @@ class SequenceBatch:
     samples: dict[str, Tensor] = field(default_factory=dict)
     pads: int = 0
     items: dict[str, Tensor] = field(default_factory=dict)
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets.is_cuda:
@@ -47,6 +50,10 @@ class SequenceBatch:
         if places[0] != 0 or (places[1:] < places[:-1]).any():
             raise ValueError("offsets must start at 0 and never fall")
         self._check(self.tokens, self.samples)
+        if self.targets is not None:
+            counts, lengths = self.targets.numpy(), self.lengths.numpy()
+            if counts.shape != lengths.shape or (counts < 0).any() or (counts > lengths).any():
+                raise ValueError("targets must be between 0 and the length of their sequence, one for each")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -115,6 +122,7 @@ class SequenceBatch:
             tokens={n: v.index_select(0, rows.to(v.device)) for n, v in self.tokens.items()},
             samples={n: v.index_select(0, index.to(v.device)) for n, v in self.samples.items()},
             items=self.items,
+            targets=None if self.targets is None else self.targets[index],
         )
 
     def split(self, num_parts: int) -> list[SequenceBatch]:
@@ -144,6 +152,7 @@ class SequenceBatch:
             tokens={n: v[start:stop] for n, v in self.tokens.items()},
             samples={n: v[first:last] for n, v in self.samples.items()},
             items=self.items,
+            targets=None if self.targets is None else self.targets[first:last],
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
@@ -171,7 +180,8 @@ class SequenceBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As one block of bytes: a loader process opens a connection for every tensor it hands over, 0.2 ms each."""
-        tensors = [self.offsets, *self.features()]
+        counts = [] if self.targets is None else [self.targets]
+        tensors = [self.offsets, *counts, *self.features()]
         if self.pads or any(values.device.type != "cpu" or values.requires_grad for values in tensors):
             return object.__new__, (SequenceBatch,), dict(self.__dict__)
         flat = [values.contiguous().view(-1).view(torch.uint8) for values in tensors]
@@ -181,7 +191,8 @@ class SequenceBatch:
         for part, start in zip(flat, starts):
             block[start : start + len(part)] = part
         shapes = [(start, values.dtype, tuple(values.shape)) for start, values in zip(starts, tensors)]
-        return _unpacked, (block, shapes, list(self.tokens), list(self.samples), list(self.items))
+        names = (list(self.tokens), list(self.samples), list(self.items))
+        return _unpacked, (block, shapes, *names, bool(counts))
 
 
 def _unpacked(
@@ -190,18 +201,20 @@ def _unpacked(
     tokens: list[str],
     samples: list[str],
     items: list[str],
+    has_targets: bool,
 ) -> SequenceBatch:
     """The batch whose tensors lie in a block of bytes, at these places."""
     parts: list[Tensor] = []
     for start, dtype, shape in shapes:
         num_bytes = dtype.itemsize * math.prod(shape)
         parts.append(block[start : start + num_bytes].view(dtype).view(shape))
-    offsets, features = parts[0], iter(parts[1:])
+    offsets, features = parts[0], iter(parts[1 + has_targets :])
     # In this order: each takes what the one before has left.
     of_tokens = {name: next(features) for name in tokens}
     of_samples = {name: next(features) for name in samples}
     of_items = {name: next(features) for name in items}
-    return SequenceBatch(offsets, of_tokens, of_samples, items=of_items)
+    targets = parts[1] if has_targets else None
+    return SequenceBatch(offsets, of_tokens, of_samples, items=of_items, targets=targets)
 
 
 def _offsets(lengths: Tensor) -> Tensor:

@@ -9,5 +9,5 @@ FIRST + k  row k
 from __future__ import annotations
 
 PAD, NO_ID, FIRST = 0, 1, 2
-SLOT = "_slot"
-"""What the name of a feature ends with where a batch has its slots."""
+SLOT = ".slot"
+"""What the name of a feature ends with where a batch has its slots; no feature is called so."""

@@ -140,7 +140,8 @@ class EmbeddingTable:
     def apply_counted(self, rows: Tensor, grad: Tensor, *, numbers: Tensor, count: Tensor) -> None:
         """Update the first `count` of these unique local rows.
 
-        All that changes from step to step is read on the device, so that it can be recorded and replayed. For fused tables, and those of a CPU.
+        All that changes from step to step is read on the device, so that it can be recorded and replayed. For fused
+        tables, and those of a CPU.
 
         Args:
             rows: [U] unique rows; behind `count` anything.
@@ -152,9 +153,8 @@ class EmbeddingTable:
             rule = self._rule
             assert rule is not None
             state = tuple(self.state[name] for name in rule.state)
-            single = numbers.float()
-            options = {"numbers": single, "count": count, "first_row": self.first_row}
-            update_rows(self.weight, state, rows, grad, rule, **options)
+            single, first = numbers.float(), self.first_row
+            update_rows(self.weight, state, rows, grad, rule, numbers=single, count=count, first_row=first)
             return
         real = int(count)
         rate, _, low, high = numbers.tolist()

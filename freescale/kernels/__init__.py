@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         gate,
         input_states,
         plain_norm,
+        project_targets,
         project_uvqk,
         sampled_softmax,
         unit,

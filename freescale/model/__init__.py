@@ -15,15 +15,19 @@ if TYPE_CHECKING:
         Head,
         HeadMetrics,
         LastEvents,
+        MergedMetrics,
         Needs,
+        RequestMetrics,
         RetrievingHead,
         check_columns,
         export_facts,
         make_head,
         own_metrics,
         retrieves,
+        scores_candidates,
     )
-    from freescale.model.heads import RankingHead, RetrievalHead
+    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions
+    from freescale.model.history_cache import HistoryCache, candidate_states, extend_caches
     from freescale.model.item_encoders import ContentProjection, TextEncoder
     from freescale.model.metrics import (
         CUTOFFS,
@@ -34,8 +38,9 @@ if TYPE_CHECKING:
         full_ranking,
     )
     from freescale.model.moe import moe_layers
-    from freescale.model.recommender import Recommender, make_encoder
+    from freescale.model.recommender import Recommender, is_ours, make_encoder
     from freescale.model.router import EXTRAS, nan_error
+    from freescale.model.task_quality import AcrossRanks, TaskQuality
     from freescale.model.token_cache import TokenCache
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -1,6 +1,7 @@
 """CachedView: new tokens of several users behind the summaries kept of their histories.
 
-New tokens see all summaries of their own user and each other as far as they came before. On a GPU one kernel a layer
+New tokens see all summaries of their own user and each other as far as they came before; candidates of a request, which
+stand at one position behind the new events, see no other candidate. On a GPU one kernel a layer
 reads the summaries where they lie. Elsewhere few queries meet few keys in plain batched products over padded users.
 Distances and times come from what each cache says of its tokens.
 """
@@ -8,7 +9,7 @@ Distances and times come from what each cache says of its tokens.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,8 +28,39 @@ from freescale.kernels.attention import (
     time_bucket,
 )
 from freescale.kernels.runtime import to_device
-from freescale.model.packed_caches import PackedCaches
 from freescale.model.views import KeepKeys
+
+
+class KeptKeys(Protocol):
+    """Keys and values kept of several users, side by side in one store; `PackedCaches` and `HistoryCaches` are such."""
+
+    @property
+    def keys(self) -> Tensor:
+        """[layers, N, heads, width]; empty where nobody has any."""
+
+    @property
+    def values(self) -> Tensor:
+        """The same; their width may differ."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[N] position of each."""
+
+    @property
+    def times(self) -> Tensor | None:
+        """[N] time stamp of each."""
+
+    @property
+    def starts(self) -> Ints:
+        """[users] where those of each begin."""
+
+    @property
+    def counts(self) -> Ints:
+        """[users] how many each has."""
+
+    @property
+    def ends(self) -> Ints:
+        """[users] position of the token that follows."""
 
 
 class CachedView:
@@ -46,7 +78,7 @@ class CachedView:
     def __init__(
         self,
         batch: SequenceBatch,
-        caches: PackedCaches,
+        caches: KeptKeys,
         *,
         device: torch.device,
         keep: KeepKeys | None = None,
@@ -61,6 +93,8 @@ class CachedView:
         )
         user, number = group_index(lengths)
         positions = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
+        self._targets = np.zeros_like(lengths) if batch.targets is None else batch.targets.numpy()
+        number = np.minimum(number, (lengths - self._targets)[user])
         positions[: batch.num_tokens] = number + caches.ends[user]
         self.positions = to_device(positions, device=device)[0]
         self._plans: dict[torch.dtype, CachedPlan] = {}
@@ -77,6 +111,7 @@ class CachedView:
                 block=block,
                 room=self._room,
                 fill=self._fill,
+                targets=self._targets,
             )
             tiles = to_device(table, device=self._device)[0]
             self._plans[dtype] = CachedPlan(tiles, self._caches.positions, block)
@@ -177,7 +212,12 @@ class CachedView:
     def _hidden(self) -> Tensor:
         """[users, 1, queries, keys], true for padding and for what comes later."""
         order = torch.arange(self._new.longest, device=self._device)
-        later = (order > order[:, None]) | self._new.empty[:, None, :]
+        later = order > order[:, None]
+        if self._targets.any():
+            (events,) = to_device(self._batch.lengths.numpy() - self._targets, device=self._device)
+            # Of the targets a token sees itself alone.
+            later = later | ((order >= events[:, None, None]) & (order != order[:, None]))
+        later = later | self._new.empty[:, None, :]
         before = self._old.empty[:, None, :].expand(-1, self._new.longest, -1)
         return torch.cat([before, later], dim=2)[:, None]
 

@@ -111,7 +111,13 @@ def number_sites(model: nn.Module) -> None:
 def drawn_by_rank(model: nn.Module) -> list[str]:
     """One sentence where modules of a model draw torch's own masks, which follow the rank instead of the sample."""
     kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-    names = [name for name, each in model.named_modules() if isinstance(each, kinds) and each.p > 0]
+    names = [
+        name
+        for name, each in model.named_modules()
+        if (isinstance(each, kinds) and each.p > 0)
+        or (isinstance(each, nn.MultiheadAttention) and each.dropout > 0)
+        or (isinstance(each, nn.RNNBase) and each.dropout > 0 and each.num_layers > 1)
+    ]
     if not names:
         return []
     return [
@@ -225,6 +231,13 @@ def dropout_keys(*, seed: int, step: int, batch: SequenceBatch | None = None) ->
             return
         with dropout_batch(batch, SequenceLayout(batch.offsets, device=batch.device)):
             yield
+
+
+def keys_of_tokens(module: Dropout, index: Tensor) -> Tensor | None:
+    """Keys of some tokens of the current batch, for a part of a model that is given only those; None: nothing falls."""
+    if not module.training or module.p == 0:
+        return None
+    return _keys_of_batch("tokens").index_select(0, index)
 
 
 def _keys_of_batch(rows: Rows) -> Tensor:

@@ -79,7 +79,15 @@ def compresses(encoder: object) -> TypeGuard[SegmentedEncoder]:
 
 
 def takes_pads(part: object) -> bool:
-    """Whether an encoder or a head can be given padded batches, whose pads have no loss and no gradient."""
+    """Whether an encoder or a head can be given padded batches, whose pads have no loss and no gradient.
+
+    A subclass that computes otherwise does not inherit the promise.
+    """
+    for each in type(part).__mro__:
+        if "takes_pads" in vars(each):
+            return bool(getattr(part, "takes_pads", False))
+        if vars(each).keys() & {"forward", "loss", "encode", "from_rows"}:
+            return False
     return bool(getattr(part, "takes_pads", False))
 
 

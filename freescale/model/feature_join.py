@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from freescale.data import FIRST, MISSING, NO_ID, SLOT, Feature
-from freescale.kernels.rows import take
+from freescale.data import MISSING, NO_ID, SLOT, Feature
+from freescale.kernels.rows import take_sums
 
 How = Literal["sum", "mlp"]
 _STD = 0.02
@@ -63,25 +63,41 @@ class FeatureJoin(nn.Module):
             values: of every feature, [n, ...]: slots of ids, and the rest as batches have it.
             rows: the unique rows of every table, to which slots point.
         """
-        parts = self._of_ids(values, rows)
-        if self.numbers is not None:
-            inputs = torch.cat(
-                [number_inputs(each, values, self.numbers.dtype) for each in self._numbers], dim=1
-            )
-            parts = [*parts, (inputs @ self.numbers)[:, None]]
-        if self.mlp is not None:
-            # A list of m values was given as m parts, each with its share of the mean.
-            together = torch.cat([part.sum(1) for part in parts], dim=1)
-            mixed: Tensor = self.mlp(together)
-            return mixed
-        return torch.cat(parts, dim=1).sum(1) if len(parts) > 1 else parts[0].sum(1)
-
-    def _of_ids(self, values: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> list[Tensor]:
-        """Of every feature [n, values, dim]: its rows, each with its share of the mean; gathered in one go."""
+        numbers = self._of_numbers(values)
         if not self._ids:
-            return []
+            assert numbers is not None
+            return numbers if self.mlp is None else self.mlp(numbers)
+        stacked, places = self._stacked(values, rows)
+        if self.mlp is not None:
+            parts = [
+                take_sums(stacked, place, _shares(each, place, stacked))
+                for each, place in zip(self._ids, places)
+            ]
+            return self.mlp(torch.cat([*parts, *([] if numbers is None else [numbers])], dim=1))
+        shares = [_shares(each, place, stacked) for each, place in zip(self._ids, places)]
+        weights = None
+        if any(share is not None for share in shares):
+            one = torch.ones((), dtype=stacked.dtype, device=stacked.device)
+            filled = [
+                one.expand_as(place) if share is None else share for share, place in zip(shares, places)
+            ]
+            weights = torch.cat(filled, dim=1)
+        joined = take_sums(stacked, torch.cat(places, dim=1), weights)
+        return joined if numbers is None else joined + numbers
+
+    def _of_numbers(self, values: Mapping[str, Tensor]) -> Tensor | None:
+        """[n, dim] of all features without rows."""
+        if self.numbers is None:
+            return None
+        inputs = [number_inputs(each, values, self.numbers.dtype) for each in self._numbers]
+        return torch.cat(inputs, dim=1) @ self.numbers
+
+    def _stacked(
+        self, values: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """All vectors of all features as one matrix, and of every feature [n, values] where its vectors stand in it."""
         some = next(iter(rows.values()))
-        stacked, places, sizes, begin = [some.new_zeros(FIRST - 1, self.dim)], [], [], FIRST - 1
+        stacked, places, begin = [some.new_zeros(1, self.dim)], [], 1
         for each in self._ids:
             found = rows[_table(each)]
             name = f"of_{each.name}"
@@ -91,17 +107,18 @@ class FeatureJoin(nn.Module):
             stacked += [none.to(some.dtype), found]
             slot = values[each.name + SLOT]
             slot = slot if slot.ndim > 1 else slot[:, None]
-            # What fills up a list points to zeros.
+            # What fills up a list points to the zeros in front.
             places.append(torch.where(slot >= NO_ID, slot + (begin - NO_ID), 0))
-            sizes.append(slot.shape[1])
             begin += 1 + len(found)
-        gathered = take(torch.cat(stacked), torch.cat(places, dim=1))
-        parts = list(gathered.split(sizes, dim=1))
-        for n, (each, place) in enumerate(zip(self._ids, places)):
-            if each.kind == "ids":
-                count = (place > 0).sum(1).clamp(min=1)
-                parts[n] = parts[n] / count[:, None, None].to(parts[n].dtype)
-        return parts
+        return torch.cat(stacked), places
+
+
+def _shares(feature: Feature, place: Tensor, stacked: Tensor) -> Tensor | None:
+    """[n, values] what each value of a list counts in its mean; None where there is one value."""
+    if feature.kind != "ids":
+        return None
+    count = (place > 0).sum(1, keepdim=True).clamp(min=1)
+    return count.to(stacked.dtype).reciprocal().expand_as(place).contiguous()
 
 
 def num_inputs(feature: Feature) -> int:

@@ -48,6 +48,6 @@ class FeedForward(nn.Module):
         self.ffn = ffn
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """States after the sublayer, [T, D]."""
-        return x_TD + self.dropout(self.ffn(plain_norm(x_TD))).to(x_TD.dtype)
+    def forward(self, x_TD: Tensor, keys: Tensor | None = None) -> Tensor:
+        """States after the sublayer, [T, D]; `keys` are those of dropout, where not all tokens are given."""
+        return x_TD + self.dropout(self.ffn(plain_norm(x_TD)), keys).to(x_TD.dtype)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from freescale import registry
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
+from freescale.model.task_quality import AcrossRanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,28 @@ class HeadMetrics(Protocol):
         """The numbers by name; None where the users seen do not define one."""
 
 
+@runtime_checkable
+class MergedMetrics(Protocol):
+    """The same, where sums do not do: ranks bring together what they have collected."""
+
+    def update(self, events: LastEvents) -> None:
+        """Add some users; there may be none."""
+
+    def merge(self, ranks: AcrossRanks) -> None:
+        """Called once by every rank, before `values` is asked."""
+
+    def values(self) -> Mapping[str, float | None]:
+        """The numbers by name, the same on every rank; None where the users seen do not define one."""
+
+
+@runtime_checkable
+class RequestMetrics(Protocol):
+    """Metrics over the candidates of requests."""
+
+    def update_requests(self, states_KD: Tensor, rows_UD: Tensor, batch: SequenceBatch) -> None:
+        """Add the candidates of some requests: one state each, and the item vectors of the batch."""
+
+
 class Head(Protocol):
     """What states are trained for; an `nn.Module` where it has weights."""
 
@@ -114,20 +137,30 @@ def retrieves(head: Head) -> TypeGuard[RetrievingHead]:
     return hasattr(head, "queries") and hasattr(head, "candidates")
 
 
-def own_metrics(head: Head) -> HeadMetrics | None:
-    """Empty sums of the head's own metrics, if it has any."""
+def scores_candidates(head: Head) -> bool:
+    """Whether a head predicts what happens to the candidates of requests."""
+    return bool(getattr(head, "takes_requests", False))
+
+
+def own_metrics(head: Head) -> HeadMetrics | MergedMetrics | None:
+    """The head's own metrics before the first user, if it has any."""
     begin = getattr(head, "metrics", None)
-    return None if begin is None else cast(HeadMetrics, begin())
+    return None if begin is None else cast(HeadMetrics | MergedMetrics, begin())
 
 
-def export_facts(head: Head) -> dict[str, Any]:
-    """What an export keeps of a head: at least its name and its options.
+def export_facts(head: Head, *, kind: str = "", options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What an export keeps of a head: at least its name and its options; those of the recipe unless it says itself.
 
     Raises:
         ConfigError: it cannot be served.
     """
     facts = getattr(head, "export_facts", None)
-    if facts is None or not retrieves(head):
+    if kind.startswith(registry.PYTHON) and not type(head).__module__.startswith("freescale."):
+        facts = None  # what it may have inherited would make another head
+    if facts is None and kind:
+        named = {"name": kind, "options": dict(options or {})}
+        facts = lambda: named  # noqa: E731
+    if facts is None or not (retrieves(head) or scores_candidates(head)):
         raise ConfigError(
             "only retrieval models can be exported so far",
             got=type(head).__name__,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from freescale import registry
@@ -18,6 +19,7 @@ from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.feature_tokens import FeatureTokens
 from freescale.model.head import Head
+from freescale.model.request_view import history_states, target_states
 from freescale.model.segmented import SegmentedEncoder
 
 NO_TABLES: Mapping[str, Tensor] = {}
@@ -74,6 +76,8 @@ class Recommender(nn.Module):
             layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         with dropout_batch(batch, layout):
             states, rows_UD = self.encode(rows_UD, batch, layout, tables)
+            if batch.num_tokens == 0 and not is_ours(self.head):
+                return states.sum() + rows_UD.sum() * 0 + _nothing(self.head, rows_UD)
             return self.head.loss(states, rows_UD, batch, layout)
 
     def states(
@@ -102,12 +106,19 @@ class Recommender(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """States as the encoder leaves them, perhaps of half precision, which heads can read; and the item vectors.
 
+        Of requests, one state a candidate: its own, or where the head takes candidates late that of its history.
         An encoder that has `from_rows` gathers vectors itself, and hands on those the head is to use: so gradients of
-        both reach the rows in one sum.
+        both reach the rows in one sum. A rank may have no tokens in a step: code from outside is not asked then, and
+        its parameters get a gradient of zeros.
         """
         if self.tokens is not None:
             return self._encode_tokens(self.tokens, rows_UD, batch, layout, tables), rows_UD
         item_index = batch.tokens["item_index"]
+        if batch.targets is not None:
+            states_of = history_states if getattr(self.head, "late", False) else target_states
+            return states_of(self.encoder, take(rows_UD, item_index), batch, layout), rows_UD
+        if batch.num_tokens == 0 and not is_ours(self.encoder):
+            return take(rows_UD, item_index) + _nothing(self.encoder, rows_UD), rows_UD
         from_rows = getattr(self.encoder, "from_rows", None)
         if from_rows is not None:
             states, rows_UD = from_rows(rows_UD, item_index, batch, layout)
@@ -129,6 +140,18 @@ class Recommender(nn.Module):
         with dropout_batch(sequence.batch, sequence.layout):
             states = self.encoder(sequence.vectors, sequence.batch, sequence.layout)
         return states.index_select(0, sequence.states)
+
+
+def is_ours(part: object) -> bool:
+    """Whether an encoder or a head is part of this package; ours know batches without tokens, and exchange in them."""
+    return type(part).__module__.startswith("freescale.")
+
+
+def _nothing(part: object, like: Tensor) -> Tensor:
+    """Zero, with a gradient of zeros for every parameter of an encoder or a head."""
+    params = part.parameters() if isinstance(part, nn.Module) else ()
+    none = [param.reshape(-1)[:0].sum() for param in params if param.requires_grad]
+    return torch.stack(none).sum().to(like.dtype) if none else like.new_zeros(())
 
 
 def make_encoder(

@@ -1,7 +1,7 @@
 """Ids of all features of a batch: which tables they ask, and where the answers go.
 
-    batch.items["artist"]    ┐                           ┌ batch.items["artist_slot"]
-    batch.tokens["similar"]  ├─ ids of one table ─ rows ─┤ batch.tokens["similar_slot"]
+    batch.items["artist"]    ┐                           ┌ batch.items["artist.slot"]
+    batch.tokens["similar"]  ├─ ids of one table ─ rows ─┤ batch.tokens["similar.slot"]
     batch.samples["country"] ┘   (one call a table)      └ ...
 
 A slot says where the row of an id stands among the unique rows of its table (`data/slots.py`).
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from freescale.data import FIRST, NO_ID, NONE, PAD, SLOT, SequenceBatch
 from freescale.embedding import IdMap
+from freescale.errors import DataError
 from freescale.kernels.runtime import on_device
 
 Domain = Literal["tokens", "samples", "items"]
@@ -67,10 +68,22 @@ class FeatureIds:
 
     def rows(self, batch: SequenceBatch, *, step: int | None = None) -> dict[str, Tensor]:
         """The rows a batch asks of every table, for all its features one after the other."""
-        return {
-            table: self._maps[table].rows(_known_ids(batch, columns), step=step)
-            for table, columns in self._columns.items()
-        }
+        return {table: self._rows(table, batch, step) for table in self._columns}
+
+    def _rows(self, table: str, batch: SequenceBatch, step: int | None) -> Tensor:
+        columns = self._columns[table]
+        try:
+            return self._maps[table].rows(_known_ids(batch, columns), step=step)
+        except DataError as error:
+            if table == "item":
+                raise
+            # A map does not know whose it is, and speaks of the table of items.
+            raise DataError(
+                f"{', '.join(column.name for column in columns)}: {error.what.split(':')[0]}",
+                got=error.got,
+                allowed=error.allowed,
+                next_step=f"set tables.{table}.rows to more than the largest id, or tables.{table}.map=hash with rows",
+            ) from None
 
     def with_slots(
         self, batch: SequenceBatch, inverse: Mapping[str, Tensor], *, device: torch.device

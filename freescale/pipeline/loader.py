@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import signal
@@ -64,12 +65,15 @@ class _Packed:
     """
 
     def __init__(self, planned: PlannedBatch) -> None:
-        offsets, tokens, samples = planned.batch.offsets, planned.batch.tokens, planned.batch.samples
+        batch = planned.batch
+        parts = (batch.tokens, batch.samples, batch.items)
         self._plan = planned.plan
-        named = [("", offsets), *tokens.items(), *samples.items()]
+        counts = [] if batch.targets is None else [("", batch.targets)]
+        self._has_targets = bool(counts)
+        named = [("", batch.offsets), *counts, *(feature for part in parts for feature in part.items())]
         values = [tensor.contiguous() for _, tensor in named]
         self._layout = [(name, tensor.dtype, tensor.shape) for (name, _), tensor in zip(named, values)]
-        self._num_tokens = len(tokens)
+        self._sizes = [len(part) for part in parts]
         pieces = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in values]
         self._content: Any = _put(pieces)
 
@@ -91,8 +95,11 @@ class _Packed:
             )
             at += _aligned(count * dtype.itemsize)
         (_, offsets), *features = tensors
-        tokens, samples = features[: self._num_tokens], features[self._num_tokens :]
-        return PlannedBatch(self._plan, SequenceBatch(offsets, dict(tokens), dict(samples)))
+        targets = features.pop(0)[1] if self._has_targets else None
+        left = iter(features)
+        tokens, samples, items = (dict(itertools.islice(left, size)) for size in self._sizes)
+        batch = SequenceBatch(offsets, tokens, samples, items=items, targets=targets)
+        return PlannedBatch(self._plan, batch)
 
     def pin_memory(self) -> PlannedBatch:
         """The name torch's DataLoader looks for, in the thread that waits for batches."""

@@ -13,14 +13,17 @@ is padded by the thread. Maps that learn ids are asked in the rank itself, and h
 
 from __future__ import annotations
 
+import gc
 import mmap
 import multiprocessing
 import pickle
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -124,10 +127,11 @@ class ParcelLoader:
         self._next, self._end = first_step, first_step + num_steps
         self._templates: list[Template] = []
         self._numbers: _Numbered = {}
-        self._workers = []
-        for number in range(workers):
-            steps = range(first_step + number, self._end, workers)
-            self._workers.append(_Worker(lambda worker, own=steps: _serve(worker, maker, own)))  # type: ignore[misc]
+        self._workers: list[_Worker] = []
+        with _no_collections():
+            for number in range(workers):
+                steps = range(first_step + number, self._end, workers)
+                self._workers.append(_Worker(partial(_serve, maker=maker, steps=steps)))
         self._first = first_step
 
     def next(self) -> LoadedParcel | None:
@@ -167,6 +171,18 @@ class ParcelLoader:
             worker.close()
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Inside, the collector of this process, and of those forked from it, does nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 _Numbered = dict[tuple[Any, ...], tuple[int, Template]]
 
 
@@ -185,13 +201,17 @@ class _Worker:
         weakref.finalize(self, self._process.kill)
 
     def _run(self, serve: Callable[[_Worker], None], pipe: Connection) -> None:
+        # What the rank has left for the collector may be memory of a GPU, which only the rank can give back.
+        gc.freeze()
+        gc.enable()
         live_as_long_as_the_rank(0)
         torch.set_num_threads(1)  # threads of the rank have not come along
         self.pipe.close()
         self.pipe = pipe
         try:
             serve(self)
-            self.pipe.recv_bytes()  # until the rank closes it
+            while True:  # until the rank closes it; what is left unread would take what was sent with it
+                self.pipe.recv_bytes()
         except (EOFError, OSError, KeyboardInterrupt):
             return
 

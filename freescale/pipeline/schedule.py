@@ -5,7 +5,7 @@ The plain schedule does the stages of one batch one after the other:
     load ──> find rows ──> gather them ──> [forward, backward: the model's] ──> send gradients home, update rows
 
 On one GPU a thread loads and finds rows ahead of the compute (`ahead.py`); values of rows are always read in turn.
-`PrioritizedSchedule` moves rows and gradients under the compute of other batches (`prioritized.py` draws how). It must
+`PrioritizedSchedule` (`prioritized_schedule.py`) moves rows and gradients under the compute of other batches. It must
 give exactly the same rows, losses and updates as the plain one.
 """
 
@@ -17,23 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
 
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
-from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows, learns_ids
-from freescale.errors import ConfigError
+from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
 from freescale.kernels import SequenceLayout
 from freescale.pipeline.ahead import Ahead, ReadAhead
 from freescale.pipeline.batch_ids import unique_rows
-from freescale.pipeline.batch_rows import NO_ROWS, TABLE, asked_rows, find_rows, indices
+from freescale.pipeline.batch_rows import NO_ROWS, TABLE, find_rows
 from freescale.pipeline.feature_ids import FeatureIds
-from freescale.pipeline.in_flight import ReadyRows, Traffic, count_plain
+from freescale.pipeline.in_flight import Traffic, count_plain
 from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.padding import PaddedBatch, Padder
 from freescale.pipeline.parcel_loader import ParcelLoader
-from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.streams import record_stream
 
 
@@ -243,87 +240,6 @@ class PlainSchedule:
             # Nobody asks for the indices: the padded batch has them.
             found = {TABLE: UniqueRows(padded.unique, padded.unique[:0])}
         return _Prepared(planned, planned.batch, found, traffic, padded=padded)
-
-
-class PrioritizedSchedule:
-    """Moves rows and gradients under the compute of other batches wherever the order of updates allows it.
-
-    Args:
-        batches: planned batches in step order.
-        embedding: the item table.
-        id_map: raw ids to rows; asked in step order, two batches ahead, from the communication thread.
-        device: where the model computes.
-        layouts: makes the layouts of batches, in that thread; without one it is left to the model.
-        features: ids of features; without them batches ask for items alone.
-        options: of `PrioritizedPipeline`.
-    """
-
-    def __init__(
-        self,
-        batches: Iterator[PlannedBatch],
-        *,
-        embedding: ShardedEmbedding,
-        id_map: IdMap,
-        device: torch.device,
-        layouts: LayoutPlanner | None = None,
-        features: FeatureIds | None = None,
-        **options: Any,
-    ) -> None:
-        if learns_ids(id_map) and id_map.guard <= LOOK_AHEAD:
-            raise ConfigError(
-                "ids may take over rows of batches under way",
-                got=f"guard={id_map.guard}",
-                allowed=f"{LOOK_AHEAD + 1} or more",
-                next_step="raise the id map's guard, or set pipeline.prioritized=false",
-            )
-        self._batches = batches
-        self._id_map = id_map
-        self._features = features
-        self._device = device
-        self._layouts = layouts
-        self._made: dict[int, PreparedLayouts] = {}
-        self._taken: ReadyRows[PlannedBatch] | None = None
-        self.pipeline = PrioritizedPipeline(batches, embedding=embedding, rows_of=self._rows_of, **options)
-
-    def __iter__(self) -> Iterator[ReadyBatch]:
-        """Batches with their rows; take the next one only after `update` of the last."""
-        for ready in self.pipeline:
-            self._taken = ready
-            plan, batch = ready.batch
-            inverse = {name: lookup.inverse for name, lookup in ready.lookups.items()}
-            indexed = indices(batch, inverse, self._features, self._device)
-            layouts = self._made.pop(plan.step, PreparedLayouts())
-            layouts.record_stream()
-            yield ReadyBatch(
-                plan,
-                indexed,
-                ready.lookups.get(TABLE, NO_ROWS),
-                ready.traffic,
-                loaded=batch,
-                layouts=layouts.parts,
-                lookups=ready.lookups,
-            )
-
-    def update(self, ready: ReadyBatch, *, lr: float) -> None:
-        """Send the gradients home that the next batch depends on; the others follow under its forward."""
-        assert self._taken is not None
-        self.pipeline.update(self._taken, lr=lr)
-
-    def flush(self) -> None:
-        """Bring every row up to date: wait for gradients that are still under way."""
-        self.pipeline.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.pipeline.__exit__(*error)
-        end_loading(self._batches, error)
-
-    def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
-        if self._layouts is not None:
-            self._made[planned.plan.step] = self._layouts.plan(planned.batch)
-        return asked_rows(planned.batch, self._id_map, self._features, step=planned.plan.step)
 
 
 def end_loading(batches: Iterator[PlannedBatch] | ParcelLoader, error: Sequence[Any]) -> None:

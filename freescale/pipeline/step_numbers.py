@@ -21,13 +21,13 @@ class StepNumbers(NamedTuple):
     """The numbers where a step reads them.
 
     Args:
-        count: [1] int64 unique rows that are real.
+        real_rows: [1] int64 unique rows that are real.
         dropout_key: [1] int64.
         dense_lr: [] float64.
         rows: [4] float64, of the update of rows.
     """
 
-    count: Tensor
+    real_rows: Tensor
     dropout_key: Tensor
     dense_lr: Tensor
     rows: Tensor

@@ -133,6 +133,10 @@ class StreamBalancer:
         self, mine: SequenceBatch, lengths: IntArray, owner: IntArray, new: IntArray
     ) -> SequenceBatch:
         """Send my samples to their new ranks; what stays goes the same way without touching the wire."""
+        if mine.items:
+            raise ValueError(
+                "what is known of items stands once a batch: it cannot move with some of its samples"
+            )
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
         first = int(np.searchsorted(owner, rank))
         here = new[first : first + len(mine)]
@@ -148,6 +152,9 @@ class StreamBalancer:
             offsets=offsets,
             tokens={n: self._move(v, send_tokens, receive_tokens) for n, v in leaving.tokens.items()},
             samples={n: self._move(v, send, receive) for n, v in leaving.samples.items()},
+            targets=None
+            if leaving.targets is None
+            else self._move(leaving.targets.to(leaving.device), send, receive).cpu(),
         )
 
     def _move(self, values: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from freescale import __version__
 from freescale.balance import COEFFICIENTS, FloatArray, MeasuredStep, fit_cost_model
 from freescale.comm.world import Ranks, check_request, device_name, pick_device
 from freescale.comm.world import virtual_gpus as virtual_gpus_of
@@ -24,6 +23,7 @@ from freescale.profiling.side_by_side import InARun, measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.recipe import Config
 from freescale.sim import Profile, Timing, cost_model_of
+from freescale.version import __version__
 
 DEVICES = ("auto", "cpu", "cuda")
 

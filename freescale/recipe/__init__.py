@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from freescale.recipe.data import build_examples, build_source
     from freescale.recipe.feature_parts import export_features
     from freescale.recipe.features import build_features, item_features, run_schema, token_features
-    from freescale.recipe.load import describe_keys, describe_options, free_keys, load_config
+    from freescale.recipe.items import item_content
+    from freescale.recipe.keys import changed as changed_keys
+    from freescale.recipe.load import describe_keys, describe_options, free_keys, load_config, read_recipe
     from freescale.recipe.model import build_model, encoder_shape
     from freescale.recipe.optim import build_optimizer
     from freescale.recipe.run_tables import build_tables

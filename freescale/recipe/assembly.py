@@ -87,7 +87,15 @@ def build_run(
         )
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
     lr_factor = learning_rate(config, total_steps=timetable.total_steps)
-    capture = build_capture(config, ranks, progress, model=model, tables=tables, lr_factor=lr_factor)
+    capture = build_capture(
+        config,
+        ranks,
+        progress,
+        model=model,
+        tables=tables,
+        lr_factor=lr_factor,
+        usual_tokens=sampler.usual_tokens()[1],
+    )
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -154,7 +162,7 @@ def build_run(
 
 def same_recipe(config: Config) -> dict[str, Any]:
     """What all ranks must see alike before anything is built: parts of a run talk to each other while they are made."""
-    from freescale import __version__
+    from freescale.version import __version__
 
     recipe = {
         f"{section}.{key}": value for section, keys in config.as_dict().items() for key, value in keys.items()

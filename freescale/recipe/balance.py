@@ -80,10 +80,10 @@ def build_sampler(
         balancer=build_balancer(config),
         max_tokens_ratio=config.balance.max_tokens_ratio,
         window=config.balance.window,
-        groups=train.source.groups,
+        groups=train.groups,
         shuffle_rows=config.data.shuffle_rows,
         decisions=decisions,
-        work=sample_work(config, train.features),
+        work=sample_work(config, getattr(train, "features", None)),
     )
 
 
@@ -91,9 +91,9 @@ def sample_work(config: Config, features: BatchFeatures | None) -> SampleWork:
     """What a history of a length has to compute: segments leave pairs out, features may have tokens of their own."""
     from freescale.balance import SampleWork
     from freescale.recipe.features import token_rule
-    from freescale.recipe.segments import segment_rule
+    from freescale.recipe.requests import pair_rule
 
-    return SampleWork(segment_rule(config) or token_rule(config, features))
+    return SampleWork(pair_rule(config) or token_rule(config, features))
 
 
 def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Rebalancer:

@@ -21,6 +21,7 @@ from freescale.recipe import (
     model,
     optim,
     pipeline,
+    requests,
     run,
     segments,
     tables,
@@ -45,7 +46,7 @@ from freescale.recipe.tables import TablesSection
 from freescale.recipe.trace import TraceSection
 
 SUBJECTS = (
-    *(run, data, features, model, ffn, segments, items, head, embedding, tables, feature_parts),
+    *(run, data, features, model, ffn, segments, items, head, requests, embedding, tables, feature_parts),
     *(optim, eval, balance, pipeline, comm),
 )
 

@@ -90,7 +90,9 @@ def _listed(value: Any) -> list[Any]:
 def _one_of(value: Any, allowed: typing.Sequence[str], *, family: str | None = None) -> str:
     if isinstance(value, str) and value in allowed:
         return value
-    close = nearest(str(value), allowed)
+    close = None if str(value).startswith(registry.PYTHON) else nearest(str(value), allowed)
+    if family and str(value).startswith(registry.PYTHON):
+        raise ValueError(f"got {value!r}; {registry.meant(family, str(value))}")
     hint = f" (did you mean {close}?)" if close else f"; {registry.OUTSIDE}" if family else ""
     raise ValueError(f"allowed: {', '.join(allowed)}; got {value!r}{hint}")
 

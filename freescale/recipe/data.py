@@ -127,7 +127,11 @@ def build_examples(config: Config, source: SequenceSource, split: Split, *, nega
     """One split of the data; only training draws negatives, where the head needs them."""
     from freescale.data import Examples
     from freescale.recipe.features import build_features
+    from freescale.recipe.requests import build_requests
 
+    requests = build_requests(config, source, split)
+    if requests is not None:
+        return requests
     draws = split == "train" and negatives
     return Examples(
         source=source,

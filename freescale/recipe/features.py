@@ -58,16 +58,18 @@ def build_features(config: Config, source: SequenceSource) -> BatchFeatures | No
     """What makes the features of batches; None where items are all that a model looks at."""
     from freescale.data import BatchFeatures, legacy_schema
 
+    if config.head.kind == "tasks":
+        return None  # requests with candidates bring none along yet; the summary says so
     schema = run_schema(config, source)
     width = config.tables.extra.get("item", {}).get("dim") or schema["item"].dim or config.model.dim
     known = legacy_schema(source.features)
     plain = all(each.name in known and each == known[each.name] for each in schema if each.name != "user")
-    if plain and width == config.model.dim and not _uses_user(config, schema):
+    if plain and width == config.model.dim and not uses_user(config, schema):
         return None
     return BatchFeatures(source, schema)
 
 
-def _uses_user(config: Config, schema: Schema) -> bool:
+def uses_user(config: Config, schema: Schema) -> bool:
     """Ids of users are a feature where the schema or the recipe says something of their table."""
     user = schema.features.get("user")
     return user is not None and bool(user.rows or user.map or user.dim or "user" in config.tables.extra)
@@ -75,13 +77,16 @@ def _uses_user(config: Config, schema: Schema) -> bool:
 
 def token_features(config: Config, schema: Schema) -> list[Feature]:
     """Features that go into the sequences: those of events and users."""
-    left_out = {"item", "time"} if _uses_user(config, schema) else {"item", "time", "user"}
-    return [each for each in schema if each.of in ("event", "user") and each.name not in left_out]
+    left_out = {"item", "time"} if uses_user(config, schema) else {"item", "time", "user"}
+    owners = ("event", "user")
+    return [
+        each for each in schema if each.of in owners and each.name not in left_out and each.kind != "time"
+    ]
 
 
 def item_features(schema: Schema) -> list[Feature]:
     """Features that make the vectors of items: their ids, and what is known of them."""
-    return [each for each in schema if each.name == "item" or each.of == "item"]
+    return [each for each in schema if each.name == "item" or (each.of == "item" and each.kind != "time")]
 
 
 def token_rule(config: Config, features: BatchFeatures | None) -> TokenRule | None:

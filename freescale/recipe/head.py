@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from freescale.errors import ConfigError
 from freescale.recipe.keys import extra_keys, key, section_options
+from freescale.recipe.requests import KIND as REQUESTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,11 +42,13 @@ def problems(config: Config) -> list[str]:
 
 def build_head(config: Config, source: SequenceSource) -> Head:
     """What the model is trained to predict."""
+    from freescale.data import outcome_columns
     from freescale.model import check_columns, make_head
 
     kind = config.head.kind
     head = make_head(kind, dim=config.model.dim, options=section_options(config.head, "head"))
-    check_columns(head, source.features, kind=kind, data=source.name)
+    columns = outcome_columns(source) if kind == REQUESTS else source.features
+    check_columns(head, columns, kind=kind, data=source.name)
     return head
 
 
@@ -56,8 +59,10 @@ def labels_in_words(head: Head, train: Examples) -> str:
         ConfigError: a threshold gives every training target the same label, so that there is nothing to learn.
     """
     from freescale import units
-    from freescale.data import label_shares
+    from freescale.data import RequestExamples, label_shares
 
+    if isinstance(train, RequestExamples):
+        return f"candidates of requests: {'; '.join(map(str, getattr(head, 'tasks', ())))}"
     thresholds: tuple[float, ...] = getattr(head, "thresholds", ())
     if not thresholds or "action" not in train.source.features:
         return "next event's label"

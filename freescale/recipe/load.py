@@ -18,13 +18,17 @@ from freescale.recipe.keys import as_yaml, kind_keys, own_fields
 from freescale.strict_yaml import StrictLoader
 
 
-def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    recipe: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> Config:
     """Read a recipe (or start from the defaults), apply `section.key=value` overrides, check everything.
+
+    A recipe is a YAML file, or a mapping of sections as such a file holds it, or of `section.key`.
 
     Raises:
         ConfigError: lists every unknown key and bad value at once, each with its dotted path.
     """
-    values = _read_yaml(Path(recipe)) if recipe is not None else {}
+    values = {} if recipe is None else read_recipe(recipe)
     problems: list[str] = []
     sections = {item.name: item.default_factory for item in dataclasses.fields(Config)}
     flat = dict(_flatten(values, sections, problems))
@@ -42,6 +46,20 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
             next_step="`freescale keys` lists every recipe key with its default",
         )
     return config
+
+
+def read_recipe(recipe: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a recipe as it is written: a YAML file, or a mapping of sections or of `section.key`."""
+    if not isinstance(recipe, Mapping):
+        return _read_yaml(Path(recipe))
+    values: dict[str, Any] = {}
+    for path, value in recipe.items():
+        section, dot, key = path.partition(".")
+        if dot and isinstance(values.setdefault(section, {}), dict):
+            values[section][key] = value
+        elif not dot:
+            values[section] = {**value, **values.get(section, {})} if isinstance(value, Mapping) else value
+    return values
 
 
 def describe_keys() -> Iterator[tuple[str, str, str, str]]:
@@ -94,8 +112,8 @@ def _all_keys() -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
             yield section.name, item, hints[item.name]
 
 
-def _where(recipe: str | Path | None, overrides: Sequence[str]) -> str:
-    places = [str(recipe)] if recipe else []
+def _where(recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str]) -> str:
+    places = ["the recipe"] if isinstance(recipe, Mapping) else [str(recipe)] if recipe else []
     if overrides:
         places.append("the keys given with it" if recipe else "the overrides")
     return "in " + (" and ".join(places) or "the defaults")

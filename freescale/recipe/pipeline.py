@@ -113,11 +113,12 @@ def schedule_opener(
             or any(due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every))
         )
 
-    workers = loader_processes(config, replayed=padder is not None)
+    alone = padder is not None and ranks.num_ranks == 1
+    workers = loader_processes(config, replayed=alone)
 
     def open_schedule(first_step: int) -> Schedule:
         num_steps = timetable.total_steps - first_step
-        if padder is not None and workers:
+        if padder is not None and alone and workers:
             table = embedding.plan_of(TABLE).spec
             maker = ParcelMaker(sampler, examples, id_map, table, padder)
             return PlainSchedule(
@@ -153,6 +154,7 @@ def schedule_opener(
         return PrioritizedSchedule(
             batches,
             **shared,
+            padder=padder,
             prioritized=switch.prioritized,
             check=config.pipeline.check,
             chunk_mb=config.pipeline.chunk_mb,

@@ -44,7 +44,14 @@ class RunSection:
         "on a GPU, pad batches to a few sizes and replay their steps as CUDA graphs where that can be done",
         free=True,
     )
+    check: Literal["stop", "warn"] = key(
+        "stop",
+        "code that is not ours and leaves the one curve: stop before the first step, or train on, marked",
+        free=True,
+    )
     tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR/tensorboard", free=True)
+    wandb: str | None = key(None, "also send numbers to this project of Weights & Biases", free=True)
+    mlflow: str | None = key(None, "also send numbers to this experiment of MLflow", free=True)
 
 
 def problems(config: Config) -> list[str]:

@@ -123,7 +123,10 @@ def _plan(options: TableOptions, source: SequenceSource, features: BatchFeatures
         num = options.num_values
         return _Planned(options, kind, kind.plan(num_items=num, largest_id=num - 1, options=own), None)
     ids = source.items.ids if name == "item" else _known_ids(options, source, features)
-    if ids is None or not len(ids):
+    if ids is not None and not len(ids):
+        # Every value is missing: a learnt vector stands for it, and the table has a row that nobody asks for.
+        return _Planned(options, kind, kind.plan(num_items=1, largest_id=0, options=own), None)
+    if ids is None:
         if section.rows is None:
             raise ConfigError(
                 f"tables.{name}.rows: how many different ids there are is not known before training",

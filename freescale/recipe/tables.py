@@ -94,7 +94,8 @@ def table_options(config: Config, schema: Schema) -> dict[str, TableOptions]:
     """All tables of a run, by name, in the order of the schema."""
     found = _problems(config, schema)
     if found:
-        raise ConfigError(f"{len(found)} problems with tables:\n  - " + "\n  - ".join(found))
+        count = f"{len(found)} problem{'s' if len(found) > 1 else ''}"
+        raise ConfigError(f"{count} with tables:\n  - " + "\n  - ".join(found))
     return {name: _options(config, schema, name) for name in schema.tables}
 
 
@@ -132,11 +133,22 @@ def _problems(config: Config, schema: Schema) -> list[str]:
                 found.append(
                     f"tables.{name}.{word}: its ids are a closed list, which says how many rows there are"
                 )
-    for name in schema.tables:
-        options = _options(config, schema, name) if not found else None
-        if options is not None and options.section.id_map == "hash" and options.section.rows is None:
-            found.append(f"tables.{name}.rows: required with map: hash")
-    return found
+    if found:
+        return found
+    from freescale.recipe.features import uses_user
+
+    # Of users there is a table only where something is said of it, or another feature has rows in it.
+    unused = set() if uses_user(config, schema) else {("user",)}
+    every = {
+        name: _options(config, schema, name).section
+        for name, use in schema.tables.items()
+        if use.features not in unused
+    }
+    return [
+        f"tables.{name}.rows: required with map: hash"
+        for name, section in every.items()
+        if section.id_map == "hash" and section.rows is None
+    ]
 
 
 def _words() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from freescale.train.log.driver_counter import DriverCounter, open_nvml
     from freescale.train.log.events import JsonlSink, MetricSink, Progress, TensorBoardSink
     from freescale.train.log.expert_load import ExpertLoad, lengths_of_split_experts
+    from freescale.train.log.guest_sink import GuestSink
     from freescale.train.log.id_report import IdReport, id_reports
     from freescale.train.log.kernel_watch import KernelWatch
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
     from freescale.train.log.stalls import Stalls
+    from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
     from freescale.train.padded_compute import Recorder
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule
     from freescale.train.quality.protocol import EvalProtocol
-    from freescale.train.quality.run_evaluation import Evaluation
+    from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
     from freescale.train.run import Run, RunState, Timetable, due_at
     from freescale.train.state.agreement import from_first

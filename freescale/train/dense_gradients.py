@@ -196,6 +196,63 @@ def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) 
     return all_reduce_hook
 
 
+class FlatSum:
+    """Adds gradients up that lie in one piece, outside of any backward: those of a replay.
+
+    Args:
+        group: of all ranks.
+        device: where the gradients are.
+        kind: the transport where the group does not add up itself.
+        gate: shut while they travel.
+        timeout_s: how long to wait for another rank.
+    """
+
+    outlast_backward = True
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        kind: str,
+        gate: Gate | None,
+        timeout_s: float,
+    ) -> None:
+        self._group, self._gate = group, gate or Gate()
+        self._itself = sums_itself(group, device, kind)
+        self._transport: Transport | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if not self._itself:
+            self._transport = open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
+            if only_queues(self._transport) and device.type == "cuda":
+                self._stream = torch.cuda.Stream(device, priority=-1)
+        self._wait: Callable[[], object] | None = None
+
+    def start(self, values: Tensor) -> None:
+        """Add up; on a GPU it is only queued, and other things can be done until `wait`."""
+        gate, stream = self._gate, self._stream
+        gate.shut(Deadline.DENSE_GRADIENTS)
+        if self._transport is None:
+            work = dist.all_reduce(values, group=self._group, async_op=True)
+            assert work is not None
+            work.get_future().then(lambda _: gate.open(Deadline.DENSE_GRADIENTS))
+            self._wait = work.wait
+            return
+        try:
+            with _behind(stream):
+                values.copy_(start_all_reduce(self._transport, values).wait())
+        finally:
+            gate.open(Deadline.DENSE_GRADIENTS)  # ids that the update of rows waits for stand behind it
+        if stream is not None:
+            self._wait = lambda: torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def wait(self) -> None:
+        """Let the current stream wait for the sums, which are where the values were."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
+
+
 def _future_of(values: Tensor) -> torch.futures.Future[Tensor]:
     return torch.futures.Future(devices=[values.device] if values.is_cuda else [])
 

@@ -60,6 +60,8 @@ class OwnedParameters:
         """Scale all gradients so that the norm over the whole model is at most this; returns the norm before."""
         if not self._parameters:
             return nn.utils.clip_grad_norm_(self._others, max_norm)
+        if self._ranks.device.type == "cuda" and self._ranks.sums_on_device:
+            return self._clip_on_device(max_norm)
         shared = _gradients(self._others)
         square = float(nn.utils.get_total_norm(shared)) ** 2 if shared else 0.0
         # One place a rank: every rank adds the same numbers in the same order and scales by the same bits.
@@ -72,6 +74,20 @@ class OwnedParameters:
         known = torch.tensor(norm, dtype=torch.float64, device=self._ranks.device)
         nn.utils.clip_grads_with_norm_([*self._others, *self._parameters], max_norm, known)
         return known
+
+    def _clip_on_device(self, max_norm: float) -> Tensor:
+        """The same where nobody but the device need know the norm: the host does not wait for it."""
+        device = self._ranks.device
+        squares = torch.zeros(self._ranks.num_ranks, dtype=torch.float64, device=device)
+        if own := _gradients(self._parameters):
+            squares[self._ranks.rank].copy_(nn.utils.get_total_norm(own).double() ** 2)
+        self._ranks.sum(squares)
+        total = squares.sum()
+        if shared := _gradients(self._others):
+            total = total + nn.utils.get_total_norm(shared).double() ** 2
+        norm = total.sqrt()
+        nn.utils.clip_grads_with_norm_([*self._others, *self._parameters], max_norm, norm)
+        return norm
 
 
 def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -33,6 +33,7 @@ MOST_RECORDINGS = 16
 """Each takes 10 to 60 MB of the driver's memory."""
 
 _MOST_FAILURES = 3
+_MOST_RARE = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,8 @@ class WholeStep:
 class PaddedCompute:
     """Computes loss and gradients of padded batches; gradients lie in the same places after every one.
 
-    With `whole` a recording is the step: its numbers and rows are read, and rows and weights updated, inside.
+    With `whole` a recording is the step: its numbers and rows are read, and rows and weights updated, inside. `flat`
+    holds all gradients of parameters one after the other, for those who add them up over ranks.
 
     Args:
         model: (rows, batch, layout) -> sum of the losses; the dense part, not wrapped.
@@ -148,9 +150,10 @@ class PaddedCompute:
         self._recorder = recorder
         device = self._parameters[0].device
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._grads = [torch.zeros_like(param) for param in self._parameters]
+        self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
         self._rooms: dict[tuple[Any, ...], _RowRoom] = {}
+        self._rare = 0
         self._met: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
 
@@ -162,6 +165,9 @@ class PaddedCompute:
             return False
         self._met[padded.key] += 1
         if self._met[padded.key] < RECORD_AT:
+            self._rare += 1
+            if self._rare == _MOST_RARE and not self._recordings:
+                self._recorder.give_up(f"no size of a batch came {RECORD_AT} times in {_MOST_RARE} steps")
             return False
         if len(self._recordings) == MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
@@ -233,7 +239,7 @@ class PaddedCompute:
     def _update(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
         """Rows, then weights."""
         numbers = views.numbers
-        whole.table.apply_counted(views.unique, room.grad, numbers=numbers.rows, count=numbers.count)
+        whole.table.apply_counted(views.unique, room.grad, numbers=numbers.rows, count=numbers.real_rows)
         self._hand_out()
         norm = whole.update()
         if norm is not None:
@@ -261,6 +267,15 @@ class PaddedCompute:
             self._recordings[padded.key] = _Recording(graph, memory, again)
             padded.replayed.add(padded.key)
         return graph is not None
+
+
+def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """Zeros in one piece of memory, and in it those of each parameter; each begins on 16 bytes, as kernels like it."""
+    like = parameters[0]
+    wide = [-(-param.numel() // 4) * 4 for param in parameters]
+    flat = torch.zeros(sum(wide), dtype=like.dtype, device=like.device)
+    own = [part[: param.numel()].view_as(param) for part, param in zip(flat.split(wide), parameters)]
+    return flat, own
 
 
 class RecordedUpdate:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
+from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable
 from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
@@ -19,7 +20,7 @@ from freescale.kernels.runtime import Readback
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
-from freescale.train.dense_gradients import Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
@@ -116,8 +117,16 @@ class TrainStep:
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
         self._model: nn.Module = model
-        self._sums = Sums()
-        if ranks.group is not None:
+        self._loss_weights: Callable[[SequenceBatch], Tensor] | None = getattr(
+            model.head, "loss_weights", None
+        )
+        self._sums: Sums | FlatSum = Sums()
+        self._flat_sum: FlatSum | None = None
+        if ranks.group is not None and recorder is not None:
+            self._sums = self._flat_sum = FlatSum(
+                ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
+            )
+        elif ranks.group is not None:
             self._model, self._sums = reduced_in_backward(
                 model,
                 ranks.group,
@@ -207,7 +216,7 @@ class TrainStep:
         for extension in self.extensions:
             extension.begin(ready)
         captured = self._padded.is_recorded(padded)
-        with self.timer.replaying(ready.batch, replayed=captured):
+        with self.timer.padded(ready.batch):
             losses, norms = self._padded.run_whole(padded)
         if not losses.is_cuda:
             losses, norms = losses.clone(), None if norms is None else norms.clone()
@@ -236,6 +245,11 @@ class TrainStep:
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         layouts = ready.layouts or (None,) * len(parts)
         tokens = max(1, ready.plan.global_tokens)
+        if self._loss_weights is not None:
+            # Tasks are divided by their own weight over all ranks, not by the number of tokens.
+            totals = self._ranks.sum_on_cpu(self._loss_weights(items.batch).cpu()).to(self._ranks.device)
+            parts = [part.with_samples(loss_weights=totals.expand(len(part), -1)) for part in parts]
+            tokens = 1
         for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
             with self._reduce_now(n == len(parts) - 1), self._precision():
                 loss = self._model(items.rows, part, layout, items.tables) / tokens
@@ -250,8 +264,13 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.is_recorded(padded)
-        with self.timer.replaying(ready.batch, replayed=captured):
-            loss, items.rows.grad = self._padded.run(items.rows, padded)
+        with self.timer.padded(ready.batch):
+            loss, grad = self._padded.run(items.rows, padded)
+            # Gradients of rows may still be on their way when the next step overwrites them.
+            items.rows.grad = grad if self._flat_sum is None else grad.clone()
+        if self._flat_sum is not None:
+            self.timer.handed_over()
+            self._flat_sum.start(self._padded.flat)
         return loss, captured
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:

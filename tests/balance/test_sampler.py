@@ -314,3 +314,16 @@ def test_usual_tokens_include_the_short_step_that_ends_an_epoch():
     )
     assert kept.usual_tokens() == (20, 160)
     assert dropped.usual_tokens() == (160, 160)
+
+
+def _of_group(rank: int) -> tuple[int, int]:
+    sampler = BalancedSampler([1, 2, 3, 4], global_batch=4)
+    return sampler.num_ranks, sampler.rank
+
+
+def test_ranks_come_from_torch_distributed_unless_given() -> None:
+    from tests.ranks import run_on_ranks
+
+    assert run_on_ranks(_of_group, 2) == [(2, 0), (2, 1)]
+    alone = BalancedSampler([1, 2], global_batch=2)
+    assert (alone.num_ranks, alone.rank) == (1, 0)

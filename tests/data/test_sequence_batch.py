@@ -183,3 +183,41 @@ def test_features_that_are_added_must_fit_too():
         batch.with_samples(x=torch.zeros(3))
     assert batch.with_samples(x=torch.zeros(2)).num_tokens == 3
     assert "x" not in batch.samples
+
+
+@settings(deadline=None)
+@given(SEQUENCES.filter(len), st.integers(0, 4), st.data())
+def test_items_go_along_wherever_a_batch_goes(sequences, num_items, data):
+    items = {
+        "artist": torch.arange(num_items),
+        "cover": torch.rand(num_items, 3),
+        "new": torch.ones(num_items) > 0,
+    }
+    plain = make_batch(sequences)
+    batch = plain.with_items(**items)
+    assert plain.items == {}
+    index = data.draw(st.lists(st.integers(0, len(sequences) - 1), max_size=4))
+    tokens = batch.with_tokens(more=batch.tokens["item"])
+    copies = [
+        batch.to("cpu"), batch.select(index), *batch.split(3), tokens, batch.with_samples(x=batch.samples["row"]),
+        pickle.loads(pickle.dumps(batch)),
+    ]  # fmt: skip
+    for copy in copies:
+        assert list(copy.items) == list(items)
+        for name, values in items.items():
+            assert torch.equal(copy.items[name], values)
+            assert copy.items[name].dtype == values.dtype
+    again = copies[-1]
+    assert as_lists(again) == sequences
+    assert torch.equal(again.samples["row"], batch.samples["row"])
+    assert len(list(batch.features())) == len(list(plain.features())) + 3
+    assert torch.equal(batch.with_items(artist=items["artist"] + 1).items["artist"], items["artist"] + 1)
+
+
+def test_items_are_pinned_with_the_rest(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: pinned.append(values) or values)
+    batch = make_batch([[1, 2]]).with_items(artist=torch.arange(3))
+    batch.pin()
+    assert len(pinned) == 4
+    assert any(values is batch.items["artist"] for values in pinned)

@@ -54,7 +54,7 @@ def test_the_watch_sees_kernels_where_the_clock_puts_them() -> None:
         assert high is not None
         ((start, end),) = found
         assert end - start == pytest.approx(0.005, rel=0.05)
-        assert abs(end - high) < 1e-4
+        assert abs(end - high) < 2e-4
         assert low - 1e-4 < start < low + 1e-3
 
 
@@ -88,7 +88,11 @@ def test_known_idle_time_is_host_time(idle: float) -> None:
         trace.record_into(None)
     steps = [one for one in written if one.step > 20 and not one.watched]
     assert not any(one.unknown for one in steps)
-    assert total(one.ranks[0] for one in steps).share("host") == pytest.approx(idle, abs=0.05)
+    whole = total(one.ranks[0] for one in steps)
+    # The host spins for its share, and does a little more between two steps; what the device does is known exactly.
+    busy = sum(2e-3 * (900 + 37 * one.step % 200) / 1000 for one in steps)
+    assert whole.share("host") == pytest.approx(1 - busy / whole.total, abs=0.03)
+    assert whole.share("host") == pytest.approx(idle, abs=0.15)
 
 
 def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:

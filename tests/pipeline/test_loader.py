@@ -91,6 +91,7 @@ class AnyBatch:
                 "score": torch.rand(3, 2).bfloat16()[:, ::2] * 0 + step,
             },
             {"row": torch.tensor([True, False]), "none": torch.empty(2, 0)},
+            items={"genre": torch.tensor([[1, 2], [step, 4], [5, 6]]), "new.none": torch.tensor([True] * 3)},
         )
 
 
@@ -101,7 +102,7 @@ def test_batches_need_no_temporary_files_and_no_shared_memory(monkeypatch):
     assert [batch.plan.step for batch in given] == [4, 5, 6]
     for step, (plan, batch) in enumerate(given, start=4):
         expected = AnyBatch().batch(plan.rows, step=step)
-        for kind in ("tokens", "samples"):
+        for kind in ("tokens", "samples", "items"):
             there, here = getattr(expected, kind), getattr(batch, kind)
             assert there.keys() == here.keys()
             assert all(torch.equal(there[name], here[name]) for name in there)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,6 +123,56 @@ def test_a_process_that_was_killed_is_told(tmp_path, padded_runs, monkeypatch):
     with pytest.raises(TrainingError, match="a process that loads batches has ended"):
         list(iter(loader.next, None))
     loader.close()
+
+
+def test_a_process_that_is_done_waits_until_all_is_taken(tmp_path, padded_runs, monkeypatch):
+    loader = ParcelLoader(maker_of(tmp_path, monkeypatch), first_step=0, num_steps=3, workers=1)
+    assert loader.next() is not None
+    assert loader.next() is not None
+    for _ in range(3):
+        loader._workers[0].free(0, {})
+    time.sleep(0.3)
+    assert loader.next() is not None
+    assert loader.next() is None
+    loader.close()
+
+
+def test_what_the_rank_left_for_the_collector_is_not_touched_by_its_processes(
+    tmp_path, padded_runs, monkeypatch
+):
+    class Foreign:
+        """Memory of a GPU, say."""
+
+        def __del__(self) -> None:
+            if os.getpid() != rank:
+                os._exit(7)
+
+    rank = os.getpid()
+    maker = maker_of(tmp_path, monkeypatch)
+    gc.disable()
+    try:
+        left = Foreign()
+        left.itself = left
+        del left
+        loader = ParcelLoader(
+            replace(maker, examples=Collecting(maker.examples)), first_step=0, num_steps=2, workers=1
+        )
+        assert loader.next() is not None
+        loader.close()
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+class Collecting:
+    """Examples that are read with a full collection."""
+
+    def __init__(self, examples):
+        self._examples = examples
+
+    def batch(self, rows, *, step):
+        gc.collect()
+        return self._examples.batch(rows, step=step)
 
 
 def test_processes_come_by_themselves_only_where_steps_are_replayed(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.pipeline.schedule import PlainSchedule, PrioritizedSchedule
+from freescale.pipeline import PlainSchedule, PrioritizedSchedule
 from freescale.train.loop import train
 from freescale.train.state.run_state import restore
 from tests.effort import slow

@@ -139,10 +139,11 @@ def test_batches_of_a_recipe_hold_what_it_names(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, RECIPE), ["synthetic.features=true", "synthetic.users=50"])
     source = build_source(config)
     batch = build_examples(config, source, "train", negatives=False).batch([0, 1, 2])
-    assert {"genre", "genres", "price", "mine", "target_genre", "target_mine"} <= set(batch.tokens)
+    assert {"item", "genre", "genres", "price"} == set(batch.items)
+    assert {"mine", "target_mine"} <= set(batch.tokens)
     assert {"user", "country"} <= set(batch.samples)
-    assert not {"watched", "hour", "price.none"} & set(batch.tokens)
-    assert int(batch.tokens["price"].max()) <= 2
+    assert not {"watched", "hour", "genre", "price"} & set(batch.tokens)
+    assert int(batch.items["price"].max()) <= 2
 
 
 def test_without_features_batches_are_what_they_were() -> None:

@@ -67,8 +67,15 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
     run, config, _ = small_run(tmp_path, *SMALL, key)
-    found = why_not(config, run.ranks, run.state.model, run.state.id_map)
+    found = why_not(config, run.state.model, run.state.id_map)
     assert found is None if reason is None else reason in found
+
+
+def test_large_batches_are_computed_as_usual(tmp_path):
+    run, config, _ = small_run(tmp_path, *SMALL)
+    assert why_not(config, run.state.model, run.state.id_map, usual_tokens=9_400) is None
+    found = why_not(config, run.state.model, run.state.id_map, usual_tokens=102_273)
+    assert "102,273 tokens" in found
 
 
 def test_capture_is_off_or_by_itself():

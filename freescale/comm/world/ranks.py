@@ -65,6 +65,11 @@ class Ranks:
         if self.control is not None:
             dist.barrier(group=self.control)
 
+    @property
+    def sums_on_device(self) -> bool:
+        """Whether `sum` takes what lies on the device as it is, so that nobody waits for it."""
+        return self.group is None or supports_device(self.group, self.device)
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks, on every rank."""
         if self.group is not None:
@@ -211,6 +216,13 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: floa
         _abort()
         raise
     _part(watch)
+
+
+def one_rank(*, device: str = "auto") -> Ranks:
+    """This process by itself, whatever run it was started for; to look at a run, not to take part."""
+    chosen = pick_device(device)
+    _prepare_device(chosen)
+    return Ranks(rank=0, num_ranks=1, device=chosen)
 
 
 def _prepare_device(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from freescale.errors import nearest
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Batches name what belongs to a target, a label or a row so, and other parts of a batch so.
 _TAKEN_PREFIXES = ("target", "label_")
-_TAKEN_NAMES = ("row", "negatives", "fraction", "count", "train_count")
+_TAKEN_NAMES = ("row", "negatives", "item_index", "negative_index", "fraction", "count", "train_count")
 _TABLE_WORDS = ("table", "rows", "map", "dim")
 # Words that only some kinds have.
 _ONLY_FOR = {

@@ -145,6 +145,13 @@ def _with_owner(
         problems.append(f"{path}.as: a cross goes as: join, front; got after")
     members = [good[name] for name in cross.cross if name in good]
     if not members or any(member.of != "user" for member in members):
+        others = [member.name for member in members if member.of != "user"]
+        if cross.place == "front" and others:
+            # A history has one front, and every event another value.
+            problems.append(
+                f"{path}.as: only a cross of users alone goes in front, and {others[0]} changes from event to event; "
+                "say join"
+            )
         return cross
     return replace(cross, of="user", place=cross.place if said else usual_place("user"))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, TypeGuard, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from freescale.kernels.attention.cpu.loop_attention import loop_silu_attention
 from freescale.kernels.attention.cpu.tiled_attention import tiled_silu_attention, tiled_softmax_attention
 from freescale.kernels.attention.inputs import AttentionInputError, check_shapes
 from freescale.kernels.attention.layout import SequenceLayout
-from freescale.kernels.attention.mask import AttentionMask, kernels_know
+from freescale.kernels.attention.mask import AttentionMask, kernels_know, shared_position
 from freescale.kernels.attention.mask_rule import MaskRule
 from freescale.kernels.attention.segment_runs import can_unroll
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, fused_attention
@@ -60,7 +61,8 @@ def hstu_attention(
         offsets: [B + 1] where each sequence starts: whole numbers that rise from 0 to the number of tokens.
         scale: multiplies the attention weights, e.g. 1 / longest history.
         alpha: multiplies the scores, e.g. 1 / sqrt(width).
-        position_bias: one weight for each distance i - j, at least as many as the longest sequence has tokens.
+        position_bias: one weight for each distance i - j, at least as many as the longest sequence has tokens; all
+            targets of a mask stand at one position, the first after the events.
         time_bias: 129 weights, one for each bucket of the time between `query_time` of i and `key_time` of j.
         query_time: [tokens] time at which the prediction is asked for (that of the next event).
         key_time: [tokens] time of the event itself.
@@ -71,8 +73,8 @@ def hstu_attention(
     """
     layout = layout or _layout(offsets, q_THD)
     check_shapes(q_THD, k_THD, v_THV, layout.num_tokens)
-    check_bias(position_bias, time_bias, query_time, key_time, layout)
     layout.check(mask)
+    check_bias(position_bias, time_bias, query_time, key_time, layout, mask)
     backend = _choose(backend, q_THD, v_THV, mask, layout.offsets, softmax=False)
     bias: dict[str, Any] = {"position_bias": position_bias, "time_bias": time_bias}
     with torch.autocast(q_THD.device.type, enabled=False):
@@ -114,12 +116,16 @@ def check_bias(
     query_time: Tensor | None,
     key_time: Tensor | None,
     layout: SequenceLayout,
+    mask: MaskRule | None,
 ) -> None:
-    """Refuse tables and times that do not fit the batch."""
+    """Refuse tables and times that do not fit the batch; all targets of a sequence take one position."""
     if position_bias is not None and position_bias.shape[0] < layout.longest:
-        raise ValueError(
-            f"position_bias has {position_bias.shape[0]} weights for sequences of up to {layout.longest} tokens"
-        )
+        shared = shared_position(mask, layout.lengths)
+        longest = layout.longest if shared is None else np.minimum(shared + 1, layout.lengths).max(initial=0)
+        if position_bias.shape[0] < longest:
+            raise ValueError(
+                f"position_bias has {position_bias.shape[0]} weights for sequences of up to {longest} tokens"
+            )
     if time_bias is None:
         return
     if query_time is None or key_time is None:

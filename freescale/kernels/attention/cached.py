@@ -18,7 +18,7 @@ from freescale.kernels.runtime import has_triton, product_precision, start_kerne
 # of float32 spill, from width 256 on they do not fit into shared memory.
 _HALF = {128: (64, 32, 4, 2), 256: (64, 32, 8, 2)}
 _SINGLE = {128: (32, 32, 8, 1), 256: (32, 16, 8, 1)}
-FIELDS = 9
+FIELDS = 10
 
 
 class KeyValueBuffer(NamedTuple):
@@ -33,9 +33,9 @@ class CachedPlan(NamedTuple):
     """Where new and cached tokens stand; made once a request, shared by all layers.
 
     Args:
-        tiles: [tiles, 9] first new token of the user, how many, first one of the tile, first cached token in the store,
-            how many, position of the first new token, where the user's buckets begin, how wide their rows are, and at
-            which column those of new tokens begin.
+        tiles: [tiles, 10] first new token of the user, how many, first one of the tile, first cached token in the
+            store, how many, position of the first new token, where the user's buckets begin, how wide their rows are,
+            at which column those of new tokens begin, and how many new tokens stand before the targets.
         positions: [cached tokens of the store] position of each.
         block: new tokens a tile.
     """
@@ -52,7 +52,15 @@ def block_for(dtype: torch.dtype, longest: int) -> int:
 
 
 def tile_table(
-    *, offsets: Ints, starts: Ints, counts: Ints, ends: Ints, block: int, room: KeyValueBuffer, fill: bool
+    *,
+    offsets: Ints,
+    starts: Ints,
+    counts: Ints,
+    ends: Ints,
+    block: int,
+    room: KeyValueBuffer,
+    fill: bool,
+    targets: Ints | None = None,
 ) -> Ints:
     """The tiles of a `CachedPlan`.
 
@@ -64,6 +72,7 @@ def tile_table(
         block: new tokens a tile.
         room: bounds of all of these.
         fill: as many tiles as there is room for; those that are not needed have no tokens.
+        targets: [users] how many of the last new tokens are candidates; none unless given.
     """
     lengths = np.diff(offsets)
     user, number = group_index(-(-lengths // block))
@@ -73,6 +82,7 @@ def tile_table(
     for column, values in enumerate((offsets[:-1], lengths, None, starts, counts, ends)):
         own[:, column] = number * block if values is None else values[user]
     own[:, 6], own[:, 7], own[:, 8] = user * room.new * width, width, room.cached
+    own[:, 9] = (lengths if targets is None else lengths - targets)[user]
     return table
 
 

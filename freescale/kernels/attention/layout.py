@@ -78,10 +78,11 @@ class SequenceLayout:
         self._carrier: Carrier = self._alone
         self._block = block
         self._token_tiles: dict[int, Tensor] = {}
-        self._checked: MaskRule | None = None
+        # By the number of a mask, which is kept beside it: rules from outside may have no hash.
+        self._checked: dict[int, MaskRule] = {}
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
-        self._rule_tiles: tuple[MaskRule, RuleTiles] | None = None
-        self._buckets: tuple[tuple[object, ...], Any] | None = None
+        self._rule_tiles: dict[int, tuple[MaskRule, RuleTiles]] = {}
+        self._buckets: list[tuple[tuple[object, ...], Any]] = []
 
     @property
     def padded(self) -> bool:
@@ -183,19 +184,19 @@ class SequenceLayout:
 
     def check(self, mask: MaskRule | None) -> None:
         """Refuse a mask that does not fit the batch; looked at once, not in every layer."""
-        if mask is None or mask is self._checked:
+        if mask is None or id(mask) in self._checked:
             return
         if isinstance(mask, AttentionMask):
             mask.check(self.lengths)
         else:
             check_attributes(mask, self.lengths)
-        self._checked = mask
+        self._checked[id(mask)] = mask
 
     def rule_tiles(self, mask: MaskRule) -> RuleTiles:
         """The batch under any mask, for batched products; made once for all layers."""
-        if self._rule_tiles is None or self._rule_tiles[0] is not mask:
-            self._rule_tiles = (mask, RuleTiles(mask, self.tiles))
-        return self._rule_tiles[1]
+        if id(mask) not in self._rule_tiles:
+            self._rule_tiles[id(mask)] = (mask, RuleTiles(mask, self.tiles))
+        return self._rule_tiles[id(mask)][1]
 
     def runs(self, mask: AttentionMask) -> SegmentRuns:
         """The batch under a mask of segments, for ways to compute that know no masks; made once for all layers."""
@@ -209,19 +210,22 @@ class SequenceLayout:
         """Time bucket of every pair as a backend wants it; worked out once for all layers of a batch."""
         # The tensors themselves are the key: kept alive here, so that another cannot take their place unnoticed.
         key = (query_time, key_time, backend, mask)
-        if self._buckets is None or any(old is not new for old, new in zip(self._buckets[0], key)):
-            found: Any
-            if backend == "tiles":
-                tiles = self.tiles if mask is None else self.rule_tiles(mask)
-                found = tiles.time_buckets(query_time, key_time)
-            elif not kernels_know(mask):
-                raise TypeError(f"{backend} knows no mask of type {type(mask).__name__}")
-            elif backend == "triton":
-                found = time_buckets(self.work, mask, query_time, key_time)
-            elif mask is None:
-                found = self.loops.buckets(query_time, key_time)
-            else:
-                runs = self.runs(mask)
-                found = runs.loops.buckets(*(x.index_select(0, runs.index) for x in (query_time, key_time)))
-            self._buckets = (key, found)
-        return self._buckets[1]
+        for known, kept in self._buckets:
+            if all(old is new for old, new in zip(known, key)):
+                return kept
+        found: Any
+        if backend == "tiles":
+            tiles = self.tiles if mask is None else self.rule_tiles(mask)
+            found = tiles.time_buckets(query_time, key_time)
+        elif not kernels_know(mask):
+            raise TypeError(f"{backend} knows no mask of type {type(mask).__name__}")
+        elif backend == "triton":
+            found = time_buckets(self.work, mask, query_time, key_time)
+        elif mask is None:
+            found = self.loops.buckets(query_time, key_time)
+        else:
+            runs = self.runs(mask)
+            found = runs.loops.buckets(*(x.index_select(0, runs.index) for x in (query_time, key_time)))
+        # Two masks at most take turns in a pass.
+        self._buckets = [*self._buckets[-1:], (key, found)]
+        return found

@@ -4,11 +4,12 @@ A token always sees itself. Otherwise token i of a sequence sees token j when
 
     j is not a target, and
         j <= i  and  (close enough or j in the prefix)  and  (same segment or j is a summary)
-        or  i is in the prefix
+        or  i is in the prefix and no target
 
-`window` counts from the end of the history for targets: they all stand right after the last event. `sees` is this
-sentence in code. The planner of tiles (`plan.tile_pairs`), `plan.visibility.KeyVisibility`, `triton.tiles.visible` and
-`segment_runs` are faster ways to the same answer, each tested against it.
+Targets all stand at one position, right after the last event: `window` and the position bias count from there
+(`shared_position`). So k targets in one pass are the same as k passes with one. `sees` is this sentence in code. The
+planner of tiles (`plan.tile_pairs`), `plan.visibility.KeyVisibility`, `triton.tiles.visible` and `segment_runs` are
+faster ways to the same answer, each tested against it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class AttentionMask:
     Args:
         window: see at most this many tokens back.
         prefix: this many tokens at the start of each sequence see the whole history and are seen from everywhere.
-        targets: [B] how many tokens at the end of each sequence are candidates that do not see each other.
+        targets: [B] how many tokens at the end of each sequence are candidates: they do not see each other and stand at
+            one position, the first after the events.
+        only_targets: all other tokens see nothing and get zeros: for a last layer of which only targets are wanted.
         segments: [T] number of the segment a token belongs to.
         summaries: [T] true for tokens that later segments may see too; needs `segments`.
         pieces: the runs of equal tokens in `segments` and `summaries`; found there unless given.
@@ -75,6 +78,7 @@ class AttentionMask:
     window: int | None = None
     prefix: int = 0
     targets: Tensor | None = None
+    only_targets: bool = False
     segments: Tensor | None = None
     summaries: Tensor | None = None
     pieces: Pieces | None = None
@@ -84,6 +88,8 @@ class AttentionMask:
             raise ValueError(f"window must be 0 or more, got {self.window}")
         if self.prefix < 0:
             raise ValueError(f"prefix must be 0 or more, got {self.prefix}")
+        if self.only_targets and self.targets is None:
+            raise ValueError("only_targets needs targets")
         if self.summaries is not None and self.segments is None:
             raise ValueError("summaries need segments")
         for name, each in (("targets", "sequence"), ("segments", "token"), ("summaries", "token")):
@@ -125,7 +131,9 @@ class AttentionMask:
             if self.summaries is not None:
                 same = same | key["summaries"].bool()
             seen = seen & same
-        return ((seen | (i < self.prefix)) & (j < history)) | (i == j)
+        ahead = (i < self.prefix) & (i < history)
+        seen = ((seen | ahead) & (j < history)) | (i == j)
+        return seen & (i >= history) if self.only_targets else seen
 
     def check(self, lengths: Ints) -> None:
         """Refuse counts that do not fit these sequences."""
@@ -165,6 +173,13 @@ def kernels_know(mask: MaskRule | None) -> TypeGuard[AttentionMask | None]:
     The one place where this is decided. A class that is derived from AttentionMask may say something else.
     """
     return mask is None or type(mask) is AttentionMask
+
+
+def shared_position(mask: MaskRule | None, lengths: Ints) -> Ints | None:
+    """[B] the position at which all targets of a sequence stand, its events' number; None where there are none."""
+    if not isinstance(mask, AttentionMask) or mask.targets is None:
+        return None
+    return lengths - mask.target_counts(len(lengths))
 
 
 def _given(**attributes: Tensor | None) -> dict[str, Tensor]:

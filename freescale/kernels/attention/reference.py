@@ -10,6 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from freescale.kernels.attention.mask import shared_position
 from freescale.kernels.attention.mask_rule import MaskRule, visible_in_sequence
 
 NUM_TIME_BUCKETS = 129
@@ -29,11 +30,16 @@ def relative_bias(
     time_bias: Tensor | None,
     query_time: Tensor | None,
     key_time: Tensor | None,
+    last_position: int | None = None,
 ) -> Tensor | float:
-    """Bias [length, length] of one sequence: position_bias[i - j] + time_bias[bucket(query_time_i - key_time_j)]."""
+    """Bias [length, length] of one sequence: position_bias[i - j] + time_bias[bucket(query_time_i - key_time_j)].
+
+    Tokens from `last_position` on all stand there.
+    """
     bias: Tensor | float = 0.0
     if position_bias is not None:
-        index = torch.arange(length, device=position_bias.device)
+        most = length if last_position is None else last_position
+        index = torch.arange(length, device=position_bias.device).clamp(max=most)
         bias = bias + position_bias[(index[:, None] - index[None, :]).clamp(min=0)]
     if time_bias is not None:
         assert query_time is not None
@@ -58,6 +64,7 @@ def hstu_attention(
 ) -> Tensor:
     """Causal pointwise attention: scale * SiLU(alpha q k^T + bias) v, without any normalisation over keys."""
     outputs = []
+    shared = shared_position(mask, offsets.diff().cpu().numpy())
     for n, (start, stop) in enumerate(_spans(offsets)):
         q, k, v = (x[start:stop].transpose(0, 1) for x in (q_THD, k_THD, v_THV))
         bias = relative_bias(
@@ -66,6 +73,7 @@ def hstu_attention(
             time_bias=time_bias,
             query_time=None if query_time is None else query_time[start:stop],
             key_time=None if key_time is None else key_time[start:stop],
+            last_position=None if shared is None else int(shared[n]),
         )
         weights = torch.nn.functional.silu(alpha * (q @ k.transpose(1, 2)) + bias) * scale
         weights = weights * _visible(mask, n, start, stop, q.device)

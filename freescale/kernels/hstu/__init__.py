@@ -7,7 +7,7 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.kernels.hstu.input import input_states
     from freescale.kernels.hstu.layer import LayerWeights, WholeBatch, can_fuse_layer, fused_layer
-    from freescale.kernels.hstu.parts import add_product, gate, project_uvqk
+    from freescale.kernels.hstu.parts import add_product, gate, project_targets, project_uvqk
     from freescale.kernels.hstu.reference import plain_norm, unit
     from freescale.kernels.hstu.softmax import sampled_softmax
 else:

@@ -76,8 +76,8 @@ def fused_layer(
     if not kernels_know(batch.mask):
         raise TypeError("a fused layer knows no mask but AttentionMask; compute the layer by its parts")
     check_tokens(len(x_TD), layout.num_tokens)
-    check_bias(weights.position_bias, weights.time_bias, batch.query_time, batch.key_time, layout)
     layout.check(batch.mask)
+    check_bias(weights.position_bias, weights.time_bias, batch.query_time, batch.key_time, layout, batch.mask)
     buckets = None
     if weights.time_bias is not None and batch.query_time is not None and batch.key_time is not None:
         buckets = layout.buckets(batch.query_time, batch.key_time, backend="triton", mask=batch.mask)

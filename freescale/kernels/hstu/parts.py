@@ -96,6 +96,25 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
     return Projected(*reference.project_uvqk(x_TD, weight, bias=bias), None)
 
 
+def project_targets(x_TD: Tensor, weight: Tensor, rows: Tensor, *, bias: Tensor) -> Projected:
+    """The same for a last layer of which only some tokens are wanted: u and x + bias of those, v and k of all.
+
+    q stands at its tokens' places, with zeros for those that are not asked for.
+
+    Args:
+        x_TD: states.
+        weight: the four projections side by side.
+        rows: [K] the tokens that are wanted.
+        bias: [D] added to the states that go past the layer.
+    """
+    normed = reference.plain_norm(x_TD)
+    w_u, w_v, w_q, w_k = weight.chunk(4, dim=1)
+    v, k = torch.nn.functional.silu(normed @ torch.cat([w_v, w_k], dim=1)).chunk(2, dim=1)
+    u, q = (normed.index_select(0, rows) @ torch.cat([w_u, w_q], dim=1)).chunk(2, dim=1)
+    q = torch.zeros_like(v).index_copy(0, rows, torch.nn.functional.silu(q))
+    return Projected(u, v, q, k, x_TD.index_select(0, rows) + bias.to(x_TD.dtype), None)
+
+
 def gate(
     proj: Projected, attended_TD: Tensor, *, mask: Masked | None = None, fused: bool | None = None
 ) -> Tensor:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         sum_gradients,
         sum_rows,
         take,
+        take_sums,
         unique,
     )
     from freescale.kernels.rows.fused import (

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from freescale.kernels.rows import reference
 
@@ -48,6 +49,15 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     if rows.device.type != "cpu" and not _sorts(rows):
         return reference.take(rows, index)
     return _Take.apply(rows, index)  # type: ignore[no-untyped-call]
+
+
+def take_sums(rows: Tensor, index: Tensor, weights: Tensor | None = None) -> Tensor:
+    """[n, dim] sum over j of weights[n, j] * rows[index[n, j]], differentiable in the rows; index is [n, j]."""
+    if rows.device.type == "cpu":
+        summed: Tensor = _TakeSums.apply(rows, index, weights)  # type: ignore[no-untyped-call]
+        return summed
+    taken = take(rows, index)
+    return taken.sum(1) if weights is None else torch.einsum("njd,nj->nd", taken, weights.to(taken.dtype))
 
 
 def sum_rows(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
@@ -162,6 +172,27 @@ def _on_gpu(x: Tensor) -> bool:
     from freescale.kernels.runtime import has_triton
 
     return x.is_cuda and x.dtype == torch.float32 and x.shape[-1] <= _WIDEST and has_triton()
+
+
+class _TakeSums(torch.autograd.Function):
+    """Sums without the [n, j, dim] in between; gradients of a row add up in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, weights: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, weights)
+        ctx.num_rows = len(rows)
+        return F.embedding_bag(index, rows, mode="sum", per_sample_weights=weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        index, weights = ctx.saved_tensors
+        each = grads[0][:, None].expand(*index.shape, grads[0].shape[1])
+        each = each if weights is None else each * weights[..., None]
+        return (
+            sum_gradients(each.reshape(index.numel(), grads[0].shape[1]), index.flatten(), ctx.num_rows),
+            None,
+            None,
+        )
 
 
 class _Take(torch.autograd.Function):

@@ -20,13 +20,15 @@ from freescale.kernels import (
     can_fuse_layer,
     fused_layer,
     gate,
+    project_targets,
     project_uvqk,
 )
 from freescale.model.blocks import InputLayer, RelativeBias
-from freescale.model.dropout import Dropout
+from freescale.model.dropout import Dropout, keys_of_tokens
 from freescale.model.encoder import EncoderShape
-from freescale.model.ffn import FeedForward
+from freescale.model.ffn import DenseFFN, FeedForward
 from freescale.model.moe import Dispatch, make_ffn
+from freescale.model.request_view import RequestView
 from freescale.model.views import View, masked_view
 from freescale.registry import register
 
@@ -86,6 +88,33 @@ class HSTULayer(nn.Module):
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (proj.q, proj.k, proj.v))
         attended = view.silu(q, k, v, layer=number, scale=self.scale, position_bias=position, time_bias=time)
         return add_product(proj, gate(proj, attended.flatten(1), mask=dropped), self.output.weight)
+
+    def of_targets(
+        self, x_TD: Tensor, view: RequestView, number: int, *, short: bool | None = None
+    ) -> Tensor:
+        """The same for the candidates alone, [K, D]: as a last layer, where nobody asks for the other tokens.
+
+        Keys and values are those of all tokens; queries, the gate and the products after it those of candidates.
+        `short`: compute it so, or all of it as one function; unless given, the way that was measured to be faster.
+        """
+        experts = self.feed_forward is not None and not isinstance(self.feed_forward.ffn, DenseFFN)
+        if short is None:
+            short = not (torch.is_grad_enabled() and can_fuse_layer(x_TD, heads=self.heads))
+        # Experts are balanced over all tokens. And in training a layer that is one function saves more than short parts
+        # do: 32 requests of 1,024 events and 100 candidates took 14.2 ms on an H200 (5 layers), and 18.7 ms by parts.
+        if experts or not short:
+            return self(x_TD, view, number).index_select(0, view.target_index)
+        index, bias = view.target_index, self.bias
+        proj = project_targets(x_TD, self.uvqk, index, bias=self.output.bias)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (proj.q, proj.k, proj.v))
+        attended = view.only_targets.silu(
+            q, k, v, layer=number, scale=self.scale, position_bias=bias.position, time_bias=bias.time
+        )
+        keys = keys_of_tokens(self.dropout, index)
+        dropped = None if keys is None else self.dropout.mask(proj.u.shape, keys)
+        gated = gate(proj, attended.flatten(1).index_select(0, index), mask=dropped)
+        x_KD = add_product(proj, gated, self.output.weight)
+        return x_KD if self.feed_forward is None else self.feed_forward(x_KD, keys)
 
 
 class HSTU(nn.Module):
@@ -159,6 +188,17 @@ class HSTU(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return self._through(x, view).to(vectors_TD.dtype)
+
+    def encode_targets(self, vectors_TD: Tensor, view: RequestView, *, short: bool | None = None) -> Tensor:
+        """State of every candidate of a pass, [K, D]; the last layer works on nothing else, see `of_targets`."""
+        x = self.input(vectors_TD, view.positions)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, HSTULayer)
+            last = number == len(self.layers) - 1
+            x = layer.of_targets(x, view, number, short=short) if last else layer(x, view, number)
+        return x.to(vectors_TD.dtype)
 
     def _through(self, x_TD: Tensor, view: View) -> Tensor:
         """All layers.

@@ -39,6 +39,8 @@ Field = tuple[str, str, str]
 
 EVAL_SHOWN = {"hr@": 2, "ndcg@": 1, "mrr": 1}
 """How many metrics of a kind an eval line shows; all others are in metrics.jsonl, one line must stay readable."""
+TASK_SHOWN = ("auc/", "gauc_user/", "ne/", "calibration/", "mse/", "xauc/")
+"""What it shows of tasks."""
 
 DROPPED_WHEN_NARROW = ("causes", "captured", "experts", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
@@ -250,7 +252,7 @@ def _eval_parts(event: Event) -> list[str]:
         name
         for kind, most in EVAL_SHOWN.items()
         for name in [n for n in measured if n.startswith(kind)][:most]
-    ] or measured
+    ] or [name for name in measured if "/" not in name or name.startswith(TASK_SHOWN)]
     metrics = "".join(f"  {name} {_metric(event[name])}" for name in shown)
     known = {
         words: event[prefix + shown[0]]

@@ -82,20 +82,19 @@ class StepTimer:
         self._add(_TimedStep(self._load_of(batch), self._start, self._end, away, moments))
 
     @contextmanager
-    def replaying(self, batch: SequenceBatch, *, replayed: bool = True) -> Iterator[None]:
-        """Forward and backward as a replay of recorded work, instead of `start` and `finish`.
+    def padded(self, batch: SequenceBatch) -> Iterator[None]:
+        """A padded batch, replayed or computed as usual, instead of `start` and `finish`.
 
-        The device needs no host inside, so all between the two events around it is work; not so where the same work is
-        launched kernel by kernel, before it is recorded or while it is (`replayed=False`).
+        A replay has no gap inside. But to start one takes the host longer than the device needs for a small step, and
+        that lies between the two moments, too: what was seen kernel by kernel has the last word here as well.
         """
         self._arrival, self._away = None, []
         self._start, self._began = self._now(), trace.mark()
         yield
         self._end, self._last_gradient = self._now(), trace.mark()
         self._waiting = self._last_gradient
-        kind = "replay" if replayed else "compute"
-        trace.add("forward and backward", kind=kind, start=self._began, end=self._last_gradient)
-        moments = None if replayed else (self._began, self._last_gradient)
+        trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
+        moments = (self._began, self._last_gradient)
         self._add(_TimedStep(self._load_of(batch), self._start, self._end, [], moments))
 
     def wait_for_sums(self) -> None:
@@ -133,7 +132,7 @@ class StepTimer:
 
     def _measured(self, step: _TimedStep) -> MeasuredStep:
         ms = _ms(step.start, step.end) - sum(_ms(*interval) for interval in step.away)
-        if self.busy is not None and step.moments is not None:
+        if self.busy is not None:
             lags = [lag for moment in step.moments if (lag := trace.lag_of(moment)) is not None]
             ms = self.busy.model_ms(step.load, ms, lags=lags)
         return step.load._replace(ms=ms)
@@ -142,14 +141,14 @@ class StepTimer:
 class _TimedStep(NamedTuple):
     """What a step had to compute, when it began and ended, and when it stood still in between.
 
-    `moments` are those of the recorder, which knows how far the host was ahead; None of a replay, which has no gaps.
+    `moments` are those of the recorder, which knows how far the host was ahead.
     """
 
     load: MeasuredStep
     start: Moment
     end: Moment
     away: list[tuple[Moment, Moment]]
-    moments: tuple[trace.Mark, ...] | None
+    moments: tuple[trace.Mark, ...]
 
 
 def _has_passed(moment: Moment) -> bool:

@@ -27,8 +27,10 @@ from freescale.model import (
     Compressor,
     HeadMetrics,
     LastEvents,
+    MergedMetrics,
     RankingQuality,
     Recommender,
+    RequestMetrics,
     RetrievingHead,
     compresses,
     own_metrics,
@@ -104,6 +106,9 @@ class Evaluator:
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
             found = vectors.look_up(batch)
+            if batch.targets is not None:
+                self._add_requests(own, found.rows, found.batch)
+                continue
             states = self._last_states(found)
             places = None if ranking is None else ranking.add(rows, batch, states)
             if own is not None:
@@ -115,9 +120,24 @@ class Evaluator:
             values = _joined(values, self._summed(own))
         return values
 
-    def _summed(self, metrics: HeadMetrics | RankingQuality) -> Mapping[str, float | None]:
+    def _add_requests(self, own: object, lookup: Tensor, indexed: SequenceBatch) -> None:
+        """Candidates of requests, for the metrics of a head that knows them."""
+        if not isinstance(own, RequestMetrics):
+            raise ConfigError(
+                "this head cannot judge requests",
+                got=type(self.model.head).__name__,
+                allowed="metrics with update_requests(states, rows, batch)",
+            )
+        layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
+        own.update_requests(self.model.states(lookup, indexed, layout), lookup, indexed)
+
+    def _summed(self, metrics: HeadMetrics | MergedMetrics | RankingQuality) -> Mapping[str, float | None]:
+        if isinstance(metrics, MergedMetrics):
+            metrics.merge(AllRanks(self.ranks))
+            return metrics.values()
         # Row by row: in which order ranks are added depends on where in a tensor a number stands.
-        for row in metrics.sums if metrics.sums.ndim > 1 else [metrics.sums]:
+        sums = metrics.sums
+        for row in sums if sums.ndim > 1 else [sums]:
             self.ranks.sum_on_cpu(row)
         return metrics.values()
 
@@ -140,6 +160,33 @@ class Evaluator:
         layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
         last = last_tokens(indexed).to(rows.device)
         return self.model.states(rows, indexed, layout, items.tables).index_select(0, last)
+
+
+class AllRanks:
+    """What metrics need of the other ranks.
+
+    Args:
+        ranks: who takes part.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum over the ranks; on the CPU."""
+        return self._ranks.sum_on_cpu(values)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, one after the other; a rank may have any number of them."""
+        ranks = self._ranks
+        if ranks.group is None:
+            return rows
+        counts = torch.cat(ranks.gather(torch.tensor([len(rows)], device=ranks.device))).tolist()
+        # One shape for all: what is too long is cut off again.
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = ranks.gather(padded.to(ranks.device))
+        return torch.cat([part[:count].cpu() for part, count in zip(parts, counts)])
 
 
 class _FullRanking:

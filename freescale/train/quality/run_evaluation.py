@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from freescale.data import Examples, Split
+from freescale.trace import POPULARITY, REPEAT, numeric_fields
 from freescale.train.log.events import Progress
 from freescale.train.quality.evaluate import Evaluator, GivenUpError, GiveUp
 from freescale.train.quality.protocol import EvalProtocol
+from freescale.train.state.agreement import from_first
+
+
+class Judge(Protocol):
+    """Decides at evaluations whether a run goes on; rank 0 asks it, and all ranks hear the answer.
+
+    A run that is resumed tells it the evaluations behind it again, in their order, and goes on all the same.
+    """
+
+    def decide(self, event: dict[str, Any]) -> str | None:
+        """Why to stop after this evaluation of validation targets, in words; None to go on."""
 
 
 @dataclass(kw_only=True)
@@ -29,6 +41,8 @@ class Evaluation:
         since_best: evaluations since then.
         pending: whether an evaluation was given up, to be made up for where the run goes on.
         notices: what whoever started the run should know of it.
+        judge: somebody else who may end the run; only rank 0's is asked.
+        verdict: why it did.
     """
 
     evaluator: Evaluator
@@ -43,10 +57,14 @@ class Evaluation:
     since_best: int = 0
     pending: bool = False
     notices: list[str] = field(default_factory=list)
+    judge: Judge | None = None
+    verdict: str | None = None
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether the last evaluations brought nothing better."""
+        """Whether the last evaluations brought nothing better, or the judge has seen enough."""
+        if self.verdict is not None:
+            return True
         return self.patience is not None and self.since_best >= self.patience
 
     def validate(self, step: int, progress: Progress, *, give_up: GiveUp = lambda: False) -> bool:
@@ -63,7 +81,15 @@ class Evaluation:
         if improved:
             self.best = {"metric": self.metric, "value": value, "step": step}
         self.since_best = 0 if improved else self.since_best + 1
+        if self.judge is not None:
+            self.verdict = self._ask(self.judge, judged_event({"step": step, "split": "valid", **metrics}))
+            if self.verdict is not None:
+                progress.notice(step, f"the judge ends the run: {self.verdict}")
         return improved
+
+    def _ask(self, judge: Judge, event: dict[str, Any]) -> str | None:
+        """What rank 0's judge decides, on all ranks."""
+        return from_first(lambda: judge.decide(event), ranks=self.evaluator.ranks, what="ask the judge")
 
     def final(
         self, step: int, progress: Progress, *, tested: int | None = None, give_up: GiveUp = lambda: False
@@ -96,6 +122,7 @@ class Evaluation:
             "best": self.best,
             "evaluations_since_best": self.since_best,
             "evaluation_pending": self.pending,
+            "verdict": self.verdict,
             "protocol": self.protocol.facts(),
         }
 
@@ -104,6 +131,7 @@ class Evaluation:
         self.best = dict(state["best"])
         self.since_best = int(state["evaluations_since_best"])
         self.pending = bool(state.get("evaluation_pending", False))
+        self.verdict = state.get("verdict")
         other = self.protocol.differences(state.get("protocol"))
         if self.best and other:
             self.notices.append(
@@ -129,6 +157,16 @@ class Evaluation:
             **self.protocol.seen_facts(),
             **others,
         )
+
+
+def judged_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    """What a judge is told of an evaluation: step, split and metrics, now or from the log of a run that goes on."""
+    names = [name for name in numeric_fields([dict(event)]) if not name.startswith((POPULARITY, REPEAT))]
+    return {
+        **{name: event[name] for name in ("step", "split")},
+        "event": "eval",
+        **{name: event[name] for name in names},
+    }
 
 
 def headline_of(metrics: Mapping[str, Any], metric: str) -> str:

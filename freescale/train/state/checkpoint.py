@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale import __version__
 from freescale.comm.world import Ranks
 from freescale.embedding import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
@@ -38,6 +37,7 @@ from freescale.train.state.shard_reader import (
 from freescale.train.state.shards import BLOCK, describe_pieces, pieces_to_write, write_shard
 from freescale.train.state.shared_folder import appears, check_shared, sync_folder, write_durably
 from freescale.train.state.snapshot import Snapshot, Staging
+from freescale.version import __version__
 
 FORMAT = 2
 _READABLE = (1, FORMAT)  # 1 was written by torch.distributed.checkpoint

@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from freescale import __version__, registry
+from freescale import registry
 from freescale.data import IntArray, ItemNames
 from freescale.embedding import as_compute
 from freescale.errors import CheckpointError, ConfigError, DataError
@@ -22,10 +22,12 @@ from freescale.model import (
     make_encoder,
     make_head,
     retrieves,
+    scores_candidates,
 )
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
 from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens
+from freescale.version import __version__
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
@@ -41,11 +43,13 @@ def write_export(
     catalog: IntArray,
     encoder: Mapping[str, Any],
     facts: Mapping[str, Any],
+    head: Mapping[str, Any] | None = None,
     names: ItemNames | None = None,
     features: ExportFeatures | None = None,
 ) -> Path:
     """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
 
+    `head` is the kind of the head and its options in the recipe, for one that does not say itself what makes it again.
     `names` are the user's own ids of the items of the catalogue; numbers unless given. `features` are those of events
     and users, which come with requests; then there is a file for each of their tables, too.
     """
@@ -55,7 +59,12 @@ def write_export(
         raise DataError(
             "the export folder is not empty or no folder", got=out, next_step="choose another folder"
         )
-    head = export_facts(model.head)
+    if model.tokens is not None and features is None:
+        raise DataError(
+            "this model reads features of events or users, and an export keeps how",
+            next_step="write_export(..., features=...), as `freescale export` does",
+        )
+    kept_head = export_facts(model.head, **(head or {}))
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
     try:
@@ -72,7 +81,7 @@ def write_export(
             "version": _VERSION if asked is None else _FEATURES,
             "freescale": __version__,
             "encoder": dict(encoder),
-            "head": head,
+            "head": kept_head,
             "num_items": len(catalog),
             "item_ids": names.kind,
             "fingerprint": fingerprint,
@@ -123,32 +132,46 @@ def _write_items(
             writer.close()
 
 
-def load_export(path: str | Path, *, plugins: Sequence[str] = ()) -> ExportedModel:
+def load_export(
+    path: str | Path,
+    *,
+    plugins: Sequence[str] = (),
+    encoder: torch.nn.Module | None = None,
+    head: torch.nn.Module | None = None,
+) -> ExportedModel:
     """Read an exported folder; runs no code from it.
 
     Args:
         path: the folder.
         plugins: modules that register the encoder or the head, where the model has one from outside; they are imported.
+        encoder: one as the `Trainer` was given, where it was an object; it is filled with the exported weights.
+        head: the same.
     """
     for module in plugins:
         registry.load_plugin(module)
     try:
-        return _read_export(Path(path))
+        return _read_export(Path(path), encoder, head)
     except Exception as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         again = "`freescale export RUN_DIR OUT_DIR`"
-        named = isinstance(error, ConfigError)
         raise CheckpointError(
             "this is not a readable FreeScale export",
             got=f"{path}: {why}",
             allowed=error.allowed if isinstance(error, ConfigError) else None,
-            next_step=f"load_export(path, plugins=[MODULE]) with what registers it, or {again}"
-            if named
-            else again,
+            next_step=_with_code(error, again) if isinstance(error, ConfigError) else again,
         ) from error
 
 
-def _read_export(folder: Path) -> ExportedModel:
+def _with_code(error: ConfigError, again: str) -> str:
+    """What to do about an export whose code is not here."""
+    if error.next_step is not None and "load_export(path" in error.next_step:
+        return error.next_step
+    return f"load_export(path, plugins=[MODULE]) with what registers it, or {again}"
+
+
+def _read_export(
+    folder: Path, encoder: torch.nn.Module | None, head: torch.nn.Module | None
+) -> ExportedModel:
     import pyarrow.parquet as pq
     from safetensors.torch import load_file
 
@@ -157,7 +180,7 @@ def _read_export(folder: Path) -> ExportedModel:
         raise ValueError("not an export of this version")
     dense = load_file(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
-    model = _make_model(manifest)
+    model = _make_model(manifest, encoder, head)
     dtype = next((value.dtype for value in dense.values() if value.is_floating_point()), torch.float32)
     model = model.to(dtype).eval()
     model.load_state_dict(dense)
@@ -186,14 +209,39 @@ def _versions(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     return (_FEATURES,) if "features" in manifest else (1, _VERSION)
 
 
-def _make_model(manifest: Mapping[str, Any]) -> Recommender:
-    """The model a manifest describes, its weights not filled in yet."""
+def _make_model(
+    manifest: Mapping[str, Any], encoder: torch.nn.Module | None, head: torch.nn.Module | None
+) -> Recommender:
+    """The model a manifest describes, its weights not filled in yet; with objects of a program where it had such."""
     facts = manifest["head"] if manifest["version"] > 1 else _first_head(manifest)
-    head = make_head(facts["name"], dim=manifest["encoder"]["dim"], options=facts["options"])
-    if not retrieves(head):
-        raise ValueError(f"head {facts['name']!r} has no queries and candidates")
-    tokens = make_tokens(manifest)
-    return Recommender(encoder=make_encoder(**manifest["encoder"], dropout=0.0), head=head, tokens=tokens)
+    shape = manifest["encoder"]
+    given = {"encoder": (encoder, shape["kind"]), "head": (head, facts["name"])}
+    makers = {family: _giver(part) for family, (part, _) in given.items() if part is not None}
+    for family in makers:
+        _check_class(given[family][0], family, given[family][1])
+    with registry.offered(makers, named={family: given[family][1] for family in makers}):
+        made = make_head(facts["name"], dim=shape["dim"], options=facts["options"])
+        if not (retrieves(made) or scores_candidates(made)):
+            raise ValueError(f"head {facts['name']!r} has no queries and candidates")
+        tokens = make_tokens(manifest)
+        return Recommender(encoder=make_encoder(**shape, dropout=0.0), head=made, tokens=tokens)
+
+
+def _giver(part: torch.nn.Module) -> Callable[..., torch.nn.Module]:
+    return lambda *_: part
+
+
+def _check_class(part: object, family: str, kind: str) -> None:
+    """An object takes the place of another object of its class, and of nothing else."""
+    wanted = kind.removeprefix(registry.PYTHON) if kind.startswith(registry.PYTHON) else None
+    if type(part).__qualname__ != wanted:
+        raise ConfigError(
+            f"the {family} of this export is {'of class ' + wanted if wanted else f'the kind {kind!r}'}, "
+            f"got a {type(part).__qualname__}",
+            next_step=f"load_export(path, {family}={wanted}(...))"
+            if wanted
+            else "load_export(path) makes it",
+        )
 
 
 def _first_head(manifest: Mapping[str, Any]) -> dict[str, Any]:

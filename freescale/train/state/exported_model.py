@@ -15,7 +15,8 @@ from torch import Tensor
 from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
-from freescale.model import Compressor, Recommender, TokenCache, compresses, retrieves
+from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
+from freescale.train.state import scores
 from freescale.train.state.recommendations import (
     Request,
     best,
@@ -81,6 +82,11 @@ class ExportedModel:
                 of one value an event, or one value. None stands for what is missing. Of a batch, each name has a list
                 of one a user; or give a list of such dicts. `needs` says which the model asks for.
         """
+        if not retrieves(self.model.head):
+            raise DataError(
+                "this model ranks candidates and knows no best of all items",
+                next_step="use score(history, candidates)",
+            )
         if k < 1:
             raise DataError("k must be at least 1", got=k, next_step="k=10 gives the ten best items")
         batch = is_batch(history)
@@ -104,6 +110,68 @@ class ExportedModel:
             for answer in best(hide(self._scores(chunk), chunk), k)
         ]
         return answers if batch else answers[0]
+
+    def score(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        *,
+        times: Sequence[Any] | None = None,
+        request_time: int | Sequence[int] | None = None,
+        cache: HistoryCache | Sequence[HistoryCache | None] | None = None,
+        chunk: int | None = None,
+    ) -> list[Any]:
+        """What the tasks predict of every candidate: {task: probability or number}, None where it is unknown.
+
+        Candidates do not change each other's numbers, nor does a cache or a chunk. Lists of histories and of candidates
+        give a list of answers, one a user.
+
+        Args:
+            history: item ids, oldest first; may be empty. With a cache: the events after those in it.
+            candidates: item ids.
+            times: of the events, in seconds since 1970 (UTC); needed by models with a time bias.
+            request_time: when they are asked for; the last event's time unless given.
+            cache: the history before, as `remember` made it.
+            chunk: candidates of a user computed at a time, to bound memory; all unless given.
+        """
+        batch = is_batch(candidates)
+        histories = list(history) if batch else [history]
+        num, alone = len(histories), not batch
+        if batch and len(candidates) != num:
+            raise DataError(
+                "every history needs its candidates", got=f"{num} histories, {len(candidates)} lists"
+            )
+        answers = scores.score(
+            self,
+            histories,
+            list(candidates) if batch else [candidates],
+            times=one_each("times", times, num, shared=alone),
+            request_times=one_each(
+                "request_time", request_time, num, shared=alone or not hasattr(request_time, "__len__")
+            ),
+            caches=one_each("cache", cache, num, shared=alone),
+            chunk=chunk,
+        )
+        return answers if batch else answers[0]
+
+    def remember(
+        self,
+        history: Sequence[ItemId],
+        *,
+        times: Sequence[int] | None = None,
+        cache: HistoryCache | None = None,
+    ) -> HistoryCache | None:
+        """Keys and values of all but the latest event, to be given to `score` with that event and what follows.
+
+        What the latest event becomes depends on when the next request comes; all others stay as they are, so that a
+        cache is good for any later request. None where there is nothing to keep.
+
+        Args:
+            history: item ids, oldest first. With a cache: the events after those in it.
+            times: their times; needed by models with a time bias.
+            cache: what is kept already.
+        """
+        return scores.remember(self, history, times=times, cache=cache)
 
     @property
     def filter_seen(self) -> bool:

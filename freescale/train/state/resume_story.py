@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from freescale import __version__, units
+from freescale import units
 from freescale.comm.world import device_name
 from freescale.train.run import Run
 from freescale.train.state.same_data import data_changes
+from freescale.version import __version__
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,11 @@ MISTAKES = {
         "here.as: a feature of user goes as: join, front; got after",
     ),
     "target_x": ({"of": "event", "is": "id"}, "target_x: batches use this name themselves"),
+    "item_index": ({"of": "event", "is": "id"}, "item_index: batches use this name themselves"),
+    "ahead": (
+        {"cross": ["user", "artist"], "rows": 9, "as": "front"},
+        "ahead.as: only a cross of users alone goes in front, and artist changes from event to event",
+    ),
     "no": (
         {"of": "user", "is": "id", "values": [False, "se"]},
         "no.values: YAML reads one of the values as false",

@@ -60,7 +60,7 @@ def test_runs_hold_every_tile_once(lengths, programs, window):
     if tiles:
         limit = -(-len(tiles) // programs)
         assert runs[:, 4].max() <= limit
-        again = joined(work._pair_tiles(32, 32, mask), limit=limit)
+        again = joined(work._pair_tiles(32, 32, mask), size=32, limit=limit)
         assert sorted(again.tolist()) == sorted(runs.tolist())
 
 

@@ -32,19 +32,19 @@ def test_exchanges_inside_a_step_are_not_its_compute(monkeypatch: pytest.MonkeyP
     assert timer.take() == []
 
 
-def test_a_replay_is_measured_by_the_moments_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_padded_batch_is_measured_by_the_moments_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(timer_module.time, "perf_counter", lambda: now[0])
     timer = StepTimer(torch.device("cpu"))
     recorder = Recorder()
     recorder.begin(1)
     record_into(recorder)
-    with timer.replaying(SequenceBatch.from_sequences([{"item": torch.zeros(5)}])):
+    with timer.padded(SequenceBatch.from_sequences([{"item": torch.zeros(5)}])):
         now[0] += 2.0
     record_into(None)
     (step,) = timer.take()
     assert (step.tokens, step.ms) == (5, pytest.approx(2000.0))
-    assert [(span.name, span.kind) for span in recorder.take()] == [("forward and backward", "replay")]
+    assert [(span.name, span.kind) for span in recorder.take()] == [("forward and backward", "compute")]
 
 
 def test_busy_time_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ class TileLayout:
         self.num_tiles = int(self.level_starts[-1])
         sequence = np.concatenate([order[:count] for count in counts]) if counts else np.zeros(0, np.int64)
         level = np.repeat(np.arange(num_levels), counts)
+        self.lengths, self.sequences, self.levels = lengths, sequence, level
         positions = level[:, None] * self.block + np.arange(self.block)
         real = positions < lengths[sequence][:, None] if counts else np.zeros((0, self.block), bool)
         tokens = np.where(real, starts[:-1][sequence][:, None] + positions, self.num_tokens)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from freescale.kernels.attention.cpu.tile_layout import TileLayout, TilePair, pair_buckets
+from freescale.kernels.attention.mask import shared_position
 from freescale.kernels.attention.mask_rule import MaskRule, visible
 
 
@@ -34,6 +36,9 @@ class CausalTiles:
         """[block, block], true where nothing is seen, for all tiles and `heads` alike; None where all of it is."""
         return self._later if pair.query_level == pair.key_level else None
 
+    def distances(self, pair: TilePair) -> None:
+        """None: tokens stand one after the other."""
+
 
 class RuleTiles:
     """What a rule shows of a batch, worked out anew whenever a pair of tiles is asked for: nothing quadratic is kept.
@@ -53,6 +58,16 @@ class RuleTiles:
             for name, values in rule.per_sequence.items()
         }
         self._inside = torch.arange(layout.block, device=layout.device)
+        shared = shared_position(rule, layout.lengths)
+        # [tiles] where the targets of a tile's sequence stand, and whether a level has any.
+        self._shared: Tensor | None = None
+        self._has_targets: list[bool] = []
+        if shared is not None:
+            of_tile = shared[layout.sequences]
+            self._shared = torch.from_numpy(of_tile).to(layout.device)
+            ends = np.minimum(layout.lengths[layout.sequences], (layout.levels + 1) * layout.block)
+            beyond = np.bincount(layout.levels, weights=ends > of_tile, minlength=len(layout.counts))
+            self._has_targets = (beyond > 0).tolist()
 
     @cached_property
     def pairs(self) -> list[TilePair]:
@@ -67,6 +82,15 @@ class RuleTiles:
     def hidden(self, pair: TilePair, heads: int) -> Tensor:
         """[tiles * heads, block, block], true where nothing is seen."""
         return ~self._seen(pair).repeat_interleave(heads, dim=0)
+
+    def distances(self, pair: TilePair) -> Tensor | None:
+        """[tiles, block, block] how far back keys stand, where targets share a position; None where there are none."""
+        if self._shared is None or not self._has_targets[pair.query_level]:
+            return None
+        block, most = self._layout.block, self._shared[pair.queries][:, None, None]
+        i = torch.minimum((pair.query_level * block + self._inside)[None, :, None], most)
+        j = torch.minimum((pair.key_level * block + self._inside)[None, None, :], most)
+        return (i - j).clamp_(min=0)
 
     def time_buckets(self, query_time: Tensor, key_time: Tensor) -> Buckets:
         """Buckets of time between query and key, worked out when a pair is asked for."""

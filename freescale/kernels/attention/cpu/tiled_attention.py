@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention.cpu.tile_layout import TileLayout, TilePair
 from freescale.kernels.attention.cpu.tile_masks import Buckets, CausalTiles, RuleTiles
-from freescale.kernels.attention.reference import NUM_TIME_BUCKETS
 
 
 def tiled_silu_attention(
@@ -78,7 +77,8 @@ class _SiluAttention(torch.autograd.Function):
         for n, pair in enumerate(mask.pairs):
             qi, kj = _rows(pair.queries, heads), _rows(pair.keys, heads)
             scores = torch.bmm(q[qi], k_T[kj])
-            _add_bias(scores, strips, time_bias, buckets, pair, n, heads)
+            _add_position(scores, position_bias, strips, mask.distances(pair), pair, heads)
+            _add_time(scores, time_bias, buckets, n, heads)
             weights = torch.nn.functional.silu(scores, inplace=True)
             hidden = mask.hidden(pair, heads)
             if hidden is not None:
@@ -96,11 +96,14 @@ class _SiluAttention(torch.autograd.Function):
         k_T, v_T = _transposed(k), _transposed(v)
         strips = _position_strips(position_bias, layout)
         d_strips = None if strips is None else torch.zeros_like(strips)
+        d_position = None if strips is None else torch.zeros_like(position_bias)
         d_time = None if time_bias is None else torch.zeros_like(time_bias)
         for n, pair in enumerate(mask.pairs):
             qi, kj = _rows(pair.queries, heads), _rows(pair.keys, heads)
             scores = torch.bmm(q[qi], k_T[kj])
-            _add_bias(scores, strips, time_bias, buckets, pair, n, heads)
+            distances = mask.distances(pair)
+            _add_position(scores, position_bias, strips, distances, pair, heads)
+            _add_time(scores, time_bias, buckets, n, heads)
             gate = torch.sigmoid(scores)
             weights = scores * gate
             # d silu = gate + weights * (1 - gate), built in place of the scores, which are no longer needed.
@@ -113,14 +116,15 @@ class _SiluAttention(torch.autograd.Function):
             dv[kj].add_(torch.bmm(weights.transpose(1, 2), grad[qi]))
             dq[qi].add_(torch.bmm(d_scores, k[kj]))
             dk[kj].add_(torch.bmm(d_scores.transpose(1, 2), q[qi]))
-            if d_strips is not None:
+            if d_position is not None and distances is not None:
+                _add_by_index(d_position, distances, d_scores, heads)
+            elif d_strips is not None:
                 d_strips[_strip(pair)] += d_scores.sum(0)
             if d_time is not None:
-                _add_time_gradient(d_time, buckets[n], d_scores, heads)
-        d_position = None
-        if d_strips is not None:
+                _add_by_index(d_time, buckets[n], d_scores, heads)
+        if d_strips is not None and d_position is not None:
             index = _strip_index(layout, len(position_bias))
-            d_position = _sum_by_bucket(index.flatten(), d_strips.flatten(), len(position_bias))
+            d_position += _sum_by_bucket(index.flatten(), d_strips.flatten(), len(position_bias))
         return dq, dk, dv, None, None, None, None, d_position, d_time, None
 
 
@@ -215,25 +219,32 @@ def _position_strips(position_bias: Tensor | None, layout: TileLayout) -> Tensor
     return None if position_bias is None else position_bias[_strip_index(layout, len(position_bias))]
 
 
-def _add_bias(
+def _add_position(
     scores: Tensor,
+    position_bias: Tensor | None,
     strips: Tensor | None,
-    time_bias: Tensor | None,
-    buckets: Buckets,
+    distances: Tensor | None,
     pair: TilePair,
-    n: int,
     heads: int,
 ) -> None:
-    if strips is not None:
+    if position_bias is not None and distances is not None:
+        _add_by_head(scores, position_bias[distances], heads)
+    elif strips is not None:
         scores += strips[_strip(pair)]
+
+
+def _add_time(scores: Tensor, time_bias: Tensor | None, buckets: Buckets, n: int, heads: int) -> None:
     if time_bias is not None:
-        block = scores.shape[-1]
-        scores.view(-1, heads, block, block).add_(time_bias[buckets[n]].unsqueeze(1))
+        _add_by_head(scores, time_bias[buckets[n]], heads)
 
 
-def _add_time_gradient(d_time: Tensor, bucket: Tensor, d_scores: Tensor, heads: int) -> None:
+def _add_by_head(scores: Tensor, bias: Tensor, heads: int) -> None:
+    scores.view(-1, heads, *scores.shape[1:]).add_(bias.unsqueeze(1))
+
+
+def _add_by_index(d_table: Tensor, index: Tensor, d_scores: Tensor, heads: int) -> None:
     by_sequence = d_scores.view(-1, heads, *d_scores.shape[1:]).sum(1) if heads > 1 else d_scores
-    d_time += _sum_by_bucket(bucket.flatten(), by_sequence.flatten(), NUM_TIME_BUCKETS)
+    d_table += _sum_by_bucket(index.flatten(), by_sequence.flatten(), len(d_table))
 
 
 def _sum_by_bucket(index: Tensor, values: Tensor, num_buckets: int) -> Tensor:

@@ -63,13 +63,21 @@ def bucket_rows(columns: int) -> int:
     return -(-NUM_TIME_BUCKETS // columns)
 
 
-def joined(tiles: Ints, *, limit: int) -> Ints:
+def diagonals(tiles: Ints, *, rows: int, columns: int) -> Ints:
+    """How many tiles of keys lie between the positions of a pair; targets all stand where the events end."""
+    row, column, events = tiles[:, 2], tiles[:, 3], tiles[:, 6]
+    found: Ints = np.minimum(row, events // rows) * (rows // columns) - np.minimum(column, events // columns)
+    return found
+
+
+def joined(tiles: Ints, *, size: int, limit: int) -> Ints:
     """Square tiles that follow each other on a diagonal of a sequence as one, at most `limit` of them together."""
-    diagonal = tiles[:, 2] - tiles[:, 3]
-    order = np.lexsort((tiles[:, 2], diagonal, tiles[:, 0]))
+    diagonal = diagonals(tiles, rows=size, columns=size)
+    order = np.lexsort((tiles[:, 2], tiles[:, 2] - tiles[:, 3], diagonal, tiles[:, 0]))
     tiles, diagonal = tiles[order], diagonal[order]
     index = np.arange(len(tiles))
-    follows = (np.diff(tiles[:, 0]) == 0) & (np.diff(diagonal) == 0) & (np.diff(tiles[:, 2]) == 1)
+    follows = (np.diff(tiles[:, 0]) == 0) & (np.diff(diagonal) == 0)
+    follows &= (np.diff(tiles[:, 2]) == 1) & (np.diff(tiles[:, 3]) == 1)
     since = index - np.maximum.accumulate(np.where(np.concatenate([[False], follows]), 0, index))
     first = np.flatnonzero(since % limit == 0)
     out = tiles[first]
@@ -81,7 +89,7 @@ def plan_bias(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int
     """Plan for these runs of these parts; a tile is `columns` wide and `wide` times as high."""
     from freescale.kernels.attention.plan.tile_pair_loops import ordered
 
-    diagonal = runs[:, 2] * wide - runs[:, 3]
+    diagonal = diagonals(runs, rows=wide * columns, columns=columns)
     lowest, highest = int(diagonal.min(initial=0)), int(diagonal.max(initial=0))
     span = highest - lowest + 1
     # Near the diagonal a tile has most buckets, so most to do: these first.

@@ -9,13 +9,13 @@ end of the full pairs, end of all pairs, tokens before the targets, blocks of bi
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.kernels.attention.mask import AttentionMask, Bools, Ints
+from freescale.kernels.attention.mask import AttentionMask, Bools, Ints, shared_position
 from freescale.kernels.attention.plan.bias import BiasPlan, joined, padded_plan, plan_bias
 from freescale.kernels.attention.plan.fills import BIAS_ROWS, ListFiller
 from freescale.kernels.attention.plan.room import LayoutRoom
@@ -113,9 +113,11 @@ class AttentionSchedule:
         self._parts: dict[tuple[bool, int], list[Part]] = {}
         self._table_plans: dict[tuple[object, ...], BiasPlan] = {}
         self._stores: dict[bool, BiasStore] = {}
-        self._visibility: tuple[AttentionMask, KeyVisibility] | None = None
-        self._seen: tuple[AttentionMask, Tensor] | None = None
-        self._planner: TilePlanner | None = None
+        # By mask: the last layer of a pass may have another one than the others.
+        self._visibility: dict[AttentionMask, KeyVisibility] = {}
+        self._seen: dict[AttentionMask, Tensor] = {}
+        self._shared: dict[AttentionMask, Tensor] = {}
+        self._planners: dict[AttentionMask, TilePlanner] = {}
 
     def tiles(
         self, side: Side, *, block: int, other: int, mask: AttentionMask | None, part: Part | None = None
@@ -204,24 +206,33 @@ class AttentionSchedule:
 
     def visibility(self, mask: AttentionMask) -> KeyVisibility:
         """What the mask lets tokens see, as the kernels read it; made once."""
-        if self._visibility is None or self._visibility[0] is not mask:
+        if mask not in self._visibility:
             ends = self._plans(mask).segment_ends() if mask.segments is not None else None
-            made = key_visibility(mask, self._starts, ends, carrier=self._alone, nothing=self.nothing)
-            self._visibility = (mask, made)
-        return self._visibility[1]
+            self._visibility[mask] = key_visibility(
+                mask, self._starts, ends, carrier=self._alone, nothing=self.nothing
+            )
+        return self._visibility[mask]
 
     def seen_pieces(self, mask: AttentionMask) -> Tensor:
         """[blocks of the bias store, pieces as wide as a block is high] 1 where a mask shows anything of a piece.
 
         Tiles of the attention kernels never cross a piece, so that the bias of other pieces is never read.
         """
-        if self._seen is None or self._seen[0] is not mask:
+        if mask not in self._seen:
             blocks = self._bias_blocks()
             pairs = self._met(BIAS_ROWS, BIAS_ROWS, mask)
             seen = np.zeros((int(blocks.sum()), int(blocks.max(initial=1))), bool)
             seen[(np.cumsum(blocks) - blocks)[pairs.sequence] + pairs.row, pairs.column] = 1
-            self._seen = (mask, self._alone.add(seen)[0].to(torch.uint8))
-        return self._seen[1]
+            self._seen[mask] = self._alone.add(seen)[0].to(torch.uint8)
+        return self._seen[mask]
+
+    def shared_positions(self, mask: AttentionMask) -> Tensor:
+        """[blocks of the bias store] where the targets of a block's sequence stand."""
+        if mask not in self._shared:
+            shared = shared_position(mask, self._lengths)
+            positions = self._lengths if shared is None else shared
+            self._shared[mask] = self._alone.add(np.repeat(positions, self._bias_blocks()))[0]
+        return self._shared[mask]
 
     def bias_store(self, mask: AttentionMask | None) -> BiasStore:
         """Room for the bias of every pair."""
@@ -327,9 +338,9 @@ class AttentionSchedule:
         return self._plans(mask).pairs(rows=rows, columns=columns)
 
     def _plans(self, mask: AttentionMask) -> TilePlanner:
-        if self._planner is None or self._planner.mask is not mask:
-            self._planner = TilePlanner(mask, self._starts)
-        return self._planner
+        if mask not in self._planners:
+            self._planners[mask] = TilePlanner(mask, self._starts)
+        return self._planners[mask]
 
     def _pair_tiles(self, rows: int, columns: int, mask: AttentionMask | None) -> Ints:
         """A work list of pairs of tiles: its fourth field is the column tile, its fifth 1, the tiles from there on."""
@@ -345,7 +356,7 @@ class AttentionSchedule:
         """The same for square tiles, those that follow each other on a diagonal of a sequence together."""
         if mask is not None:
             tiles = self._pair_tiles(size, size, mask)
-            return joined(tiles, limit=-(-len(tiles) // programs))
+            return joined(tiles, size=size, limit=-(-len(tiles) // programs))
         tiles = -(-self._lengths // size)
         limit = max(1, -(-int((tiles * (tiles + 1) // 2).sum()) // programs))
         of, diagonal = group_index(tiles)
@@ -378,6 +389,11 @@ def is_long(lengths: Ints) -> bool:
 def is_square(mask: AttentionMask | None) -> bool:
     """Whether some rows see what comes after them, so that the bias store must hold it."""
     return mask is not None and mask.looks_ahead
+
+
+def has_targets(mask: AttentionMask | None) -> TypeGuard[AttentionMask]:
+    """Whether some tokens stand at one position."""
+    return mask is not None and mask.targets is not None
 
 
 def _within(tiles: Ints, part: Part) -> Bools:

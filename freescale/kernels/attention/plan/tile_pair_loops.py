@@ -18,7 +18,7 @@ BOOLS = boolean[::1]
 
 
 @njit(
-    int64(*(INTS,) * 11, *(BOOLS,) * 2, INTS, *(int64,) * 5, *(INTS,) * 2, BOOLS),
+    int64(*(INTS,) * 11, *(BOOLS,) * 2, INTS, *(int64,) * 6, *(INTS,) * 2, BOOLS),
     cache=True,
     nogil=True,
     error_model="numpy",
@@ -43,6 +43,7 @@ def keep_pairs(
     window: int,
     prefix: int,
     segments: int,
+    only_targets: int,
     row: Ints,
     column: Ints,
     full: Bools,
@@ -78,9 +79,12 @@ def keep_pairs(
                 some = some and (meet or any_summary[now])
                 one = meet and low == high and row_low[r] == row_high[r]
                 every = every and (one or all_summary[now])
-            some = some or (i0 < prefix and j0 < history)
+            some = some or (i0 < min(prefix, history) and j0 < history)
             # Targets, and whatever a mask hides around it: a token sees itself.
-            if some or (i0 <= j1 and j0 <= i1):
+            some = some or (i0 <= j1 and j0 <= i1)
+            if only_targets:
+                some, every = some and i1 >= history, every and i0 >= history
+            if some:
                 row[count], column[count], full[count] = r, now, every
                 count += 1
     return count

@@ -73,7 +73,8 @@ class TilePlanner:
             *(near.own, near.begin, near.last, near.passed),
             *(columns.low, columns.high, columns.any_summary, columns.all_summary, near.summaries),
             *(rows.block, columns.block, NO_WINDOW if mask.window is None else mask.window, mask.prefix),
-            *(int(self._pieces is not None), row, column, full),
+            *(int(self._pieces is not None), int(mask.only_targets)),
+            *(row, column, full),
         )
         row, column, full = row[:kept], column[:kept], full[:kept]
         return TilePairs(rows.sequence[row], rows.number[row], columns.number[column], full)

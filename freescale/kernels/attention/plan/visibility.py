@@ -24,7 +24,7 @@ class KeyVisibility(NamedTuple):
     Args:
         kind: "counts": how many tokens, from itself on, see each token. For sequences that are too long, or where a
             segment comes back after another: "codes", the number of its segment twice, and one more for summaries;
-            "none" without segments.
+            "none" without segments. With " of targets" where other tokens see nothing at all.
         tokens: [T and more] int16 for counts: numbers of 32 bits the compiler fetches ahead, for every thread its own 4
             bytes at a time, and the forward of five segments took as long as that of the whole. Codes are int32.
     """
@@ -51,14 +51,15 @@ def key_visibility(
         nothing: stands for a tensor that is not read, where the kernels run.
     """
     in_order = mask.segments is None or segment_ends is not None
+    who = " of targets" if mask.only_targets else ""
     if in_order and np.diff(starts).max(initial=0) <= MOST_COUNTED:
-        return KeyVisibility("counts", _counts(mask, starts, segment_ends, carrier, nothing.device))
+        return KeyVisibility("counts" + who, _counts(mask, starts, segment_ends, carrier, nothing.device))
     if mask.segments is None:
-        return KeyVisibility("none", nothing)
+        return KeyVisibility("none" + who, nothing)
     codes = mask.segments.to(nothing.device, non_blocking=True).to(torch.int32) * 2
     if mask.summaries is not None:
         codes += mask.summaries.to(nothing.device, non_blocking=True).bool()
-    return KeyVisibility("codes", codes)
+    return KeyVisibility("codes" + who, codes)
 
 
 def _counts(

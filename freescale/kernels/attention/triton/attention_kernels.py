@@ -140,7 +140,8 @@ def forward_kernel(
             SOFTMAX, BIAS, SQUARE, LISTED, VISIBILITY, FAST, TMA, PRECISION, ACC, True,
         )  # fmt: skip
     if SOFTMAX:
-        out = out / total[:, None]
+        # A token that sees nothing gets zeros.
+        out = out / tl.where(total > 0, total, 1.0)[:, None]
         at = LogSum + (start + rows) * num_heads + head
         tl.store(at, top + tl.log2(total), mask=rows < length)
     else:

@@ -58,13 +58,34 @@ def write_by_distance(Sums, run, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, B
 
 
 @triton.jit
+def at_one_position(x, i0, j0, events, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A tile with all its targets at the first position after the events, as `plan.bias.diagonals` counts tiles.
+
+    Rows from `events` on are added up into the row, and columns into the column, that stands there: in this tile, or in
+    the earlier one in which the events end.
+    """
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
+    row = events - tl.minimum(i0, events // BLOCK_M * BLOCK_M)
+    column = events - tl.minimum(j0, events // BLOCK_N * BLOCK_N)
+    is_target = (i0 + rows >= events)[:, None]
+    of_rows = tl.sum(tl.where(is_target, x, 0.0), 0)
+    x = tl.where(is_target, 0.0, x)
+    x = tl.where((rows == row)[:, None], of_rows[None, :], x)
+    is_target = (j0 + columns >= events)[None, :]
+    of_columns = tl.sum(tl.where(is_target, x, 0.0), 1)
+    x = tl.where(is_target, 0.0, x)
+    return tl.where((columns == column)[None, :], of_columns[:, None], x)
+
+
+@triton.jit
 def table_gradient_kernel(
     Q, K, V, DO, Sums, Buckets, Visibility, Bias, Runs,
     q_row, k_row, v_row, do_row, q_head, k_head, v_head, do_head,
     num_heads, half_alpha, window, prefix: tl.constexpr,
     WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr, TARGETS: tl.constexpr,
     FAST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -112,6 +133,8 @@ def table_gradient_kernel(
         sums = add_by_bucket(tl.zeros([NUM_BUCKETS], ACC), total, bucket, low, high)
         write_by_bucket(Sums, run, sums, BLOCK_M, BLOCK_N, BUCKET_ROWS)
     if HAS_POSITION:
+        if TARGETS and i0 + BLOCK_M > history:
+            total = at_one_position(total, i0, j0, history, BLOCK_M, BLOCK_N)
         write_by_distance(Sums, run, total, BLOCK_M, BLOCK_N, BUCKET_ROWS)
 
 

@@ -70,10 +70,14 @@ def bucket_kernel(
 
 @triton.jit(do_not_specialize=["seen_row"])
 def bias_kernel(
-    Bias, Buckets, Position, Time, Rows, Blocks, Pieces, Seen, last_position, seen_row, factor,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, STRIP: tl.constexpr,
+    Bias, Buckets, Position, Time, Rows, Blocks, Pieces, Seen, Shared, last_position, seen_row, factor,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, MASKED: tl.constexpr, TARGETS: tl.constexpr,
+    ROWS: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
-    """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight."""
+    """Bias of every pair of a piece of a block, times `factor`: its position weight and its time weight.
+
+    TARGETS: tokens from `Shared` on all stand there.
+    """
     block, number = own_piece(Pieces)
     _, _, first, offset, width = own_block(Rows, Blocks, block)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -82,7 +86,12 @@ def bias_kernel(
         at = row[:, None] * width + j[None, :]
         value = tl.zeros([ROWS, STRIP], Position.dtype.element_ty)
         if HAS_POSITION:
-            distance = first + row[:, None] - j[None, :]
+            i = first + row
+            if TARGETS:
+                shared = tl.load(Shared + block).to(tl.int32)
+                i = tl.minimum(i, shared)
+                j = tl.minimum(j, shared)
+            distance = i[:, None] - j[None, :]
             value += tl.load(Position + tl.minimum(tl.maximum(distance, 0), last_position))
         if HAS_TIME:
             value += tl.load(Time + tl.load(Buckets + offset + at).to(tl.int32))

@@ -16,7 +16,7 @@ import triton.language as tl
 from freescale.kernels.attention.triton.attention_kernels import softmax_step
 from freescale.kernels.attention.triton.tiles import read_rows, tanh, write_rows
 
-FIELDS = tl.constexpr(9)
+FIELDS = tl.constexpr(10)
 
 
 @triton.jit
@@ -68,8 +68,11 @@ def cached_kernel(
     bucket0 = tl.load(Tiles + tile * FIELDS + 6)
     bucket_row = tl.load(Tiles + tile * FIELDS + 7).to(tl.int32)
     ahead = tl.load(Tiles + tile * FIELDS + 8).to(tl.int32)
+    events = tl.load(Tiles + tile * FIELDS + 9).to(tl.int32)
     key_head = head // GROUP
     rows = first + tl.arange(0, BLOCK_M)
+    # Targets all stand right behind the events.
+    row_positions = position + tl.minimum(rows, events)
     q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, False)
     out = tl.zeros([BLOCK_M, BLOCK_V], ACC)
     top = tl.full([BLOCK_M], float("-inf"), ACC)
@@ -81,16 +84,28 @@ def cached_kernel(
         out, top, total = add_keys(
             q, out, top, total, CachedK, CachedV, ck_row, ck_head, cv_row, cv_head,
             cached_start, n0, cached, key_head,
-            rows, position + rows, key_positions, seen, Position, Time, Buckets, bucket0, bucket_row, 0, half_alpha,
+            rows, row_positions, key_positions, seen, Position, Time, Buckets, bucket0, bucket_row, 0, half_alpha,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
         )  # fmt: skip
-    for n0 in range(0, tl.minimum(first + BLOCK_M, length), BLOCK_N):
+    for n0 in range(0, tl.minimum(first + BLOCK_M, events), BLOCK_N):
         keys = n0 + tl.arange(0, BLOCK_N)
-        seen = (keys[None, :] <= rows[:, None]) & (rows[:, None] < length)
+        seen = (keys[None, :] <= rows[:, None]) & (keys[None, :] < events) & (rows[:, None] < length)
         out, top, total = add_keys(
             q, out, top, total, K, V, k_row, k_head, v_row, v_head,
             start, n0, length, key_head,
-            rows, position + rows, position + keys, seen,
+            rows, row_positions, position + keys, seen,
+            Position, Time, Buckets, bucket0, bucket_row, ahead, half_alpha,
+            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
+        )  # fmt: skip
+    # Of the targets a target sees itself: nothing is computed for the others but what shares its tile.
+    begin = tl.where(first + BLOCK_M > events, first, length)
+    for n0 in range(begin, tl.minimum(first + BLOCK_M, length), BLOCK_N):
+        keys = n0 + tl.arange(0, BLOCK_N)
+        seen = (keys[None, :] == rows[:, None]) & (rows[:, None] >= events) & (rows[:, None] < length)
+        out, top, total = add_keys(
+            q, out, top, total, K, V, k_row, k_head, v_row, v_head,
+            start, n0, length, key_head,
+            rows, row_positions, position + tl.minimum(keys, events), seen,
             Position, Time, Buckets, bucket0, bucket_row, ahead, half_alpha,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from freescale.kernels.attention.triton.attention_kernels import query_range
 from freescale.kernels.attention.triton.bias_gradient_kernels import (
     NUM_BUCKETS,
     add_by_bucket,
+    at_one_position,
     write_by_bucket,
     write_by_distance,
 )
@@ -98,7 +99,7 @@ def kept_queries_kernel(
 def kept_gradient_kernel(
     Scores, Sums, Buckets, Visibility, Runs, num_heads: tl.constexpr, window, prefix: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr, ACC: tl.constexpr,
+    SQUARE: tl.constexpr, LISTED: tl.constexpr, VISIBILITY: tl.constexpr, TARGETS: tl.constexpr, ACC: tl.constexpr,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, BUCKET_ROWS: tl.constexpr,
 ):  # fmt: skip
     """What a run of tiles gives to the tables, from score gradients that were kept.
@@ -151,9 +152,11 @@ def kept_gradient_kernel(
             total = tl.where(seen, total, 0.0)
             low = tl.min(tl.where(seen, bucket, NUM_BUCKETS))
             high = tl.max(tl.where(seen, bucket, -1))
-        along += total
         if HAS_TIME:
             sums = add_by_bucket(sums, total, bucket, low, high)
+        if TARGETS and i0 + BLOCK_M > history:
+            total = at_one_position(total, i0, j0, history, BLOCK_M, BLOCK_N)
+        along += total
     if HAS_TIME:
         write_by_bucket(Sums, run, sums, BLOCK_M, BLOCK_N, BUCKET_ROWS)
     if HAS_POSITION:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask
-from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side, is_square
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side, has_targets, is_square
 from freescale.kernels.attention.plan.visibility import KeyVisibility
 from freescale.kernels.runtime import CachedLauncher, product_precision
 
@@ -58,7 +58,7 @@ class Launch:
         self._visibility = KeyVisibility("none", work.nothing) if mask is None else work.visibility(mask)
         # All that a kernel is compiled for, besides its tile, its options and the strides of its tensors. Not the mask
         # itself: it would be kept for good.
-        seen = None if mask is None else (mask.window, mask.prefix, self._visibility.kind)
+        seen = None if mask is None else (mask.window, mask.prefix, has_targets(mask), self._visibility.kind)
         widths = (self.num_heads, self.group, q.shape[2], v.shape[2])
         self._facts = (*widths, q.dtype, q.is_cuda, self.precision, softmax, seen)
 
@@ -159,6 +159,7 @@ class Launch:
             "SOFTMAX": self.softmax,
             "GROUP": self.group,
             "SQUARE": is_square(mask),
+            "TARGETS": has_targets(mask),
             "LISTED": mask is not None,
             "VISIBILITY": self._visibility.kind,
             "FAST": q.dtype.itemsize == 2 and q.is_cuda,

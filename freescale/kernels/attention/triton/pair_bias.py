@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule, BiasStore
+from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule, BiasStore, has_targets
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 from freescale.kernels.attention.triton.launch import Launch
 from freescale.kernels.runtime import kernels_of, start_kernel
@@ -87,12 +87,14 @@ def pair_bias(launch: Launch, tables: BiasTables) -> Tensor:
         "Blocks": store.blocks,
         "Pieces": store.pieces,
         "Seen": launch.nothing if launch.mask is None else launch.work.seen_pieces(launch.mask),
+        "Shared": launch.work.shared_positions(launch.mask) if has_targets(launch.mask) else launch.nothing,
     }
     constants = {
         "last_position": position.shape[0] - 1,
         "HAS_POSITION": tables.position is not None,
         "HAS_TIME": tables.time is not None,
         "MASKED": launch.mask is not None,
+        "TARGETS": has_targets(launch.mask),
         **_PIECE,
     }
     numbers = {"factor": 1 / launch.alpha, "seen_row": store.widest // BIAS_ROWS}

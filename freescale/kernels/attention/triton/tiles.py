@@ -151,6 +151,18 @@ def half_scores(
     return s * half_alpha
 
 
+@triton.constexpr_function
+def counts_seers(visibility):
+    """Whether the tokens that see a key are counted."""
+    return visibility in ("counts", "counts of targets")
+
+
+@triton.constexpr_function
+def of_targets(visibility):
+    """Whether targets alone see anything."""
+    return visibility.endswith(" of targets")
+
+
 @triton.jit
 def visible(
     i0, j0, Visibility, start, length, history, window, prefix,
@@ -176,19 +188,21 @@ def visible(
         i = i0 + tl.arange(0, down)[:, None]
     j = j0 + key
     if LISTED:
-        if VISIBILITY == "counts":
+        if counts_seers(VISIBILITY):
             count = tl.load(Visibility + (start + j0) + key).to(tl.uint32)
             # Without a sign: what lies ahead of the key is far behind it.
             seen = (i - j).to(tl.uint32) < count
         else:
             seen = (j <= i) & ((tl.minimum(i, history) - j <= window) | (j < prefix))
-            if VISIBILITY == "codes":
+            if VISIBILITY == "codes" or VISIBILITY == "codes of targets":
                 own = tl.load(Visibility + start + i, mask=i < length, other=0)
                 other = tl.load(Visibility + start + j, mask=j < length, other=0)
                 seen = seen & (((own >> 1) == (other >> 1)) | ((other & 1) == 1))
             seen = ((seen & (j < history)) | (i == j)) & (i < length)
         if prefix > 0:
-            seen = seen | ((i < tl.minimum(prefix, length)) & (j < history))
+            seen = seen | ((i < tl.minimum(prefix, history)) & (j < history))
+        if of_targets(VISIBILITY):
+            seen = seen & (i >= history)
         return seen
     else:
         return j <= i

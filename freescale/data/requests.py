@@ -1,0 +1,231 @@
+"""RequestExamples: requests with candidates from histories and from logs of impressions.
+
+    by number    the training events of a user, cut from the end into runs of k: each run is a request, the events
+                 before it its history. Every event but a user's first is a label once. Needs no reading to be planned.
+    by column    neighbouring events with the same value of a column ("request", or "time" for what was shown together)
+                 are a request: one row an impression. Read through once, to know how long they are.
+
+In both forms the request's time is that of its first candidate, and its history is what happened strictly before:
+events at the same second are left out, since nobody knows their order. Validation and test have one request a user:
+its target by number, by column all of the last request but one, and of the last. A batch holds the history and behind
+it the candidates; outcomes are called label_NAME, zeros at events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freescale.data.examples import _HELD_BACK, Examples, _spans
+from freescale.data.feature_source import schema_of
+from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
+from freescale.errors import ConfigError
+
+_HELD_BACK_REQUESTS = {"valid": 1, "test": 0}
+_BLOCK = 1 << 20
+"""Events read together where requests are looked for."""
+
+
+class RequestIndex(NamedTuple):
+    """Every request: the row of its user, its first candidate and the end of its candidates there, and its group."""
+
+    user: IntArray
+    start: IntArray
+    stop: IntArray
+    groups: IntArray
+
+
+class RequestRule:
+    """What requests leave to compute: n events and k candidates have n (n + 1) / 2 + k (n + 1) pairs.
+
+    Args:
+        candidates: of a request; a shorter sequence is all candidates.
+    """
+
+    def __init__(self, candidates: int) -> None:
+        self.candidates = candidates
+
+    def tokens(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
+        """Events and candidates."""
+        return np.asarray(lengths, np.int64)
+
+    def pairs(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
+        """Pairs of a token and one that it sees."""
+        sizes = np.asarray(lengths, np.int64)
+        shown = np.minimum(sizes, self.candidates)
+        events = sizes - shown
+        return np.asarray(events * (events + 1) // 2 + shown * (events + 1), np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestExamples(Examples):
+    """Makes batches of requests of one split. Its rows are requests; of max_length one position is the candidates'.
+
+    Args:
+        outcomes: columns that tasks are made of.
+        candidates: of a request, where they are cut by number.
+        by: the column whose runs are requests; None: by number.
+        weights: a column with a weight for every candidate; None: 1.
+    """
+
+    outcomes: tuple[str, ...]
+    candidates: int = 10
+    by: str | None = None
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        wanted = [*self.outcomes, *(name for name in (self.by, self.weights) if name)]
+        there = outcome_columns(self.source)
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            raise ConfigError(
+                "requests need a column that the data does not have",
+                got=f"{', '.join(missing)}; {self.source.name} has {', '.join(there)}",
+                next_step="prepare the data with it, or name another one in head.tasks and head.by",
+            )
+        if self.max_length < 2:
+            raise ConfigError("data.max_length: requests need at least 2", got=self.max_length)
+
+    @cached_property
+    def index(self) -> RequestIndex:
+        """All requests of the split."""
+        if self.by is not None:
+            return self._with_groups(*self._of_split(*self._runs(self.by)))
+        ends = self._ends()
+        if self.split != "train":
+            user = np.flatnonzero(ends > 0)
+            return self._with_groups(user, ends[user] - 1, ends[user])
+        counts = -(-np.maximum(ends - 1, 0) // self.candidates)
+        user = np.repeat(np.arange(len(ends)), counts)
+        number = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # From the end on, so that all but a user's first request are full.
+        stop = ends[user] - (counts[user] - 1 - number) * self.candidates
+        return self._with_groups(user, np.maximum(stop - self.candidates, 1), stop)
+
+    def lengths(self) -> IntArray:
+        """Tokens of every request at most: events that happened at the request's time are left out when it is read."""
+        _, start, stop, _ = self.index
+        return np.minimum(start, self.max_length - 1) + stop - start
+
+    def missed(self) -> npt.NDArray[np.bool_]:
+        """No request is: an item that nothing was learnt of is a candidate like any other."""
+        return np.zeros(len(self.index.user), dtype=bool)
+
+    @property
+    def groups(self) -> IntArray:
+        """Requests of each run of rows that are stored together."""
+        return self.index.groups
+
+    def batch(self, rows: Sequence[int] | IntArray, *, step: int = 0) -> SequenceBatch:
+        """These requests as one jagged batch; `step` changes nothing, nothing is drawn."""
+        rows = np.array(rows, dtype=np.int64)
+        user, start, stop, _ = self.index
+        histories = self.source.read(user[rows])
+        base = histories.offsets[:-1]
+        counts = (stop - start)[rows]
+        events = start[rows]
+        if "time" in histories.columns:
+            asked = histories.columns["time"][base + start[rows]]
+            events = _before(histories, base, events, asked)
+        kept = np.minimum(events, self.max_length - 1)
+        lengths = kept + counts
+        index, offsets = _spans(base + events - kept, lengths)
+        owner = np.repeat(np.arange(len(rows)), lengths)
+        shown = np.arange(len(index)) - offsets[:-1][owner] >= kept[owner]
+        # Candidates stand right behind the history, whatever was left out between.
+        index = index + np.where(shown, (start[rows] - events)[owner], 0)
+        item = torch.from_numpy(histories.columns["item"][index].astype(np.int64))
+        tokens = {"item": item, "target": item}
+        if self.use_time and "time" in histories.columns:
+            time = np.where(shown, asked[owner], histories.columns["time"][index]).astype(np.int64)
+            following = np.append(time[1:], 0)[: len(time)]
+            following[offsets[1:] - 1] = asked
+            tokens |= {"time": torch.from_numpy(time), "target_time": torch.from_numpy(following)}
+        for name in self.outcomes:
+            values = histories.columns[name][index].astype(np.float32)
+            tokens[f"label_{name}"] = torch.from_numpy(np.where(shown, values, np.float32(0)))
+        if self.weights is not None:
+            values = histories.columns[self.weights][index].astype(np.float32)
+            tokens["label_weight"] = torch.from_numpy(np.where(shown, values, np.float32(0)))
+        samples = {"row": torch.from_numpy(rows), "user": torch.from_numpy(user[rows])}
+        return SequenceBatch(
+            offsets=torch.from_numpy(offsets),
+            tokens=tokens,
+            samples=samples,
+            targets=torch.from_numpy(counts.astype(np.int64)),
+        )
+
+    def _ends(self) -> IntArray:
+        """[users] events up to the target of the split, it included; 0 where there is none."""
+        if isinstance(self.source, SplitSource):
+            return self.source.ends(self.split)
+        known = np.asarray(self.source.lengths) - _HELD_BACK[self.split] - 1
+        return np.where(known > 0, known + 1, 0)
+
+    def _with_groups(self, user: IntArray, start: IntArray, stop: IntArray) -> RequestIndex:
+        edges = np.cumsum(np.asarray(self.source.groups))
+        group = np.searchsorted(edges, user, side="right")
+        return RequestIndex(user, start, stop, np.bincount(group, minlength=len(edges)).astype(np.int64))
+
+    def _runs(self, by: str) -> tuple[IntArray, IntArray, IntArray]:
+        """User, first event and end of every run of equal values in a column, a block of users at a time."""
+        lengths = np.asarray(self.source.lengths)
+        found: list[tuple[IntArray, IntArray, IntArray]] = []
+        block = np.cumsum(lengths) // _BLOCK
+        for users in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(block)) + 1):
+            histories = self.source.read(users)
+            values, count = histories.columns[by], int(histories.offsets[-1])
+            owner = np.repeat(np.arange(len(users)), histories.lengths)
+            fresh = np.ones(count, bool)
+            fresh[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])
+            start = np.flatnonzero(fresh)
+            first = histories.offsets[:-1][owner[start]]
+            found.append(
+                (users[owner[start]], start - first, np.append(start[1:], count)[: len(start)] - first)
+            )
+        none = np.zeros(0, np.int64)
+        user, start, stop = (np.concatenate([none, *part]) for part in zip(*found)) if found else (none,) * 3
+        return user, start, stop
+
+    def _of_split(
+        self, user: IntArray, start: IntArray, stop: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Requests are held back whole: those with the targets of a split; by itself a user's last is for the test."""
+        if isinstance(self.source, SplitSource):
+            ends = self.source.ends(self.split)[user]
+            mine = stop <= ends if self.split == "train" else (start < ends) & (ends <= stop)
+        else:
+            counts = np.bincount(user, minlength=len(self.source.lengths))
+            number = np.arange(len(user)) - (np.cumsum(counts) - counts)[user]
+            left = counts[user] - 1 - number
+            # Where there is no request before it, nothing is known of the user.
+            mine = (
+                left >= 2
+                if self.split == "train"
+                else (left == _HELD_BACK_REQUESTS[self.split]) & (number > 0)
+            )
+        return user[mine], start[mine], stop[mine]
+
+
+def outcome_columns(source: SequenceSource) -> tuple[str, ...]:
+    """Columns of events that tasks can be made of: one number an event."""
+    listed = [each.name for each in schema_of(source).stored("event") if each.kind not in ("ids", "vector")]
+    return tuple(dict.fromkeys([*source.features, *listed]))
+
+
+def _before(
+    histories: Histories, base: IntArray, events: IntArray, asked: npt.NDArray[np.generic]
+) -> IntArray:
+    """How many of each history's first events happened strictly before it was asked."""
+    index, offsets = _spans(base, events)
+    early = histories.columns["time"][index] < np.repeat(asked, events)
+    sums = np.concatenate([[0], np.cumsum(early)])
+    found: IntArray = sums[offsets[1:]] - sums[offsets[:-1]]
+    return found

@@ -1,0 +1,224 @@
+"""Tasks: what a user does with the candidates of a request, as named tasks; candidates in the attention or late.
+
+The loss is the sum over tasks of weight * (sum of w * loss) / (sum of w over the GLOBAL batch): a task that few
+candidates count for is no smaller for it, and no number depends on which rank holds which request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from freescale.data import SequenceBatch, TaskRule, parse_tasks
+from freescale.errors import ConfigError
+from freescale.kernels import SequenceLayout
+from freescale.kernels.runtime import to_device
+from freescale.model.head import LastEvents, Needs
+from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
+from freescale.registry import register
+
+Towers = Literal["shared", "own"]
+
+
+class TasksHead(nn.Module):
+    """Named tasks on (state of a candidate, its item).
+
+    Args:
+        dim: width of states and item vectors.
+        tasks: what is predicted.
+        late: states are those of the history, the same for all candidates; else each candidate has one of its own.
+        towers: one MLP for all tasks, or one for each.
+        options: what makes this head again.
+    """
+
+    takes_requests = True
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        tasks: tuple[TaskRule, ...],
+        late: bool = False,
+        towers: Towers = "shared",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tasks, self.late = tasks, late
+        outputs = [len(tasks)] if towers == "shared" else [1] * len(tasks)
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, width)) for width in outputs
+        )
+        self.needs = Needs(columns=tuple(dict.fromkeys(task.column for task in tasks)))
+        self._options = dict(options or {})
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Of every task how well it orders candidates; the first task's decides unless another is named."""
+        binary = ("auc", "gauc_user", "gauc_request")
+        return tuple(
+            f"{name}/{task.name}"
+            for task in self.tasks
+            for name in (binary if task.kind == "binary" else ("xauc",))
+        )
+
+    def logits(self, states_KD: Tensor, items_KD: Tensor) -> Tensor:
+        """[K, tasks] log-odds of binary tasks, and predictions of numbers."""
+        x = torch.cat([states_KD, items_KD, states_KD * items_KD], dim=-1)
+        return torch.cat([tower(x) for tower in self.towers], dim=-1)
+
+    def labels(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Labels and weights of the candidates, [K, tasks] each.
+
+        What has no label (NaN) or does not meet its task's condition has weight 0, and label 0.
+        """
+        index = target_index(batch)
+        given = {
+            name: batch.tokens[f"label_{name}"].index_select(0, index).double() for name in self.needs.columns
+        }
+        found = {task.name: task.of(given[task.column]) for task in self.tasks}
+        labels = torch.stack([found[task.name] for task in self.tasks], dim=1)
+        counts = ~labels.isnan()
+        for n, task in enumerate(self.tasks):
+            if task.where is not None:
+                counts[:, n] &= found[task.where] == 1
+        weights = counts.double()
+        if "label_weight" in batch.tokens:
+            own = batch.tokens["label_weight"].index_select(0, index).double()
+            weights = weights * own.nan_to_num(nan=0.0).clamp(min=0)[:, None]
+        return labels.masked_fill(~counts, 0.0), weights
+
+    def loss_weights(self, batch: SequenceBatch) -> Tensor:
+        """[tasks] weight of this rank's candidates; the training step sums it over the ranks."""
+        return self.labels(batch)[1].sum(0)
+
+    def loss(
+        self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout
+    ) -> Tensor:
+        """Sum over tasks of weight * loss over the task's global weight; a task that nobody counts for gives nothing.
+
+        Args:
+            states_TD: one state a candidate, see `Recommender.encode`.
+            rows_UD: the unique item vectors of the batch.
+            batch: requests; its samples["loss_weights"] are the global weights. Without them: its own.
+            layout: where the sequences stand.
+        """
+        items = F.embedding(batch.tokens["item_index"].index_select(0, target_index(batch)), rows_UD)
+        logits = self.logits(states_TD.to(items.dtype), items)
+        labels, weights = (x.to(logits.dtype) for x in self.labels(batch))
+        totals = batch.samples.get("loss_weights")
+        whole = weights.sum(0) if totals is None or not len(batch) else totals[0]
+        terms = [self._loss_of(task, logits[:, n], labels[:, n]) for n, task in enumerate(self.tasks)]
+        sums = (torch.stack(terms, dim=1) * weights).sum(0)
+        factors = torch.tensor([task.weight for task in self.tasks], dtype=logits.dtype, device=logits.device)
+        return (sums * factors / whole.to(logits.dtype).clamp(min=torch.finfo(torch.float32).tiny)).sum()
+
+    def _loss_of(self, task: TaskRule, logits: Tensor, labels: Tensor) -> Tensor:
+        if task.kind == "binary":
+            return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        if task.huber is None:
+            return (logits - labels) ** 2
+        return F.huber_loss(logits, labels, reduction="none", delta=task.huber)
+
+    def metrics(self) -> TaskMetrics:
+        """Metrics of every task, as docs/ranking.md defines them."""
+        return TaskMetrics(self)
+
+    def export_facts(self) -> dict[str, Any]:
+        """What makes this head again."""
+        return {"name": "tasks", "options": self._options}
+
+
+class TaskMetrics:
+    """The quality of every task; numbers are called METRIC/TASK.
+
+    Args:
+        head: what predicts.
+        limit: see `TaskQuality`.
+    """
+
+    def __init__(self, head: TasksHead, *, limit: int = LIMIT) -> None:
+        self._head = head
+        self._tasks = [TaskQuality(task.kind, limit=limit) for task in head.tasks]
+
+    def update(self, events: LastEvents) -> None:
+        """Refuse users without requests."""
+        raise ConfigError("head.kind=tasks is judged by requests", got="events without candidates")
+
+    def update_requests(self, states_KD: Tensor, rows_UD: Tensor, batch: SequenceBatch) -> None:
+        """Add the candidates of some requests."""
+        index = target_index(batch)
+        items = F.embedding(batch.tokens["item_index"].index_select(0, index), rows_UD)
+        logits = self._head.logits(states_KD.to(items.dtype), items)
+        labels, weights = self._head.labels(batch)
+        request, user = (batch.samples[name].cpu() for name in ("row", "user"))
+        assert batch.targets is not None
+        for n, task in enumerate(self._tasks):
+            task.update(
+                logits[:, n],
+                labels[:, n],
+                weights=weights[:, n],
+                users=user.repeat_interleave(batch.targets),
+                requests=request.repeat_interleave(batch.targets),
+            )
+
+    def merge(self, ranks: AcrossRanks) -> None:
+        """Bring together what the ranks have collected."""
+        for task in self._tasks:
+            task.merge(ranks)
+
+    def values(self) -> dict[str, float | None]:
+        """Those of `TaskQuality`, of every task."""
+        return {
+            f"{name}/{rule.name}": value
+            for rule, task in zip(self._head.tasks, self._tasks)
+            for name, value in task.values().items()
+        }
+
+
+def target_index(batch: SequenceBatch) -> Tensor:
+    """[K] the candidates among the tokens of a batch, where its features live."""
+    if batch.targets is None:
+        raise ConfigError("head.kind=tasks needs requests", got="a batch without candidates")
+    counts = batch.targets
+    first = (batch.offsets[1:] - counts.cumsum(0)).repeat_interleave(counts)
+    return to_device((first + torch.arange(len(first))).numpy(), device=batch.device)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksOptions:
+    """Keys of a recipe's head.
+
+    Args:
+        tasks: one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS, NAME = number COLUMN; docs/ranking.md.
+        candidates: of a request, where they are cut by number.
+        by: column whose runs of equal values are requests; none: cut by number.
+        weights: column with a weight for every candidate.
+        late: candidates meet the user's state in the head only, not in the attention.
+        towers: "shared" or "own": one MLP for all tasks, or one for each.
+    """
+
+    tasks: tuple[str, ...]
+    candidates: int = 10
+    by: str | None = None
+    weights: str | None = None
+    late: bool = False
+    towers: Towers = "shared"
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ConfigError("head.candidates: a request needs at least 1", got=self.candidates)
+        if self.towers not in ("shared", "own"):
+            raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own")
+
+
+@register("head", "tasks", options=TasksOptions)
+def make_tasks(dim: int, options: TasksOptions) -> TasksHead:
+    """A head of named tasks as a recipe describes it."""
+    rules = parse_tasks(options.tasks)
+    own = {"tasks": list(options.tasks), "late": options.late, "towers": options.towers}
+    return TasksHead(dim=dim, tasks=rules, late=options.late, towers=options.towers, options=own)
