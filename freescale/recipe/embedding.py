@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,14 +67,24 @@ def problems(config: Config) -> list[str]:
     options, found = config.embedding, []
     if options.id_map == "hash" and options.rows is None:
         found.append("embedding.rows: required when embedding.id_map=hash")
+    said = set(changed(options, *_OF_ZERO_COLLISION))
+    found += [f"embedding.{text}" for text in map_problems(config, options, said)]
+    return found
+
+
+def map_problems(config: Config, options: EmbeddingSection, said: Container[str]) -> list[str]:
+    """Keys of a table's id map that do nothing, or miss each other; `said` are those that are told of this table."""
     if options.id_map != "zero_collision":
-        unused = set(changed(options, *_OF_ZERO_COLLISION)) - options_from_outside(options, "id_map")
-        found += [f"embedding.{name}: only for embedding.id_map=zero_collision" for name in sorted(unused)]
-    elif (options.eviction == "ttl") != (options.ttl is not None):
-        found.append("embedding.ttl: goes with embedding.eviction=ttl, both or none")
-    if config.pipeline.prioritized and options.guard < BATCHES_IN_FLIGHT:
+        unused = {name for name in _OF_ZERO_COLLISION if name in said} - options_from_outside(
+            options, "id_map"
+        )
+        return [f"{name}: only for map zero_collision, got {options.id_map}" for name in sorted(unused)]
+    found = []
+    if (options.eviction == "ttl") != (options.ttl is not None) and ("ttl" in said or "eviction" in said):
+        found.append("ttl: goes with eviction=ttl, both or none")
+    if config.pipeline.prioritized and options.guard < BATCHES_IN_FLIGHT and "guard" in said:
         found.append(
-            f"embedding.guard: pipeline.prioritized has {BATCHES_IN_FLIGHT} batches under way, got {options.guard}; "
+            f"guard: pipeline.prioritized has {BATCHES_IN_FLIGHT} batches under way, got {options.guard}; "
             "raise it, or set pipeline.prioritized=false"
         )
     return found

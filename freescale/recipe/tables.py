@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from freescale.errors import ConfigError, nearest
 from freescale.recipe.convert import checked, type_name
-from freescale.recipe.embedding import EmbeddingSection
+from freescale.recipe.embedding import EmbeddingSection, map_problems
 from freescale.recipe.keys import extra_keys, key, nested_entries, own_fields
 
 if TYPE_CHECKING:
@@ -144,11 +144,16 @@ def _problems(config: Config, schema: Schema) -> list[str]:
         for name, use in schema.tables.items()
         if use.features not in unused
     }
-    return [
-        f"tables.{name}.rows: required with map: hash"
-        for name, section in every.items()
-        if section.id_map == "hash" and section.rows is None
-    ]
+    for name, section in every.items():
+        said = config.tables.extra.get(name, {})
+        if section.id_map == "hash" and section.rows is None:
+            found.append(f"tables.{name}.rows: required with map: hash")
+        found += [f"tables.{name}.{text}" for text in map_problems(config, section, said)]
+        if said.get("lr") and not config.embedding.lr:
+            found.append(
+                f"tables.{name}.lr: is told as a multiple of embedding.lr, which is 0; raise that one"
+            )
+    return found
 
 
 def _words() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -122,3 +122,22 @@ def test_features_of_items_are_exported_and_others_are_refused(tmp_path: Path) -
     with pytest.raises(DataError, match="reads features of events or users"):
         write_export(tmp_path / "no", model=other.state.model, items=items, **options)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["tables.genre.eviction=lru"], "tables.genre.eviction: only for map zero_collision, got direct"),
+        (
+            ["tables.genre.map=zero_collision", "tables.genre.rows=64", "tables.genre.guard=1"],
+            "tables.genre.guard: pipeline.prioritized has 3 batches under way, got 1",
+        ),
+        (
+            ["tables.genre.map=zero_collision", "tables.genre.rows=64", "tables.genre.ttl=3"],
+            "tables.genre.ttl: goes with eviction=ttl, both or none",
+        ),
+        (["embedding.lr=0", "tables.genre.lr=0.1"], "tables.genre.lr: is told as a multiple of embedding.lr"),
+    ],
+)
+def test_what_a_table_is_told_must_do_something(keys: list[str], told: str) -> None:
+    assert told in refused(*keys)

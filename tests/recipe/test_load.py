@@ -191,8 +191,8 @@ def test_the_last_override_of_a_key_wins():
     [
         (["model.heads=3"], "model.heads: must divide model.dim = 64, got 3"),
         (["embedding.id_map=hash"], "embedding.rows: required when embedding.id_map=hash"),
-        (["embedding.eviction=lru"], "embedding.eviction: only for embedding.id_map=zero_collision"),
-        (["embedding.guard=1"], "embedding.guard: only for embedding.id_map=zero_collision"),
+        (["embedding.eviction=lru"], "embedding.eviction: only for map zero_collision, got direct"),
+        (["embedding.guard=1"], "embedding.guard: only for map zero_collision, got direct"),
         (["moe.experts=4"], "moe.experts: only for ffn.kind=moe"),
         (["ffn.kind=dense", "moe.parallel=true"], "moe.parallel: only for ffn.kind=moe"),
         (
