@@ -82,11 +82,11 @@ class BatchFeatures:
         return tuple(each for each in self.schema if each.of == "item")
 
     def candidate_names(self) -> tuple[str, ...]:
-        """What a candidate may be told of, as batches name it; outcomes are not among them."""
+        """What a candidate may be told of besides its item, as batches name it; outcomes are not among them."""
         return tuple(
             name
             for each in self.schema
-            if each.name not in STRUCTURAL and not each.outcome and each.of in ("event", "item")
+            if each.name not in STRUCTURAL and not each.outcome and each.of == "event"
             for name in self._names(TARGET + each.name, each)
         )
 

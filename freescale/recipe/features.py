@@ -112,12 +112,13 @@ def check_features(config: Config, features: BatchFeatures) -> None:
             got=", ".join(placed),
             next_step="say as: join for them, or leave segments.recent out",
         )
-    known = [each.name for each in item_features(features.schema) if each.name != "item"]
-    if config.items.kind != "ids" and known:
+    if config.items.kind != "ids":
+        read = [each.name for each in features.schema if each.name not in ("item", "time", "user")]
         raise ConfigError(
-            f"items.kind={config.items.kind} makes item vectors by itself, and features of items do, too",
-            got=", ".join(known),
-            next_step="name the features of events and users alone in the section features, or set items.kind=ids",
+            f"items.kind={config.items.kind} makes item vectors by itself, and does not go with features yet",
+            got=", ".join(read) or f"tables.item.dim other than model.dim = {config.model.dim}",
+            next_step="set items.kind=ids, or name the item alone in the section features: "
+            "features.item={of: event, is: id}",
         )
 
 

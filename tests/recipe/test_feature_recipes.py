@@ -40,7 +40,9 @@ def test_vectors_of_items_are_made_by_one(kind: str, tmp_path: Path) -> None:
     write, name = (write_made_up_texts, "x.parquet") if kind == "text" else (write_made_up_content, "x.npy")
     path = write(tmp_path / name, 150)
     told = refused(f"items.kind={kind}", f"items.file={path}")
-    assert told.startswith(f"items.kind={kind} makes item vectors by itself, and features of items do, too")
+    assert told.startswith(
+        f"items.kind={kind} makes item vectors by itself, and does not go with features yet"
+    )
     assert "genre, genres, price" in told
     assert "set items.kind=ids" in told
 
