@@ -200,7 +200,8 @@ def meant(family: str, name: str) -> str:
     """What to do about a name that is not there."""
     if name.startswith(PYTHON):
         made = f"{family}={name.removeprefix(PYTHON)}(...)"
-        return f"an object of a program: open a run by the same Trainer({made}), an export by load_export(path, {made})"
+        export = "" if family == "source" else f", an export by load_export(path, {made})"
+        return f"an object of a program: open a run by the same Trainer({made}){export}"
     close = nearest(name, names(family))
     return f"did you mean {close!r}?" if close else OUTSIDE
 

@@ -15,7 +15,7 @@ from freescale.comm.world import virtual_gpus_here
 from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
-from freescale.recipe import Config, build_features, item_features, token_features
+from freescale.recipe import Config, build_features, item_features, table_options, token_features
 from freescale.registry import PYTHON
 from freescale.train import Run
 
@@ -54,6 +54,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     unread = [each.name for each in schema_of(source) if each.name not in ("user", *source.features)]
     if features is not None:
         facts["data"]["features"] = features_in_words(config, features)
+        facts["tables"] = tables_in_words(run, config, features)
     elif config.head.kind == "tasks" and unread:
         facts["data"]["features"] = (
             f"{', '.join(unread)}: not read by models with head.kind=tasks, but as outcomes"
@@ -98,6 +99,20 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
     told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
     told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []
     return "; ".join(told)
+
+
+def tables_in_words(run: Run, config: Config, features: BatchFeatures) -> dict[str, object]:
+    """Every table: its rows, who updates them, and which features have rows in it."""
+    options, said = table_options(config, features.schema), dict[str, object]()
+    for name, plan in run.state.embedding.plans.items():
+        spec, own = plan.spec, options.get(name)
+        size = f"{spec.num_rows * spec.dim * spec.dtype.itemsize / 2**20:,.3g} MiB"
+        kind = own.section if own is not None else config.embedding
+        where = "on every rank" if plan.replicated and run.ranks.num_ranks > 1 else ""
+        of = f"of {', '.join(own.features)}" if own is not None and own.features != (name,) else ""
+        words = [f"{spec.num_rows:,} x {spec.dim}", size, kind.id_map, kind.optimizer, where, of]
+        said[name] = ", ".join(word for word in words if word)
+    return said
 
 
 def _kind(config: Config) -> str:

@@ -167,6 +167,30 @@ class ShardedEmbedding:
             for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
         }
 
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Fill every table from `state_dict` of as many ranks, or from its tensors made whole, on any number of ranks.
+
+        There are no `parameters()`: rows have optimizers of their own, and none of torch's may move them, too.
+        """
+        own = self.state_dict()
+        if own.keys() != state.keys():
+            raise DataError("a state of other tables", got=", ".join(state), allowed=", ".join(own))
+        for path, values in own.items():
+            given = state[path]
+            if given.shape != values.shape:
+                raise DataError(
+                    f"{path} has another shape", got=tuple(given.shape), allowed=tuple(values.shape)
+                )
+            mine = values.to_local() if isinstance(values, DTensor) else values
+            if isinstance(given, DTensor):
+                given = given.to_local()
+            elif isinstance(values, DTensor):
+                plan = self.plans[path.rpartition(".")[0]]
+                first = plan.block(self.rank)[0] // plan.spec.row_group
+                given = given[first : first + len(mine)]
+            mine.copy_(given)
+
     def wait_for_updates(self) -> None:
         """Wait for updates that a pipeline still has under way; `lookup` and `state_dict` do it themselves."""
         if self.before_reading is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from freescale import units
-from freescale.trace import MetricsLog, column, step_of
+from freescale.trace import Event, MetricsLog, column, step_of
 
 ID_COUNTS = {
     "asked": "asked for, a step at a time",
@@ -16,11 +18,19 @@ ID_COUNTS = {
 
 
 def id_facts(log: MetricsLog) -> dict[str, dict[str, object]]:
-    """The id map as it was last seen, and what happened to ids over the whole run; nothing if ids are not learnt."""
-    if not log.ids:
+    """Id maps as they were last seen, and what happened to ids over the whole run; nothing if ids are not learnt."""
+    sections = _facts_of(log.ids)
+    for table, pictures in log.ids_of.items():
+        sections |= {f"{table}, {title}": facts for title, facts in _facts_of(pictures).items()}
+    return sections
+
+
+def _facts_of(pictures: Sequence[Event]) -> dict[str, dict[str, object]]:
+    """Of one table."""
+    if not pictures:
         return {}
-    last = log.ids[-1]
-    totals = {name: sum(value or 0 for value in column(log.ids, name)) for name in ID_COUNTS}
+    last = pictures[-1]
+    totals = {name: sum(value or 0 for value in column(pictures, name)) for name in ID_COUNTS}
     table: dict[str, object] = {
         "slots": last.get("slots"),
         "taken": units.percent(column([last], "occupancy")[0] or 0.0),

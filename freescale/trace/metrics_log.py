@@ -27,19 +27,24 @@ NOT_A_METRIC = frozenset(
 """Fields that say when or over what something was measured; they are not curves of their own."""
 
 
+_IDS_OF = "ids_"
+"""How events of the id maps of tables besides that of items begin."""
+
+
 @dataclass(frozen=True)
 class MetricsLog:
     """One run's events by kind; `problems` says in plain words what could not be read.
 
     `evals` are those along the way, on validation targets; `test` is the last one on test targets. `ranks` is the last
     summary of where each rank's time went. `resumes` are the starts after the first; `pipeline` what was decided about
-    how rows travel.
+    how rows travel. `ids` are pictures of the id map of items, `ids_of` those of other tables by name.
     """
 
     start: Event = field(default_factory=dict)
     steps: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
     ids: list[Event] = field(default_factory=list)
+    ids_of: dict[str, list[Event]] = field(default_factory=dict)
     experts: list[Event] = field(default_factory=list)
     test: Event | None = None
     end: Event | None = None
@@ -111,6 +116,11 @@ def read_metrics(path: Path, *, growing: bool = False) -> MetricsLog:
         steps=steps,
         evals=evals,
         ids=_latest_per_step(kinds.get("ids", [])),
+        ids_of={
+            kind.removeprefix(_IDS_OF): _latest_per_step(found)
+            for kind, found in kinds.items()
+            if kind.startswith(_IDS_OF)
+        },
         experts=_latest_per_step(kinds.get("experts", [])),
         test=tests[-1] if tests else None,
         end=kinds["end"][-1] if kinds["end"] else None,

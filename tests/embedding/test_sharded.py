@@ -330,3 +330,39 @@ def trained_bits(rank: int) -> bytes:
 def test_the_same_run_gives_the_same_bits():
     first, second = (run_on_ranks(trained_bits, 4) for _ in range(2))
     assert first == second
+
+
+def _whole(embedding):
+    return {
+        path: (values.full_tensor() if isinstance(values, DTensor) else values).clone()
+        for path, values in embedding.state_dict().items()
+    }
+
+
+def _loaded(rank, state, group):
+    tables = [
+        spec(num_rows=12, optimizer=Adam(), seed=5, row_group=group),
+        spec(name="b", num_rows=4, seed=6),
+    ]
+    embedding = ShardedEmbedding(tables, group=dist.group.WORLD)
+    embedding.load_state_dict(state)
+    whole = _whole(embedding)
+    other = ShardedEmbedding(tables, group=dist.group.WORLD)
+    other.load_state_dict(embedding.state_dict())  # of as many ranks: every rank its own part
+    assert all(torch.equal(values, whole[path]) for path, values in _whole(other).items())
+    return whole
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_state_goes_into_any_number_of_ranks(group):
+    tables = [spec(num_rows=12, optimizer=Adam(), row_group=group), spec(name="b", num_rows=4)]
+    alone = ShardedEmbedding(tables)
+    alone({"item": torch.tensor([1, 5, 5]), "b": torch.tensor([2])})["item"].sum().backward()
+    alone.step(lr=0.1)
+    state = _whole(alone)
+    for whole in run_on_ranks(_loaded, 3, state, group):
+        assert all(torch.equal(values, state[path]) for path, values in whole.items())
+    with pytest.raises(DataError, match="state of other tables"):
+        alone.load_state_dict({})
+    with pytest.raises(DataError, match=r"item\.weight has another shape"):
+        alone.load_state_dict({**state, "item.weight": torch.zeros(3, 3)})

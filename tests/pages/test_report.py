@@ -159,6 +159,9 @@ def test_an_id_map_is_shown_as_last_seen_with_the_counts_of_the_whole_run(tmp_pa
         "slots from home 2-3 77 ids",
     ):
         assert words in page.text
+    others = [{**picture, "event": "ids_artist", "slots": 70} for picture in pictures]
+    page = report_of(write_run(tmp_path / "tables", [*run_events()[:-1], *others, run_events()[-1]]))
+    assert "Zero-collision ids artist, at step 80 slots 70" in page.text
     assert "Ids at step" not in report_of(write_run(tmp_path / "other", run_events())).text
 
 
