@@ -42,7 +42,7 @@ from freescale.kernels.id_table.layout import make_layout
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.pipeline.schedule import TABLE, look_up
+from freescale.pipeline import TABLE, look_up
 
 DIM, BATCH, NEGATIVES, CONTEXT, LEARNING_RATE = 32, 64, 64, 40, 3e-3
 CPU = torch.device("cpu")

@@ -151,7 +151,8 @@ def ranks_of(
     for start in range(0, len(users), evaluator.batch):
         rows = users[start : start + evaluator.batch]
         batch = examples.batch(rows)
-        lookup, indexed = vectors.look_up(batch)
+        found = vectors.look_up(batch)
+        lookup, indexed = found.rows, found.batch
         states = head.queries(last_states(F.embedding(indexed.tokens["item_index"], lookup), indexed))
         asked = Asked.of(examples, rows, batch, states, run.ranks.device, evaluator.rule)
         found.append(rank_of_targets(asked, blocks).cpu().numpy())

@@ -205,7 +205,8 @@ def predict(run: Run, held_out: ParquetSource, *, max_length: int) -> tuple[np.n
     counts, places = [], []
     for user in users.tolist():
         batch = examples.batch([user])
-        rows, placed = items.look_up(batch)
+        found = items.look_up(batch)
+        rows, placed = found.rows, found.batch
         states = run.state.model.states(rows, placed, SequenceLayout(batch.offsets, device=rows.device))
         scores = (head.queries(states) @ vectors.T).cpu()
         target = torch.from_numpy(np.searchsorted(catalog.ids, batch.tokens["target"].numpy()))

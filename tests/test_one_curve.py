@@ -100,7 +100,7 @@ def test_padded_batches_do_not_change_the_curve(
     """As captured steps on GPUs take them; gradients are added up outside of any backward then."""
 
     def capture(config: Any, ranks: Any, progress: Any, **parts: Any) -> Capture:
-        shared = {name: parts[name] for name in ("embedding", "lr_factor")}
+        shared = {"embedding": parts["tables"].embedding, "lr_factor": parts["lr_factor"]}
         return assemble_capture(config, Recorder(ranks.device), ranks=ranks, **shared)
 
     monkeypatch.setattr(assembly, "build_capture", capture)

@@ -73,7 +73,7 @@ def test_the_numbers_in_the_log_are_true() -> None:
     run, recorder = make_run(recipe)
     asked: list[int] = []
     evicted: list[int] = []
-    ids = run.state.id_map
+    ids = run.state.id_maps["item"]
     assert isinstance(ids, ShardedIdMap)
     resolve, assign = ids.rows, ids.map.assign
 

@@ -35,7 +35,7 @@ def train_with(rank: int, id_map: str, folder: str, steps: int, *overrides: str)
         "tensors": full_tensors(run),
         "ids": recorder.of("ids"),
         "known": known_items(run).tolist(),
-        "learns": run.state.id_map.learns,
+        "learns": run.state.id_maps["item"].learns,
     }
 
 

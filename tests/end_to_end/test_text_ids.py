@@ -76,8 +76,8 @@ def test_the_curve_is_the_same_on_two_ranks(tmp_path: Path, kind: str, id_map: s
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_direct_map_has_a_row_for_every_id_that_occurs(tmp_path: Path, kind: str) -> None:
     run, _ = make_run(overrides(prepared(tmp_path, kind), "direct"))
-    assert isinstance(run.state.id_map, NumberedMap)
-    assert run.state.id_map.num_rows == NUM_ITEMS
+    assert isinstance(run.state.id_maps["item"], NumberedMap)
+    assert run.state.id_maps["item"].num_rows == NUM_ITEMS
 
 
 @pytest.mark.parametrize("id_map", MAPS)
@@ -120,7 +120,7 @@ def _recipe(data: Path, id_map: str, out: Path) -> str:
 def test_a_direct_map_of_other_data_refuses_ids_it_has_not_learnt(tmp_path: Path) -> None:
     data = prepared(tmp_path, "text")
     run, _ = make_run(overrides(data, "direct"))
-    ids, id_map = ParquetSource(data).items.ids, run.state.id_map
+    ids, id_map = ParquetSource(data).items.ids, run.state.id_maps["item"]
     kept = id_map.state_dict()["numbered_ids"]
     assert kept.tolist() == ids.tolist()
     # As if a checkpoint of data with another catalogue had been loaded.

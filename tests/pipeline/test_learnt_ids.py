@@ -52,8 +52,8 @@ def trained(recipe: tuple[str, ...], folder: str, *, resume_from: Path | None = 
     """Everything learnt, and everything told about ids."""
     run, recorder = make_run(recipe, folder)
     train(run, resume_from=resume_from)
-    assert isinstance(run.state.id_map, ShardedIdMap)
-    ids, rows = run.state.id_map.residents()
+    assert isinstance(run.state.id_maps["item"], ShardedIdMap)
+    ids, rows = run.state.id_maps["item"].residents()
     pictures = [{k: v for k, v in e.items() if k not in ("time", "warning")} for e in recorder.of("ids")]
     return {
         "losses": [event["loss"] for event in recorder.of("step")],

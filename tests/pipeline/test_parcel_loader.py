@@ -32,9 +32,9 @@ made: list[ParcelMaker] = []
 def padded_runs(monkeypatch):
     """Runs on a CPU that pad batches, as runs on a GPU do."""
 
-    def capture(config, ranks, progress, *, embedding, lr_factor, **_):
+    def capture(config, ranks, progress, *, tables, lr_factor, **_):
         return assemble_capture(
-            config, StepRecorder(CPU), ranks=ranks, embedding=embedding, lr_factor=lr_factor
+            config, StepRecorder(CPU), ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor
         )
 
     monkeypatch.setattr(assembly, "build_capture", capture)

@@ -215,7 +215,8 @@ def test_evaluation_ranks_by_the_vectors_of_training():
     assert torch.cat([numbers for numbers, _ in parts]).tolist() == list(range(len(catalog)))
     torch.testing.assert_close(torch.cat([part for _, part in parts]), vectors)
     batch = make_batch()
-    found, placed = catalogue.look_up(batch)
+    looked_up = catalogue.look_up(batch)
+    found, placed = looked_up.rows, looked_up.batch
     numbers = np.searchsorted(catalog, torch.cat(ids_of(batch)).numpy())
     torch.testing.assert_close(found[placed_ids(placed)], vectors[torch.from_numpy(numbers)])
 

@@ -8,6 +8,7 @@ import torch
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import assembly, build_run, build_source, load_config
 from freescale.recipe.capture import assemble_capture, why_not
+from freescale.recipe.run_tables import RunTables
 from freescale.train import Recorder as StepRecorder
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
@@ -16,6 +17,10 @@ from tests.small_run import SMALL, Recorder
 
 CPU = torch.device("cpu")
 EXACT = (*SMALL, "run.steps=12", "run.eval_every=0", "model.dtype=float64", "optim.clip_norm=0.5")
+
+
+def tables_of(run):
+    return RunTables(run.state.embedding, dict(run.state.id_maps))
 
 
 def small_run(tmp_path, *keys):
@@ -36,9 +41,9 @@ def trained(tmp_path, *keys):
 def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, keys):
     plain, steps = trained(tmp_path / "plain", *EXACT, *keys)
 
-    def capture(config, ranks, progress, *, embedding, lr_factor, **_):
+    def capture(config, ranks, progress, *, tables, lr_factor, **_):
         return assemble_capture(
-            config, StepRecorder(CPU), ranks=ranks, embedding=embedding, lr_factor=lr_factor
+            config, StepRecorder(CPU), ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor
         )
 
     monkeypatch.setattr(assembly, "build_capture", capture)
@@ -67,14 +72,22 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
     run, config, _ = small_run(tmp_path, *SMALL, key)
-    found = why_not(config, run.state.model, run.state.id_map)
+    found = why_not(config, run.state.model, tables_of(run))
     assert found is None if reason is None else reason in found
 
 
 def test_large_batches_are_computed_as_usual(tmp_path):
     run, config, _ = small_run(tmp_path, *SMALL)
-    assert why_not(config, run.state.model, run.state.id_map, usual_tokens=9_400) is None
-    found = why_not(config, run.state.model, run.state.id_map, usual_tokens=102_273)
+    assert (
+        why_not(
+            config,
+            run.state.model,
+            tables_of(run),
+            usual_tokens=9_400,
+        )
+        is None
+    )
+    found = why_not(config, run.state.model, tables_of(run), usual_tokens=102_273)
     assert "102,273 tokens" in found
 
 
