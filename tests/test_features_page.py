@@ -63,7 +63,7 @@ def test_the_page_runs_as_it_stands(clone: Path, python: str) -> None:
     assert told[0] in said[1]
     assert "Training finished" in said[1]
     assert "torch.Size([" in said[2]
-    assert "'target_genres'" in said[2]
+    assert "'target_taste'" in said[2]
     assert "target_watched" not in said[2]
 
 

@@ -222,8 +222,10 @@ def test_plan_ids_tells_rows_and_probes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_nothing_in_the_package_unpickles_from_disk() -> None:
+    # What this process has pickled itself, or one that it has forked says through its own pipe, comes from no disk.
+    own = r"s\(((self|worker)\.pipe\.recv_bytes\(\)|pickle\.dumps\()"
     dangerous = re.compile(
-        r"pickle\.load|torch\.load\(|yaml\.load\((?!text, StrictLoader)|yaml\.unsafe|allow_pickle=True"
+        rf"pickle\.load(?!{own})|torch\.load\(|yaml\.load\((?!text, StrictLoader)|yaml\.unsafe|allow_pickle=True"
         r"|(?<!\.)\b(eval|exec)\("
     )
     for path in (Path(__file__).parents[2] / "freescale").rglob("*.py"):

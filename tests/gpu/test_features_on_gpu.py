@@ -15,7 +15,10 @@ from freescale.train.loop import train
 from tests.small_run import SMALL, Recorder, full_tensors
 from tests.test_one_curve_features import TABLES
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def trained(folder: Any, device: str, *keys: str) -> dict[str, Any]:

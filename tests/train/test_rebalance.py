@@ -20,9 +20,9 @@ def train_with_a_slow_rank(rank: int, folder: str) -> dict[str, Any]:
     if rank == 1:
         inner = run.state.model.encode
 
-        def slowed(rows: Any, batch: SequenceBatch, layout: Any) -> Any:
+        def slowed(rows: Any, batch: SequenceBatch, *others: Any) -> Any:
             time.sleep(0.0004 * batch.num_tokens if run.state.model.training else 0)
-            return inner(rows, batch, layout)
+            return inner(rows, batch, *others)
 
         run.state.model.encode = slowed  # type: ignore[method-assign]
     train(run, resume_from=None)

@@ -48,6 +48,15 @@ def project_uvqk(
     return u, F.silu(v), F.silu(q), F.silu(k), x_TD + bias.to(x_TD.dtype)
 
 
+def project_targets(
+    x_TD: Tensor, weight: Tensor, rows: Tensor, *, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`project_uvqk` where only some tokens are wanted: u and x + bias of those, q zero for the others."""
+    u, v, q, k, past = project_uvqk(x_TD, weight, bias=bias)
+    wanted = torch.zeros(len(x_TD), 1, dtype=torch.bool, device=x_TD.device).index_fill(0, rows, True)
+    return u[rows], v, torch.where(wanted, q, 0), k, past[rows]
+
+
 def gate(u_TD: Tensor, attended_TD: Tensor, mask: Masked | None = None) -> Tensor:
     """SiLU(u) * norm(attended), of which a mask may drop some."""
     gated = F.silu(u_TD) * plain_norm(attended_TD)

@@ -50,6 +50,12 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     return F.embedding(index, rows)
 
 
+def take_sums(rows: Tensor, index: Tensor, weights: Tensor | None = None) -> Tensor:
+    """[n, dim] sum over j of weights[n, j] * rows[index[n, j]]."""
+    taken = take(rows, index)
+    return taken.sum(1) if weights is None else (taken * weights[..., None]).sum(1)
+
+
 def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
     """out[index[n]] += values[n] for n = 0, 1, ...: rows that no value belongs to are zero."""
     out = values.new_zeros(num_rows, *values.shape[1:])

@@ -7,7 +7,7 @@ import torch
 
 from freescale.kernels import add_product, gate, project_uvqk
 from freescale.kernels.hstu import reference
-from freescale.kernels.hstu.parts import GradBuffer
+from freescale.kernels.hstu.parts import GradBuffer, project_targets
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -84,3 +84,16 @@ def test_autograd_hands_that_gradient_over_as_it_is(monkeypatch):
     proj = project_uvqk(x, weight, bias=bias, fused=True)
     gate(proj, proj.v + proj.q * proj.k, fused=True).sum().backward()
     assert copied == [False]
+
+
+def test_projections_of_targets_are_those_of_the_reference():
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(9, 4), torch.randn(4, 16), torch.randn(4)
+    rows = torch.tensor([2, 7, 8])
+    x, weight, bias = x.double(), weight.double(), bias.double()
+    ours, truth = (
+        project_targets(x, weight, rows, bias=bias),
+        reference.project_targets(x, weight, rows, bias=bias),
+    )
+    for one, other in zip(ours[:5], truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -17,6 +17,7 @@ from freescale.kernels.rows.api import (
     sum_gradients,
     sum_rows,
     take,
+    take_sums,
     unique,
 )
 
@@ -176,3 +177,18 @@ def test_a_row_outside_is_refused(bad):
         sum_by_row(index, torch.ones(2, 2), 3)
     with pytest.raises(IndexError, match="out of range"):
         add_scaled(torch.ones(3, 2), index, torch.ones(2, 2), torch.ones(2))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_of_rows_and_their_gradients_are_those_of_the_reference(weighted):
+    torch.manual_seed(0)
+    rows = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    other = rows.detach().clone().requires_grad_()
+    for count in (0, 5):
+        index = torch.randint(7, (count, 4))
+        weights = torch.rand(count, 4, dtype=torch.float64) if weighted else None
+        ours, truth = take_sums(rows, index, weights), reference.take_sums(other, index, weights)
+        torch.testing.assert_close(ours, truth, rtol=0, atol=1e-12)
+        (ours.sin().sum() + rows.sum() * 0).backward()
+        (truth.sin().sum() + other.sum() * 0).backward()
+        torch.testing.assert_close(rows.grad, other.grad, rtol=0, atol=1e-12)
