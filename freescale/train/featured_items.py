@@ -8,9 +8,7 @@ its share of the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from freescale.kernels.runtime import on_device
 from freescale.model import FeatureJoin
 from freescale.pipeline import FeatureIds, ReadyBatch, ids_of, with_indices
 from freescale.trace import compute
-from freescale.train.item_vectors import BatchItems, Catalogue, Part
+from freescale.train.item_vectors import BatchItems, Catalogue, ShareCatalogue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class FeaturedItems:
         # The same number of rounds on every rank: rows are fetched by all of them together.
         rounds = -(-self.work.plan.block_rows // chunk)
         vectors = [self._vectors(own[n * chunk : (n + 1) * chunk]) for n in range(rounds)]
-        return _FeaturedCatalogue(self, items, own, torch.cat(vectors), chunk)
+        return ShareCatalogue(own, torch.cat(vectors), chunk, self.look_up)
 
     def _vectors(self, numbers: Tensor) -> Tensor:
         """Of the items with these numbers in the catalogue."""
@@ -76,10 +74,11 @@ class FeaturedItems:
         rows, batch = self._look_up(empty, self.ids.of("items"))
         return as_compute(self.join(batch.items, rows))
 
-    def look_up(self, batch: SequenceBatch, items: IntArray, vectors: Tensor) -> BatchItems:
+    def look_up(self, batch: SequenceBatch, vectors: Tensor) -> BatchItems:
         """A batch with the vectors of its items, out of those of this rank's share."""
         rows, indexed = self._look_up(batch, self.ids.of("tokens", "samples"))
-        numbers = torch.from_numpy(item_numbers(items, torch.cat(ids_of(batch)).numpy()))
+        ids = self.features.source.items.ids
+        numbers = torch.from_numpy(item_numbers(ids, torch.cat(ids_of(batch)).numpy()))
         request = self.work.request(numbers)
         own = vectors.index_select(0, on_device(request.owned.unique, vectors.device))
         indexed = with_indices(indexed, on_device(request.inverse, self.device))
@@ -93,27 +92,3 @@ class FeaturedItems:
         inverse = {name: each.inverse for name, each in found.items()}
         rows = {name: lookup.rows.detach() for name, lookup in lookups.items()}
         return rows, ids.with_slots(batch, inverse, device=self.device)
-
-
-@dataclass(frozen=True)
-class _FeaturedCatalogue:
-    """This rank's share: the items at its indices and their vectors."""
-
-    source: FeaturedItems
-    items: IntArray
-    own: Tensor
-    vectors: Tensor
-    chunk: int
-    spread: bool = True
-
-    @cached_property
-    def _order(self) -> Tensor:
-        return self.own.argsort()
-
-    def parts(self) -> Iterator[Part]:
-        for index in self._order.split(self.chunk):
-            device = self.vectors.device
-            yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
-
-    def look_up(self, batch: SequenceBatch) -> BatchItems:
-        return self.source.look_up(batch, self.items, self.vectors)

@@ -215,19 +215,20 @@ class EncodedItems:
         # The same number of rounds on every rank: rows of a table are fetched by all of them together.
         rounds = -(-self._work.plan.block_rows // chunk)
         vectors = [self._own_vectors(own[n * chunk : (n + 1) * chunk]) for n in range(rounds)]
-        return _EncodedCatalogue(self, own, torch.cat(vectors), chunk)
+        return ShareCatalogue(own, torch.cat(vectors), chunk, self.look_up)
 
     def numbers(self, batch: SequenceBatch) -> Tensor:
         """The number in the catalogue of every item a batch mentions, on the CPU."""
         return torch.from_numpy(item_numbers(self._items, torch.cat(ids_of(batch)).cpu().numpy()))
 
-    def look_up(self, batch: SequenceBatch, vectors: Tensor) -> tuple[Tensor, SequenceBatch]:
+    def look_up(self, batch: SequenceBatch, vectors: Tensor) -> BatchItems:
         """The items of a batch out of `vectors`, which hold this rank's share."""
         request = self._work.request(self.numbers(batch))
         rows = self._work.deliver(vectors.index_select(0, request.owned.unique.to(vectors.device)), request)
-        return rows, with_indices(
+        indexed = with_indices(
             batch.to(self._device, non_blocking=True), on_device(request.inverse, self._device)
         )
+        return BatchItems(rows, indexed)
 
     def _encode_batch(self, batch: SequenceBatch) -> tuple[Tensor, Request | None, Tensor]:
         """What this rank encodes for a batch, who asked for it, and the place of every id in what the batch gets."""
@@ -266,13 +267,20 @@ class EncodedItems:
 
 
 @dataclass(frozen=True)
-class _EncodedCatalogue:
-    """This rank's share: the items at its indices and their vectors."""
+class ShareCatalogue:
+    """A catalogue of computed vectors of which each rank holds a share.
 
-    source: EncodedItems
+    Args:
+        own: numbers of the items of this rank's share.
+        vectors: theirs.
+        chunk: items handed out at once.
+        find: a batch with the vectors of its items, out of the shares of all ranks.
+    """
+
     own: Tensor
     vectors: Tensor
     chunk: int
+    find: Callable[[SequenceBatch, Tensor], BatchItems]
     spread: bool = True
 
     @cached_property
@@ -280,12 +288,14 @@ class _EncodedCatalogue:
         return self.own.argsort()
 
     def parts(self) -> Iterator[Part]:
+        """The items of this share, ascending, in chunks."""
         for index in self._order.split(self.chunk):
             device = self.vectors.device
             yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
 
     def look_up(self, batch: SequenceBatch) -> BatchItems:
-        return BatchItems(*self.source.look_up(batch, self.vectors))
+        """The vectors of a batch's items; every rank must call it."""
+        return self.find(batch, self.vectors)
 
 
 def _row_of_items(lookup: Lookup, inverse: Tensor, num_items: int) -> Tensor:
