@@ -39,11 +39,11 @@ from freescale.data.segments import insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
 from freescale.kernels.attention import reference
+from freescale.model import RequestGraph
 from freescale.model.compressor import Compressor
-from freescale.model.packed_caches import PackedCaches
 from freescale.model.recommender import make_encoder
-from freescale.model.request_graph import RequestGraph
 from freescale.model.segmented import SegmentedEncoder
+from freescale.model.serving.packed_caches import PackedCaches
 
 Call = Callable[[], Any]
 RECENT, SUMMARIES = 50, 4

@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from freescale.data.manifest import is_dataset
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
+from freescale.data.stored.manifest import is_dataset
 from freescale.kernels.moe import reference
 from freescale.kernels.moe.api import expert_mlp
 from freescale.recipe import load_config

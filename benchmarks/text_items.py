@@ -28,7 +28,7 @@ import torch
 
 from freescale.app.commands import open_run
 from freescale.data.examples import Examples
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead

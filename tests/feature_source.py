@@ -9,7 +9,7 @@ import numpy as np
 
 from freescale.data import NONE
 from freescale.data.columns.lists import Lists
-from freescale.data.feature_source import ItemFeatures
+from freescale.data.features.feature_source import ItemFeatures
 from freescale.data.schema.feature import Feature, Schema
 from freescale.data.schema.reading import checked_schema
 from freescale.data.source import Histories, ItemCatalog

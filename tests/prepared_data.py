@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freescale.data import dataset_writer
-from freescale.data.manifest import DATASET_FILE
-from freescale.data.preparation import prepare
+from freescale.data.preparing import dataset_writer
+from freescale.data.preparing.preparation import prepare
+from freescale.data.stored.manifest import DATASET_FILE
 
 Histories = list[list[int]]
 

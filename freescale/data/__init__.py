@@ -6,25 +6,22 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.data.columns.ids import IdKinds
-    from freescale.data.digest import DataDigest, differences, digest_data
     from freescale.data.examples import Examples
-    from freescale.data.feature_batch import MISSING, BatchFeatures
-    from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
-    from freescale.data.item_content import CONTENT_FILE, ContentFile
-    from freescale.data.item_texts import TEXTS_FILE, item_numbers, load_texts
-    from freescale.data.listed_histories import ListedHistories
-    from freescale.data.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
-    from freescale.data.negatives import draw_negatives
-    from freescale.data.preparation import ColumnNames, prepare
-    from freescale.data.raw_format import RawFormat, RawSample, Reading
-    from freescale.data.raw_input import format_names
-    from freescale.data.request_features import (
+    from freescale.data.features.feature_batch import MISSING, BatchFeatures
+    from freescale.data.features.feature_source import FeatureSource, ItemFeatures, schema_of
+    from freescale.data.features.request_features import (
         FeatureRequest,
         RequestFeatures,
         asked_features,
         served_schema,
     )
-    from freescale.data.request_features import describe as describe_request
+    from freescale.data.features.request_features import describe as describe_request
+    from freescale.data.features.served_items import ServedItems
+    from freescale.data.listed_histories import ListedHistories
+    from freescale.data.negatives import draw_negatives
+    from freescale.data.preparing.preparation import ColumnNames, prepare
+    from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
+    from freescale.data.preparing.raw_input import format_names
     from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
@@ -35,12 +32,15 @@ if TYPE_CHECKING:
     from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
     from freescale.data.segments import SegmentedBatch, insert_summaries
     from freescale.data.sequence_batch import SequenceBatch
-    from freescale.data.served_items import ServedItems
     from freescale.data.slots import FIRST, NO_ID, PAD, SLOT
     from freescale.data.source import IntArray, SequenceSource, Split, SplitSource, check_source
     from freescale.data.source_kinds import open_source, source_kind
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
+    from freescale.data.stored.digest import DataDigest, differences, digest_data
+    from freescale.data.stored.item_content import CONTENT_FILE, ContentFile
+    from freescale.data.stored.item_texts import TEXTS_FILE, item_numbers, load_texts
+    from freescale.data.stored.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
     from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
     from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written

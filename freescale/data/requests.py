@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from freescale.data.examples import _HELD_BACK, Examples, _spans
-from freescale.data.feature_source import schema_of
+from freescale.data.features.feature_source import schema_of
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
 from freescale.errors import ConfigError

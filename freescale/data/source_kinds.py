@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from freescale.data.manifest import DATASET_FILE, is_dataset
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.source import SequenceSource, check_source
-from freescale.data.storage import is_address, local_path, sizes
+from freescale.data.stored.manifest import DATASET_FILE, is_dataset
+from freescale.data.stored.storage import is_address, local_path, sizes
 from freescale.errors import DataError
 from freescale.registry import Kind, find
 

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.data.columns.ids import IdKind
-from freescale.data.digest import digest_parts
-from freescale.data.feature_source import FeatureSource, ItemFeatures, schema_of
-from freescale.data.feature_statistics import FeatureStatistics, Statistics
+from freescale.data.features.feature_source import FeatureSource, ItemFeatures, schema_of
+from freescale.data.features.feature_statistics import FeatureStatistics, Statistics
 from freescale.data.scan import row_blocks, spread_rows
 from freescale.data.schema.feature import Schema
 from freescale.data.source import Histories, IntArray, ItemCatalog, SequenceSource, Split
+from freescale.data.stored.digest import digest_parts
 from freescale.data.words.item_names import ItemNames, names_of_items
 from freescale.data.words.table_words import table_kinds, table_words
 from freescale.errors import DataError

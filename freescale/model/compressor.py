@@ -13,10 +13,10 @@ from torch import Tensor
 
 from freescale.data import Ints, Segments, SequenceBatch, cut_history, insert_summaries
 from freescale.errors import DataError
-from freescale.model.cached_view import CachedView
-from freescale.model.packed_caches import PackedCaches
 from freescale.model.segmented import SegmentedEncoder
-from freescale.model.token_cache import CacheStamp, TokenCache
+from freescale.model.serving.cached_view import CachedView
+from freescale.model.serving.packed_caches import PackedCaches
+from freescale.model.serving.token_cache import CacheStamp, TokenCache
 
 Caches = Sequence[TokenCache | None]
 

@@ -19,8 +19,8 @@ from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.feature_tokens import FeatureTokens
 from freescale.model.head import Head
-from freescale.model.request_view import history_states, target_states
 from freescale.model.segmented import SegmentedEncoder
+from freescale.model.serving.request_view import history_states, target_states
 
 NO_TABLES: Mapping[str, Tensor] = {}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from freescale.data.preparation import ColumnNames
+from freescale.data.preparing.preparation import ColumnNames
 
 TABLE_START, TABLE_END = (
     "<!-- messy files: written by tests/data/messy_cases.py -->",

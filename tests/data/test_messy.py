@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.data.manifest import WORD_FILES, load_manifest
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
+from freescale.data.stored.manifest import WORD_FILES, load_manifest
 from freescale.data.words.id_words import read_words
 from freescale.errors import DataError
 from tests.data.messy_cases import CASES, START, Case, documented, table

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from freescale.data import storage
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.source_kinds import open_source
 from freescale.data.sources.parquet import ParquetSource
-from tests.data.test_grouped_index import NAMES, by_user, write_folder
+from freescale.data.stored import storage
+from tests.data.preparing.test_grouped_index import NAMES, by_user, write_folder
 from tests.prepared_data import made_up, write_dataset
 
 pytestmark = pytest.mark.extras

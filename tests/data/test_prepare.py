@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from freescale.data.preparation import DatasetSummary, prepare
+from freescale.data.preparing.preparation import DatasetSummary, prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import histories, lines, write
@@ -36,7 +36,7 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
 MEMORY_PROBE = """
 import re, sys
 from pathlib import Path
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 def peak_kb():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 prepare(sys.argv[1], sys.argv[2], memory_mb=1)
@@ -116,7 +116,7 @@ def test_a_full_disk_is_said_and_cleaned_up(
 
 FULL_DISK_PROBE = """
 import resource, sys
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.errors import DataError
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

@@ -11,7 +11,7 @@ import torch
 
 from freescale import load_export
 from freescale.app.commands import evaluate_run, export_run
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.embedding import NumberedMap
 from freescale.errors import DataError

@@ -13,12 +13,12 @@ import torch
 from freescale.data.segment_rule import SegmentRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model.cached_view import CachedView
+from freescale.model import RequestGraph
 from freescale.model.compressor import Compressor
-from freescale.model.packed_caches import PackedCaches
 from freescale.model.recommender import make_encoder
-from freescale.model.request_graph import RequestGraph
-from freescale.model.token_cache import CacheStamp, TokenCache
+from freescale.model.serving.cached_view import CachedView
+from freescale.model.serving.packed_caches import PackedCaches
+from freescale.model.serving.token_cache import CacheStamp, TokenCache
 from tests.gpu.test_on_gpu import train_on
 
 pytestmark = [

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from freescale.kernels import SequenceLayout
-from freescale.model.history_cache import candidate_states
-from freescale.model.request_view import target_states
+from freescale.model.serving.history_cache import candidate_states
+from freescale.model.serving.request_view import target_states
 from tests.kernels.attention.test_targets import MASKS, make_leaves, make_mask
 from tests.kernels.attention.test_targets import attend as attend_cpu
-from tests.model.test_request_view import make, requests_of
+from tests.model.serving.test_request_view import make, requests_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from freescale.kernels import SequenceLayout
 from freescale.model.compressor import Compressor
 from freescale.model.recommender import make_encoder
 from freescale.model.segmented import SegmentedEncoder
-from freescale.model.token_cache import TokenCache
+from freescale.model.serving.token_cache import TokenCache
 
 DIM, MAX_PLACES = 8, 120
 RULE = SegmentRule(recent=6, length=9, summaries=3)

@@ -123,7 +123,7 @@ def test_a_data_set_gives_its_lengths(tmp_path: Path) -> None:
     (tmp_path / "raw.txt").write_text(
         "".join(f"{user} {item}\n" for user in range(9) for item in range(5 + user))
     )
-    from freescale.data.preparation import prepare
+    from freescale.data.preparing.preparation import prepare
 
     prepare(tmp_path / "raw.txt", tmp_path / "set", format="pairs")
     answer = json.loads(run("--gpus", "2", "--json", "--quick", "--data", str(tmp_path / "set"), *SMALL))

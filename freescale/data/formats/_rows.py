@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freescale.data.columns.values import ValueReader
-from freescale.data.event_columns import Events
+from freescale.data.preparing.event_columns import Events
 from freescale.data.source import IntArray
 from freescale.errors import DataError
 

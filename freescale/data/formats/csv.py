@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from freescale.data.columns.roles import looks_like_header
-from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._delimited import Layout, named_layout, read_delimited, single_blanks
-from freescale.data.raw_format import RawSample, Reading
+from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.raw_format import RawSample, Reading
 from freescale.errors import DataError
 from freescale.registry import register
 

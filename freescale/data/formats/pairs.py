@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from freescale.data.event_columns import Events
 from freescale.data.formats._delimited import named_layout, read_delimited, single_blanks
-from freescale.data.raw_format import RawSample, Reading
+from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.raw_format import RawSample, Reading
 from freescale.registry import register
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale.data.event_columns import Events
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._rows import events_of_rows
-from freescale.data.raw_format import RawSample, Reading
+from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.raw_format import RawSample, Reading
 from freescale.errors import DataError
 from freescale.registry import register
 

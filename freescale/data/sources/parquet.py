@@ -15,16 +15,18 @@ import pyarrow as pa
 
 from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.lists import from_arrow
-from freescale.data.dataset_index import (
+from freescale.data.features.feature_source import ItemFeatures, empty_column, padded_column
+from freescale.data.schema.feature import Feature
+from freescale.data.source import Histories, IntArray, ItemCatalog
+from freescale.data.stored.dataset_index import (
     check_sum,
     load_item_features,
     load_items,
     load_lengths,
     load_schema_of,
 )
-from freescale.data.digest import FileStamp
-from freescale.data.feature_source import ItemFeatures, empty_column, padded_column
-from freescale.data.manifest import (
+from freescale.data.stored.digest import FileStamp
+from freescale.data.stored.manifest import (
     DATASET_FILE,
     ITEMS_FILE,
     LENGTHS_FILE,
@@ -33,10 +35,8 @@ from freescale.data.manifest import (
     load_manifest,
     words_file,
 )
-from freescale.data.schema.feature import Feature
-from freescale.data.shards import shards_of
-from freescale.data.source import Histories, IntArray, ItemCatalog
-from freescale.data.storage import is_address, local_path, open_elsewhere
+from freescale.data.stored.shards import shards_of
+from freescale.data.stored.storage import is_address, local_path, open_elsewhere
 from freescale.data.words.id_words import find_words, read_ids, read_words
 from freescale.data.words.item_names import ItemNames
 from freescale.errors import DataError

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.data.columns.lists import Column
-from freescale.data.feature_source import ItemFeatures
-from freescale.data.feature_statistics import FeatureStatistics, Statistics
+from freescale.data.features.feature_source import ItemFeatures
+from freescale.data.features.feature_statistics import FeatureStatistics, Statistics
 from freescale.data.schema.feature import legacy_schema
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.data.sources._synthetic_features import (

@@ -28,7 +28,7 @@ from freescale.model.dropout import Dropout, keys_of_tokens
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import DenseFFN, FeedForward
 from freescale.model.moe import Dispatch, make_ffn
-from freescale.model.request_view import RequestView
+from freescale.model.serving.request_view import RequestView
 from freescale.model.views import View, masked_view
 from freescale.registry import register
 

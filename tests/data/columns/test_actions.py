@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.errors import DataError
 from tests.data.raw_forms import histories, write
 

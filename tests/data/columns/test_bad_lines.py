@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.errors import DataError
 from tests.data.raw_forms import histories, write
 

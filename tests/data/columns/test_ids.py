@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale.data.columns.ids import OtherIdsError, read_ids
-from freescale.data.manifest import WORD_FILES, load_manifest
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
+from freescale.data.stored.manifest import WORD_FILES, load_manifest
 from freescale.data.words.id_words import read_words
 from freescale.errors import DataError
 

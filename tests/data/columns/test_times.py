@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.columns.times import TimeReader
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import histories, write

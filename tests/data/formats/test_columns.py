@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freescale.data.preparation import prepare
+from freescale.data.preparing.preparation import prepare
 from tests.data.raw_forms import histories, write
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data.preparation import ColumnNames, prepare
+from freescale.data.preparing.preparation import ColumnNames, prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write

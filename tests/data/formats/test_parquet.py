@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freescale.data.preparation import ColumnNames, prepare
+from freescale.data.preparing.preparation import ColumnNames, prepare
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_TIME, EVENTS, histories
 

@@ -20,7 +20,7 @@ from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead
 from freescale.model.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
-from freescale.model.token_cache import TokenCache
+from freescale.model.serving.token_cache import TokenCache
 from freescale.train.item_vectors import IdItems
 from freescale.train.state.export import load_export, write_export
 from freescale.train.state.recommendations import best

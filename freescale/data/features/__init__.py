@@ -1,0 +1,1 @@
+"""Features of events, items, users and requests, as batches carry them."""

@@ -1,0 +1,1 @@
+"""From raw files to a data set: reading, sorting, joining side files, writing."""

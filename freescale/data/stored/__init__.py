@@ -1,0 +1,1 @@
+"""A data set on disk: manifest, shards, digests, texts and content of items."""

@@ -1,0 +1,1 @@
+"""Requests with candidates and caches of histories: what answers users."""
