@@ -94,6 +94,8 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
                     break
             reports.flush()
             run.accounts.pause()
+            if (story := run.train_step.capture_story()) is not None:
+                run.progress.notice(covered.step, story)
     report_checkpoint(run, run.checkpoints.wait())
     if run.stop.last_step == covered.step:
         run.ranks.barrier()  # nobody leaves before all have saved

@@ -227,6 +227,10 @@ class TrainStep:
             self.check(ready.plan, ready.batch.samples["row"], result)
         return result
 
+    def capture_story(self) -> str | None:
+        """How many steps were replayed, and why others were not; None where none could be."""
+        return None if self._padded is None else self._padded.story()
+
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
         if math.isfinite(result.loss):

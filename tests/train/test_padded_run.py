@@ -7,12 +7,12 @@ import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import assembly, build_run, build_source, load_config
-from freescale.recipe.capture import assemble_capture, why_not
+from freescale.recipe.capture import why_not
 from freescale.recipe.run_tables import RunTables
-from freescale.train import Recorder as StepRecorder
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors
+from tests.padded_runs import padded_capture
 from tests.small_run import SMALL, Recorder
 
 CPU = torch.device("cpu")
@@ -40,13 +40,7 @@ def trained(tmp_path, *keys):
 @pytest.mark.parametrize("keys", [("pipeline.ahead=false",), ("pipeline.ahead=true", "model.dropout=0.3")])
 def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, keys):
     plain, steps = trained(tmp_path / "plain", *EXACT, *keys)
-
-    def capture(config, ranks, progress, *, tables, lr_factor, **_):
-        return assemble_capture(
-            config, StepRecorder(CPU), ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor
-        )
-
-    monkeypatch.setattr(assembly, "build_capture", capture)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
     padded, ours = trained(tmp_path / "padded", *EXACT, *keys)
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in steps], rel=1e-12)
     assert [step["grad_norm"] for step in ours] == pytest.approx(
