@@ -86,6 +86,11 @@ class PaddedBatch:
         return self.memory[0][: 8 * self.real_rows].view(torch.int64)
 
     @property
+    def num_tokens(self) -> int:
+        """Places for tokens."""
+        return int(self.key[1])
+
+    @property
     def in_one_piece(self) -> bool:
         """Whether all of it is in the parcel, so that it can be copied over another."""
         return len(self.memory) == 1

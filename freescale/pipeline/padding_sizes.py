@@ -1,7 +1,7 @@
 """The few sizes that the batches of a run are padded to, foreseen from its plan before the first step.
 
 Every size is a recording of its own, and a step whose size is not recorded takes ten times as long as one that is
-replayed; on several ranks all others wait for it. So sizes are few, and known at the start: steps of the first epoch
+replayed; on several ranks all others wait for it. So sizes are few, and known at the start: its first steps
 are planned as they will come, and their tokens covered by as few sizes as pay. Sequences and rows have one size.
 
     tokens of 32 steps   ··:·::::·:··           sizes   |    |     |        (the last one for what may still come)
@@ -13,7 +13,8 @@ from seed, data and recipe: never from what has been recorded yet, since a produ
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from typing import NamedTuple
 
 from freescale.balance import BalancedSampler, StepPlan
@@ -82,9 +83,7 @@ def foresee_sizes(
         rows_of: how many unique rows a planned batch asks for; asked once, for it has to be read.
         table_rows: no batch has more.
     """
-    epoch = sampler.batches.steps_in_epoch(0)
-    # The last batch of an epoch may be short: it is padded up to the others, once an epoch.
-    plans = [sampler.plan(step) for step in range(max(1, min(_LOOKED_AT, epoch - 1)))]
+    plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), _LOOKED_AT)]
     tokens = [int(sampler.batches.lengths[plan.rows].sum()) for plan in plans]
     largest = plans[max(range(len(plans)), key=tokens.__getitem__)]
     most_samples = max(len(plan.rows) for plan in plans)
@@ -96,6 +95,15 @@ def foresee_sizes(
         samples=padded_size(samples, fewest=8),
         rows=rows,
     )
+
+
+def _whole_steps(sampler: BalancedSampler) -> Iterator[int]:
+    """Steps, but for the last of each epoch: it may be short, and is padded up to the others."""
+    for step in count():
+        epoch, _ = sampler.batches.locate(step)
+        last = sampler.batches.first_step(epoch + 1) - 1
+        if step < last or sampler.batches.steps_in_epoch(epoch) == 1:
+            yield step
 
 
 def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:

@@ -134,6 +134,8 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
         "item vectors are computed (items.kind)": config.items.kind != "ids",
         "there are features besides items": tables.features is not None,
         "rows are found on the GPU by a map that learns": tables.learns,
+        f"model.mask={config.model.mask} hides more than what comes later": config.model.mask != "causal",
+        "experts are given as many tokens as choose them (ffn.kind=moe)": config.ffn.kind == "moe",
         f"model.kind={config.model.kind} as it is built here takes no padded batches": not takes_pads(
             model.encoder
         ),

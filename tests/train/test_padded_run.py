@@ -59,13 +59,16 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
         ("model.dropout=0.1", None),
         ("optim.accumulate=2", "accumulate"),
         ("model.dtype=float64", "float64"),
-        ("model.kind=sasrec", "takes no padded batches"),
-        ("ffn.kind=dense", "takes no padded batches"),
+        ("model.kind=sasrec", None),
+        ("model.kind=llama", None),
+        ("ffn.kind=dense", None),
+        ("ffn.kind=moe", "experts"),
+        ("model.mask=window model.window=8", "model.mask=window"),
         ("embedding.id_map=zero_collision", "learns"),
     ],
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
-    run, config, _ = small_run(tmp_path, *SMALL, key)
+    run, config, _ = small_run(tmp_path, *SMALL, *key.split())
     found = why_not(config, run.state.model, tables_of(run))
     assert found is None if reason is None else reason in found
 
