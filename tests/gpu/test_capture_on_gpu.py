@@ -89,7 +89,7 @@ def test_unwritten_memory_changes_nothing(tmp_path: Path) -> None:
     ids=str,
 )
 def test_no_thread_waits_for_the_gpu_in_a_steady_step(tmp_path: Path, keys: tuple[str, ...]) -> None:
-    """Where ids are learnt on the GPU, the thread ahead has to know how many are new; the one that trains never waits."""
+    """Where ids are learnt on the GPU, the thread ahead must know how many are new; the one that trains never waits."""
     run, _ = make_run(tmp_path, "run.steps=80", *keys)
     reports, steady = reports_of(run), 0
     waited: list[str] = []
