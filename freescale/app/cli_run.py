@@ -141,7 +141,7 @@ def evaluate(
     load_plugins(plugin)
     import json
 
-    from freescale.app.commands import evaluate_run
+    from freescale.app.opened_run import evaluate_run
 
     result = evaluate_run(run_dir, cached=cached)
     if json_output:
@@ -165,7 +165,7 @@ def export(
     load_plugins(plugin)
     import json
 
-    from freescale.app.commands import export_run
+    from freescale.app.opened_run import export_run
     from freescale.train import request_needs
 
     path = export_run(run_dir, out_dir)
@@ -190,7 +190,7 @@ def replay(
     ] = None,
 ) -> None:
     """Send what a run has logged to a tracker, as if it had listened from the start; resumed runs are sent whole."""
-    from freescale.app.commands import replay_run
+    from freescale.app.opened_run import replay_run
 
     sent, where = replay_run(run_dir, to=to, place=place)
     say(f"sent {sent:,} steps and evaluations of {run_dir} to {to}: {where}")
