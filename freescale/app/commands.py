@@ -18,7 +18,15 @@ from freescale.data import is_dataset, load_manifest
 from freescale.errors import TrainingError
 from freescale.model import drawn_by_rank
 from freescale.pages import write_report
-from freescale.recipe import Config, build_run, build_source, open_span_file, same_recipe
+from freescale.recipe import (
+    Config,
+    build_run,
+    build_source,
+    open_span_file,
+    same_recipe,
+    start_digests,
+    start_tables,
+)
 from freescale.trace import read_metrics, stage
 from freescale.train import (
     GuestSink,
@@ -75,7 +83,7 @@ def train_run(
         sole_run(out, first=ranks.is_first),
     ):
         with stage("set up"):
-            ranks.agree({**same_recipe(config), **(agreed or {})}, subject="the run")
+            ranks.agree({**same_recipe(config), **start_digests(config), **(agreed or {})}, subject="the run")
             source = build_source_together(config, ranks)
             code = check_own_code(config, source, ranks, done=checked)
             if resume == "never":
@@ -83,6 +91,7 @@ def train_run(
             progress = Progress()
             run = build_run(config, source, ranks, progress, stop=stop)
             resumed = _resume(run, config, resume, new_data=new_data)
+            begun = start_tables(config, run) if resumed.path is None else []
             run.evaluation.judge = judge
             if ranks.is_first:
                 guests = [GuestSink(sink, tell=progress.notice) for sink in sinks]
@@ -97,7 +106,7 @@ def train_run(
                 facts["run"]["one curve"] = "NOT on the one curve (run.check=warn)"
             progress.start(facts, total_steps=run.timetable.total_steps, origin=origin())
             known = drawn_by_rank(run.state.model) if code.report.ok else []
-            for text in [*code.told, *resumed.notices, *run.evaluation.notices, *known]:
+            for text in [*code.told, *begun, *resumed.notices, *run.evaluation.notices, *known]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:
