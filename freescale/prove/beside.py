@@ -14,7 +14,7 @@ from freescale.comm import Pending, Transport
 from freescale.comm.world import Ranks
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.registry import find
+from freescale.model import HSTU
 
 GATE_CYCLES = 60_000_000
 """About 30 ms."""
@@ -88,8 +88,7 @@ def compute_jobs(device: torch.device, size: int) -> dict[str, Callable[[], Any]
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     torch.manual_seed(0)
     lengths = torch.exp(5.3 + torch.randn(128)).long().clamp(8, 2048)
-    hstu_kind = find("encoder", "hstu").make
-    layer = hstu_kind(dim=256, layers=1, heads=4, max_length=2048, dropout=0.0, time_bias=False).to(device)
+    layer = HSTU(dim=256, layers=1, heads=4, max_length=2048, dropout=0.0, time_bias=False).to(device)
     values = torch.randn(int(lengths.sum()), 256, device=device, requires_grad=True)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     batch, layout = SequenceBatch(offsets=offsets), SequenceLayout(offsets, device=device)

@@ -20,6 +20,8 @@ from freescale.prove.proof import Proof, Tried
 from freescale.prove.worlds import try_case
 from freescale.registry import find, names
 
+_QUICKER = 2
+"""By so much less time claims have with --quick."""
 PAGE, DATA = "proof.html", "proof.json"
 Say = Callable[[str], None]
 
@@ -102,7 +104,7 @@ def _try(name: str, claim: Claim, facts: Facts, wanted: Wanted, ranks: Ranks, wh
             who,
             name,
             setting,
-            limit_s=claim.limit_s,
+            limit_s=claim.limit_s / (_QUICKER if wanted.quick else 1),
             plugins=wanted.plugins,
             variables=getattr(claim, "environment", None),
         )

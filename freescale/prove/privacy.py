@@ -20,11 +20,11 @@ _GPU_ID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 def private_words() -> list[str]:
     """What names this machine, its user and its folders; each rank knows its own."""
     words = {platform.node(), socket.gethostname(), platform.node().partition(".")[0], _user()}
-    words |= {str(Path.home()), os.getcwd(), tempfile.gettempdir()}
+    words |= {str(Path.home()), os.getcwd(), tempfile.gettempdir()} - {"/"}
     words |= {
         os.environ.get(name, "") for name in ("USER", "LOGNAME", "HOSTNAME", "SLURMD_NODENAME", "MASTER_ADDR")
     }
-    return sorted(word for word in words if len(word) > 2 and word != "localhost")
+    return sorted(word for word in words if len(word) > 1 and word != "localhost")
 
 
 def scrub(value: Any, words: Iterable[str]) -> Any:

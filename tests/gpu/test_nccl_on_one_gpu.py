@@ -49,14 +49,9 @@ def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield request.param
 
 
-def over_nccl() -> Any:
-    """A group whose GPU tensors NCCL carries, beside the gloo group that ranks were started with."""
-    return dist.new_group(backend="nccl")
-
-
 def exchange_many(rank: int, num_ranks: int, num_exchanges: int, most: int) -> int:
     """Random uneven splits, many of them empty, several exchanges in flight, compute beside them."""
-    transport: Any = make_transport(over_nccl(), device=GPU, kind="collective", timeout_s=60)
+    transport: Any = make_transport(dist.group.WORLD, device=GPU, kind="collective", timeout_s=60)
     assert (transport.engine, transport.sm_free) == ("nccl", False)
     matrix = torch.randn(512, 512, device=GPU)
     rng, on_the_way, moved = random.Random(11), [], 0
@@ -86,7 +81,7 @@ def test_rows_arrive_whatever_the_splits(sharing: int) -> None:
 
 def channels_at_once(rank: int, num_ranks: int) -> bool:
     """Three communicators, used by two threads in turn as a pipeline does: every rank in the same order."""
-    channels = open_channels(over_nccl(), device=GPU, kind="collective", timeout_s=60)
+    channels = open_channels(dist.group.WORLD, device=GPU, kind="collective", timeout_s=60)
     counts = [4096] * num_ranks
     right = True
     for number in range(60):
@@ -106,19 +101,13 @@ def test_channels_of_a_pipeline_do_not_wait_for_each_other(sharing: int) -> None
     assert run_on_gpu(channels_at_once, sharing, sharing) == [True] * sharing
 
 
-def prioritized_over_nccl(rank: int) -> bool:
-    """As over every other transport; the group of the ranks is the one with NCCL."""
-    dist.group.WORLD = over_nccl()  # type: ignore[misc]
-    return prioritized_bits(rank, "collective")
-
-
 def test_prioritized_training_has_the_bits_of_the_plain_path(sharing: int) -> None:
-    assert run_on_gpu(prioritized_over_nccl, sharing) == [True] * sharing
+    assert run_on_gpu(prioritized_bits, sharing, "collective") == [True] * sharing
 
 
 def large_message(rank: int, num_ranks: int) -> bool:
     """More than 2 GiB to one rank, nothing to the others."""
-    transport = make_transport(over_nccl(), device=GPU, kind="collective", timeout_s=60)
+    transport = make_transport(dist.group.WORLD, device=GPU, kind="collective", timeout_s=60)
     count = (2 << 30) // 4 + 1024
     send = [count if (rank, target) == (0, 1) else 0 for target in range(num_ranks)]
     receive = [count if (source, rank) == (0, 1) else 0 for source in range(num_ranks)]
@@ -128,6 +117,7 @@ def large_message(rank: int, num_ranks: int) -> bool:
     return rank != 1 or torch.equal(got[places], places.int())
 
 
+@pytest.mark.parametrize("sharing", [2], indirect=True)
 def test_more_than_two_gibibytes_arrive(sharing: int) -> None:
     assert run_on_gpu(large_message, sharing, sharing) == [True] * sharing
 
