@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.bridge.their_model import CONFIGS, DIM, ROWS
+from tests.bridge.their_model import CONFIGS
 
 LR, EPS = 0.05, 1e-8
 
@@ -15,8 +15,8 @@ def keyed(keys, values, lengths):
     return KeyedJaggedTensor(keys, values, lengths=lengths)
 
 
-def sharded(make_model, *, world_size=2):
-    """A model over an EmbeddingCollection of the tables, in DistributedModelParallel."""
+def sharded(make_model, *, configs=CONFIGS, world_size=2):
+    """A model over an EmbeddingCollection of these tables, in DistributedModelParallel."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -25,18 +25,21 @@ def sharded(make_model, *, world_size=2):
     from torchrec.modules.embedding_configs import EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingCollection
 
-    configs = [
+    theirs = [
         EmbeddingConfig(
-            name=c.name, embedding_dim=DIM, num_embeddings=ROWS[c.name], feature_names=c.feature_names
+            name=c.name,
+            embedding_dim=c.embedding_dim,
+            num_embeddings=c.num_embeddings,
+            feature_names=c.feature_names,
         )
-        for c in CONFIGS
+        for c in configs
     ]
-    tables = EmbeddingCollection(tables=configs, device=torch.device("meta"))
+    tables = EmbeddingCollection(tables=theirs, device=torch.device("meta"))
     rule = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": LR, "eps": EPS}
     sharder = EmbeddingCollectionSharder(fused_params=rule)
     plan = construct_module_sharding_plan(
         tables,
-        {name: row_wise(compute_kernel="fused") for name in ROWS},
+        {config.name: row_wise(compute_kernel="fused") for config in configs},
         sharder=sharder,
         world_size=world_size,
         local_size=world_size,
@@ -56,11 +59,17 @@ def held_rows(model):
 
 
 def fill(model, wanted):
-    """Give its tables these whole rows."""
+    """Give its tables these whole rows and Adagrad sums."""
+    sums = {
+        key.rpartition(".")[0]: value
+        for parts in model.fused_optimizer.state_dict()["state"].values()
+        for key, value in parts.items()
+    }
     for name, value in held_rows(model).items():
-        shard = value.local_shards()[0]
-        first = shard.metadata.shard_offsets[0]
-        shard.tensor.copy_(wanted[name]["weight"][first : first + len(shard.tensor)])
+        for sharded_tensor, part in ((value, "weight"), (sums[name], "momentum1")):
+            shard = sharded_tensor.local_shards()[0]
+            first = shard.metadata.shard_offsets[0]
+            shard.tensor.copy_(wanted[name][part][first : first + len(shard.tensor)])
 
 
 def local_tables(model):
