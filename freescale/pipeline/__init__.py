@@ -21,5 +21,6 @@ if TYPE_CHECKING:
     from freescale.pipeline.prioritized_schedule import PrioritizedSchedule
     from freescale.pipeline.schedule import PlainSchedule, ReadyBatch, Schedule
     from freescale.pipeline.step_numbers import StepNumbers, pack_numbers
+    from freescale.pipeline.stream_balance import BalancedBatch, StreamBalancer
 else:
     __getattr__, __dir__ = open_door(__name__)
