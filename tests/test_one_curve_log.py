@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.app.commands import evaluate_run, export_run
+from freescale.app.opened_run import evaluate_run, export_run
 from freescale.errors import ConfigError, DataError, Preempted
 from freescale.recipe import load_config
 from freescale.train.loop import train
