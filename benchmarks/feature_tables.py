@@ -54,11 +54,13 @@ def schema(scale: int) -> dict[str, Any]:
     }
 
 
-def make_data(folder: Path, scale: int) -> Path:
+def make_data(
+    folder: Path, scale: int, *, num_users: int = 2000, median: float = 55.0, longest: int = 400
+) -> Path:
     """Histories with Zipf ids, prepared with the schema."""
     rng = np.random.default_rng(0)
-    num_items, num_users = ROWS["item"] // scale, 2000
-    lengths = np.clip(rng.lognormal(4.0, 1.0, num_users), 5, 400).astype(int)
+    num_items = ROWS["item"] // scale
+    lengths = np.clip(rng.lognormal(np.log(median), 1.0, num_users), 5, longest).astype(int)
     total = int(lengths.sum())
     weights = 1 / np.arange(1, num_items + 1)
     items = rng.choice(num_items, size=total, p=weights / weights.sum())
