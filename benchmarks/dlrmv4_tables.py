@@ -37,8 +37,9 @@ SIDES = {
     "prioritized": ("unique", "true"),
 }
 HOT = ("album", "artist", "item")
-LOSS_TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}
-"""Relative: gradients of equal rows are added up in another order, in bfloat16 and on learnt rows that drifts apart."""
+LOSS_TOLERANCE = {"cpu": 1e-3, "cuda": 1e-2}
+"""Relative: gradients of equal rows are added up in another order, and a negative that is its own target, which is left
+out, is known by its place among unique rows: where every occurrence has its own place, it counts."""
 
 
 def recipes(data: Path, options: argparse.Namespace) -> list[Recipe]:

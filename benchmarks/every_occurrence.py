@@ -64,10 +64,11 @@ def _find_every(self: ShardedEmbedding, name: str, asked: Tensor) -> UniqueRows:
 def _with_every_item(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
     """In the place of `_with_items`: what is known of an item once for every occurrence of it."""
     tokens, samples = batch.tokens, batch.samples
-    parts = [tokens["item"], tokens["target"], samples["negatives"]]
+    negatives = samples.get("negatives", tokens["item"][:0])
+    parts = [tokens["item"], tokens["target"], negatives]
     ids = np.concatenate([part.numpy().ravel() for part in parts])
     item, target, negative = torch.arange(len(ids)).split([part.numel() for part in parts])
     batch = batch.with_tokens(item_index=item, target_index=target)
-    batch = batch.with_samples(negative_index=negative.view(samples["negatives"].shape))
+    batch = batch.with_samples(negative_index=negative.view(negatives.shape)) if len(negative) else batch
     made = features.items(item_numbers(features.source.items.ids, ids))
     return batch.with_items(**examples._tensors(made))

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from freescale import units
 from freescale.pages import page
 from freescale.trace import Event, MetricsLog, column
 
-_FIELDS = {
-    "rows": ("unique rows a step", units.count),
-    "overlap": ("used by the step before", units.percent),
-    "exposed_bytes": ("exposed a step", lambda value: f"{value / 1e6:,.2f} MB"),
-    "hidden_bytes": ("hidden a step", lambda value: f"{value / 1e6:,.2f} MB"),
+_FIELDS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "rows": ("unique rows", lambda value: f"{value:,.0f}"),
+    "overlap": ("overlap", units.percent),
+    "exposed_bytes": ("exposed", lambda value: f"{value / 1e6:,.2f} MB"),
+    "hidden_bytes": ("hidden", lambda value: f"{value / 1e6:,.2f} MB"),
 }
 _BYTES = ("exposed_bytes", "hidden_bytes")
 _NOTE = (
-    "Means over the logged steps, of all ranks together; the table that moves most comes first. Exposed bytes are sent "
-    "and received while ranks stand still, hidden ones under compute. Tables that every rank holds move no rows."
+    "A step, all ranks together, means over the logged steps; the table that moves most comes first. Exposed bytes are "
+    "sent and received while ranks stand still, hidden ones under compute; overlap is the share of rows that the step "
+    "before used, too. Tables that every rank holds move no rows."
 )
 
 
@@ -32,7 +33,10 @@ def table_panel(log: MetricsLog) -> str:
     names.sort(key=lambda name: -sum(moved.get(name, {}).get(each, 0.0) for each in _BYTES))
     full = {name: _occupancy(log, name) for name in names}
     heads, cells = ["table"], [[name] for name in names]
-    for field, (title, write) in _FIELDS.items() if moved else ():
+    for field, (title, write) in _FIELDS.items():
+        # In a plain run nothing overlaps or is hidden.
+        if not any(of_table.get(field) for of_table in moved.values()):
+            continue
         heads.append(title)
         for name, row in zip(names, cells):
             value = moved.get(name, {}).get(field)

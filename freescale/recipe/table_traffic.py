@@ -46,7 +46,9 @@ def expected_ids(
     config: Config, source: SequenceSource, features: BatchFeatures | None, *, num_ranks: int
 ) -> dict[str, int]:
     """Ids that one rank asks of each table in a step; as many are unique at most."""
-    mean = float(np.minimum(np.asarray(source.lengths), config.data.max_length).mean())
+    from freescale.recipe.data import build_examples
+
+    mean = float(build_examples(config, source, "train", negatives=False).lengths().mean())
     samples = float(config.data.global_batch)
     if config.data.global_tokens is not None:
         samples = config.data.global_tokens / max(1.0, mean)

@@ -207,12 +207,12 @@ def test_models_with_features_are_measured_with_all_their_tables() -> None:
     from freescale.sim.command import setting_before_changes
     from freescale.sim.inputs.table_loads import read_tables
 
-    keys = ("synthetic.features=true", "tables.home.dim=5", "tables.home.rows=100")
+    keys = ("synthetic.features=true", "tables.home.dim=5")
     config = load_config(None, [*SMALL, *keys])
     found = measure_steps(config, torch.device("cpu"), seconds=0.0, most_samples=3)
     tables = {table.name: table for table in read_tables(found.tables)}
     assert set(tables) == {"item", "genre", "country", "hour", "home"}
-    assert (tables["home"].rows, tables["home"].row_bytes) == (100, 20)
+    assert (tables["home"].rows, tables["home"].row_bytes) == (1000, 20)
     assert (tables["item"].ids_per_token, tables["item"].ids_per_sample) == (1, 4)
     assert (tables["country"].ids_per_token, tables["country"].ids_per_sample) == (0, 1)
     assert 20 < found.row_bytes <= 64
