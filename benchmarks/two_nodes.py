@@ -10,16 +10,18 @@ and on one whose every frame is 20 ms on its way. All runs train the same recipe
 Checked first: every loss of every run equals that of one process, to 1e-9. Then `comm` and `straggler` of the log, as
 shares of the step, against a truth that knows nothing of the accounts (R ranks, T the length of a step):
 
-    comm       what the bare wire costs + the time that this wire takes
-               by the wire, plain only, exchange by exchange:  bytes / rate + 2 * delay. A plain step stands still for
-                   four exchanges: counts, ids, rows, row gradients. Bytes are those that the ranks of one machine
-                   give the transport for the other one. Gloo asks before it sends, so each exchange costs a round
-                   trip; and between two ranks its answer stands in line behind the bytes of the rank that came last,
-                   so that one direction travels after the other: their sum counts. Several ranks of a machine share
-                   its wire and fill such gaps: from the larger direction to the sum. Dense gradients travel beside
-                   row gradients and have begun before the backward is over: they add from nothing to all of their
-                   larger direction, and of a second round trip where they take two (over 2 ranks and 64 kB).
-               by the clock:  T - T on the bare wire. Nothing else differs.
+    comm       by the core:  what is left of T without the time in which the training thread had a core or stood in
+                   line for one (two_nodes_rank.py), the straggler's truth, and what else it waits for on the bare
+                   wire. Its own work may differ from wire to wire: the switch between the machines takes their
+                   cores, too, and a thread that has slept for long finds its caches cold.
+               by the wire, plain only:  what the bare wire costs, and exchange by exchange what its bytes take between
+                   two plain sockets, from asking to having them all, as gloo asks before it sends. A plain step
+                   stands still for four exchanges: counts, ids, rows, row gradients. Bytes are those that the
+                   ranks of one machine give the transport for the other one; from the larger direction alone to
+                   one after the other. Where bytes fill the wire, two ranks send one after the other: the answer
+                   that lets one send stands in line behind the bytes of the rank that came last. Dense gradients
+                   travel beside row gradients and have begun before the backward is over: they add from nothing
+                   to all of their larger direction, and of a second trip where they take two (over 2 ranks and 64 kB).
     straggler  what the ranks wait for each other on the bare wire + (R - 1) / R * what was planted in a step
                A plain step gets longer by all that was planted. A prioritized one, or one that is stopped anywhere, may
                not: then the ranks had something else to wait for, or to do, and which of both it was at a moment is
@@ -37,137 +39,36 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import itertools
 import json
-import math
 import os
 import platform
-import random
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
-
-from freescale.comm.transports.kinds.collective import CollectiveTransport
-from freescale.comm.world import Ranks, join_ranks
-from freescale.recipe import build_run, build_source, load_config
-from freescale.trace import current_stage
-from freescale.train import Progress, Run, train
+from two_nodes_rank import LATE_S, STOP_EVERY, STOP_S, Move
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.nodes import PORT, Node, nodes, why_no_nodes
-from tests.small_run import Recorder
 from tests.warm_python import warm_python
 
 WIRES: dict[str, dict[str, float]] = {"bare": {}, "100 Mbit": {"rate_mbit": 100}, "20 ms": {"delay_ms": 20}}
 WAYS = {"plain": "false", "prioritized": "true"}
-PLANTED_MS = {"nothing": 0.0, "late": 60.0, "stopped": 100.0}
+PLANTED_MS = {"nothing": 0.0, "late": 1e3 * LATE_S, "stopped": 1e3 * STOP_S / STOP_EVERY}
 """In a mean step."""
-Move = tuple[str, int | None, list[int]]
-"""Stage, step, and bytes sent to every rank."""
-STOP_S, STOP_EVERY = 0.4, 4
 EXCHANGES = ("exchange counts", "exchange ids", "exchange rows", "send row gradients home")
 DENSE = "train"
 """The stage in which dense gradients are sent."""
 TWO_TRIPS = 64 << 10
 WARM_UP = 6
 POINTS = 3.0
-RECIPE = (
-    *("synthetic.users=2000", "synthetic.items=4000", "synthetic.mean_length=30", "data.max_length=60"),
-    *("data.global_batch=32", "model.dim=32", "model.dropout=0", "model.dtype=float64"),
-    *("run.device=cpu", "run.log_every=100000", "run.eval_every=null", "run.checkpoint_every=null"),
-    *("pipeline.decide_every=null", "balance.refit_every=null", "eval.max_users=8"),
-)
-
-
-# On a rank.
-
-
-def rank_main(plan: Path) -> None:
-    """Train everything the plan names; rank 0 writes down what it heard."""
-    torch.set_num_threads(1)
-    tasks = json.loads(plan.read_text())
-    source = None
-    with join_ranks(device="cpu") as ranks:
-        pids = _pids(ranks)
-        moves = note_moves()
-        for task in tasks:
-            keys = [*RECIPE, *task["keys"], f"run.out={plan.parent}/{task['name']}"]
-            config = load_config(None, keys)
-            source = source or build_source(config)
-            recorder = Recorder()
-            run = build_run(config, source, ranks, Progress([recorder]))
-            plant(task["planted"], run, ranks.rank, pids)
-            moves.clear()
-            train(run, resume_from=None)
-            everybodys = _gathered(moves, ranks)
-            if ranks.is_first:
-                heard = {"steps": recorder.of("step"), "moves": everybodys}
-                Path(plan.parent, f"{task['name']}.json").write_text(json.dumps(heard))
-
-
-def plant(what: str, run: Run, rank: int, pids: Sequence[int]) -> None:
-    """Let rank 1 sleep, or be stopped by rank 0."""
-    model, dice, calls = run.state.model, random.Random(0), itertools.count()
-
-    def late(*_: object) -> None:
-        time.sleep(PLANTED_MS["late"] / 1000)
-
-    def stop(after_s: float) -> None:
-        time.sleep(after_s)
-        os.kill(pids[1], signal.SIGSTOP)
-        time.sleep(STOP_S)
-        os.kill(pids[1], signal.SIGCONT)
-
-    def stopped(*_: object) -> None:
-        if model.training and next(calls) % STOP_EVERY == 0:
-            threading.Thread(target=stop, args=(dice.uniform(0.0, 0.2),)).start()
-
-    if what == "late" and rank == 1:
-        model.register_forward_pre_hook(late)
-    if what == "stopped" and rank == 0:
-        model.register_forward_pre_hook(stopped)
-
-
-def _pids(ranks: Ranks) -> list[int]:
-    pids = [os.getpid()] * ranks.num_ranks
-    if ranks.control is not None:
-        dist.all_gather_object(pids, os.getpid(), group=ranks.control)
-    return pids
-
-
-def note_moves() -> list[Move]:
-    """From now on, what this rank sends to whom, and in which stage of which step."""
-    moves: list[Move] = []
-    start = CollectiveTransport.start
-
-    def noted(self: Any, tensor: torch.Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Any:
-        row = tensor.nbytes // max(1, len(tensor))
-        moves.append((*current_stage(), [row * count for count in send]))
-        return start(self, tensor, send=send, receive=receive)
-
-    CollectiveTransport.start = noted
-    return moves
-
-
-def _gathered(moves: list[Move], ranks: Ranks) -> list[list[Move]]:
-    everybodys = [moves] * ranks.num_ranks
-    if ranks.control is not None:
-        dist.all_gather_object(everybodys, moves, group=ranks.control)
-    return everybodys
-
-
-# Beside them.
 
 
 def run_plan(
@@ -177,7 +78,7 @@ def run_plan(
     folder.mkdir()
     plan = folder / "plan.json"
     plan.write_text(json.dumps(tasks))
-    program = [__file__, "--plan", str(plan)]
+    program = [str(Path(__file__).with_name("two_nodes_rank.py")), str(plan)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     if wire is None:
         subprocess.run([python, *program], env=environment, check=True)
@@ -208,7 +109,7 @@ class Measured:
         heard = json.loads(path.read_text())
         self.losses = [event["loss"] for event in heard["steps"]]
         self.num_ranks = len(heard["moves"])
-        self._bytes = bytes_between_machines(heard["moves"])
+        self._bytes, self._wire = bytes_between_machines(heard["moves"]), heard["wire"]
         warm = heard["steps"][WARM_UP:-1]
         fours = [warm[n : n + STOP_EVERY] for n in range(0, len(warm) - STOP_EVERY + 1, STOP_EVERY)]
         fours.sort(key=lambda four: sum(event["step_ms"] for event in four))
@@ -220,19 +121,30 @@ class Measured:
             for cause in ("comm", "straggler")
         )
         self.slowest = statistics.mode(event.get("slowest") for event in steps)
+        # Forward n of a rank is that of step n + 1.
+        self.on_core = statistics.mean(
+            rank[step] - rank[step - 1] for rank in heard["cores"] for step in self._counted
+        )
 
     def wire_ms(self, wire: Mapping[str, float]) -> Between:
-        """What the exchanges of a plain step must take on a wire, by its rate and its delay."""
-        byte_ms, trip_ms = 8e-3 / wire.get("rate_mbit", math.inf), 2 * wire.get("delay_ms", 0.0)
-        low = high = len(EXCHANGES) * trip_ms
+        """What the exchanges of a plain step must take on a wire, by what plain sockets took."""
+        trip = self._takes(0)
+        one_way = sum if self.num_ranks == 2 and "rate_mbit" in wire else max
+        low, high = len(EXCHANGES) * trip, len(EXCHANGES) * trip
         for step in self._counted:
             sizes = {name: self._bytes.get((name, step), (0, 0)) for name in (*EXCHANGES, DENSE)}
             dense = sizes.pop(DENSE)
-            least = sum if self.num_ranks == 2 else max
-            low += byte_ms * sum(map(least, sizes.values())) / len(self._counted)
-            high += byte_ms * (sum(map(sum, sizes.values())) + max(dense)) / len(self._counted)
+            beyond = [[self._takes(each) - trip for each in both] for both in sizes.values()]
+            low += sum(map(one_way, beyond)) / len(self._counted)
+            high += (sum(map(sum, beyond)) + self._takes(max(dense)) - trip) / len(self._counted)
         two_trips = self.num_ranks > 2 and self.dense_bytes > TWO_TRIPS
-        return low, high + (trip_ms if two_trips else 0.0)
+        return low, high + (trip if two_trips else 0.0)
+
+    def _takes(self, num_bytes: float) -> float:
+        """Milliseconds between two plain sockets, from asking to having them all."""
+        sizes, times = zip(*self._wire, strict=True)
+        beyond = max(0.0, num_bytes - sizes[-1]) * (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return float(np.interp(num_bytes, sizes, times)) + beyond
 
     @property
     def dense_bytes(self) -> float:
@@ -263,10 +175,12 @@ def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict
         undisturbed = measured[num_local, wire, way, "nothing"]
         late, hidden = planted_ms(way, planted, longer=run.step - undisturbed.step)
         others = 1 - 1 / (2 * num_local)
-        transfers = bare.comm + undisturbed.step - bare.step
+        waited = run.step - run.on_core - PLANTED_MS[planted] / (2 * num_local)
+        other = bare.step - bare.on_core - bare.comm - bare.straggler
+        straggler = (bare.straggler + others * late, bare.straggler + others * (late + hidden))
         truth: dict[str, Between] = {
-            "comm": (transfers - hidden, transfers),
-            "straggler": (bare.straggler + others * late, bare.straggler + others * (late + hidden)),
+            "comm": (waited - other - straggler[1], waited - other - straggler[0]),
+            "straggler": straggler,
         }
         if way == "plain" and wire != "bare":
             low, high = run.wire_ms(WIRES[wire])
@@ -282,6 +196,8 @@ def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict
                 "straggler": 100 * run.straggler / run.step,
                 "truth": {name: tuple(100 * each / run.step for each in truth[name]) for name in truth},
                 "dense_kilobytes": run.dense_bytes / 1000,
+                "on_core_ms": run.on_core,
+                "other_waits_ms": other,
                 "slowest": run.slowest,
             }
         )
@@ -313,7 +229,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         "planted",
         "step",
         "comm",
-        "by the clock",
+        "by the core",
         "by the wire",
         "straggler",
         "truth",
@@ -321,11 +237,9 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     print("\n| " + " | ".join(titles) + " | off | slowest |")
     print("|---" * (len(titles) + 2) + "|")
     for row in rows:
-        clock, straggler, wire = (
-            _between(row["truth"].get(n)) for n in ("comm", "straggler", "comm by wire")
-        )
+        core, straggler, wire = (_between(row["truth"].get(n)) for n in ("comm", "straggler", "comm by wire"))
         cells = (row["ranks"], row["wire"], row["way"], row["planted"], f"{row['step_ms']:.1f} ms")
-        cells += (f"{row['comm']:.1f}", clock, wire, f"{row['straggler']:.1f}", straggler)
+        cells += (f"{row['comm']:.1f}", core, wire, f"{row['straggler']:.1f}", straggler)
         print("| " + " | ".join(cells) + f" | {max(off_by(row).values()):.1f} | {row['slowest']} |")
 
 
@@ -347,11 +261,7 @@ def main() -> None:
     )
     parser.add_argument("--planted", nargs="*", default=list(PLANTED_MS), help="of these, beside nothing")
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2], help="a machine")
-    parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.plan is not None:
-        rank_main(options.plan)
-        return
     if reason := why_no_nodes():
         raise SystemExit(reason)
     tasks = [

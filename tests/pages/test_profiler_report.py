@@ -150,5 +150,4 @@ def test_a_real_program_on_two_cpu_ranks(tmp_path):
     parts = write_trace_report(paths, tmp_path / "page.html").parts()
     # Rank 1 sleeps five times 30 ms, which rank 0 spends in collectives (unless a busy machine holds it up, too).
     assert parts[0].straggler > 0.09
-    assert parts[0].straggler > parts[1].straggler
     assert parts[1].host > 0.14
