@@ -180,6 +180,7 @@ def reports_of(run: Run) -> StepReports:
         lag=lag_of(run.ranks, run.train_step.extensions),
         stop=run.stop,
         beside=is_beside(run.ranks, run.train_step.extensions),
+        tables=[name for name, plan in run.state.embedding.plans.items() if not plan.replicated],
     )
 
 
