@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from freescale.recipe import assembly
-from freescale.recipe.capture import Capture, assemble_capture
-from freescale.train import Recorder
 from tests.effort import slow
+from tests.padded_runs import padded_capture
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 
@@ -111,12 +110,7 @@ def test_padded_batches_do_not_change_the_curve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As captured steps on GPUs take them; gradients are added up outside of any backward then."""
-
-    def capture(config: Any, ranks: Any, progress: Any, **parts: Any) -> Capture:
-        shared = {"embedding": parts["tables"].embedding, "lr_factor": parts["lr_factor"]}
-        return assemble_capture(config, Recorder(ranks.device), ranks=ranks, **shared)
-
-    monkeypatch.setattr(assembly, "build_capture", capture)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
     assert_same_curve(on_ranks(num_ranks, (*curve, change)), alone)
 
 

@@ -50,7 +50,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         "run": {
             "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
             + (", sharing one GPU" if virtual_gpus_here() else ""),
-            "steps": f"{run.timetable.total_steps:,}, {_evaluated(run.timetable.eval_every)}",
+            "steps": f"{run.timetable.total_steps:,}, {_evaluated(run)}",
             "folder": config.run.out,
         },
     }
@@ -130,7 +130,12 @@ def _has_user(features: list[Feature]) -> bool:
     return any(each.name == "user" for each in features)
 
 
-def _evaluated(every: int) -> str:
+def _evaluated(run: Run) -> str:
+    every = run.timetable.eval_every
+    if run.log is not None:
+        known = f"{run.log.batches.num_windows:,} windows" + (", then as they come" if run.log.follow else "")
+        is_evaluated = run.timetable.due(run.log.batches.first_step(1))[0]
+        return f"{known}, {'each evaluated before it is learnt' if is_evaluated else 'never evaluated'}"
     return f"evaluated every {every:,}" if every else "never evaluated"
 
 

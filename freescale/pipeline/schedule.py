@@ -230,7 +230,7 @@ class PlainSchedule:
         with traffic.exposed() if self._ahead is None else nullcontext():
             spec = self._embedding.plan_of(TABLE).spec
             rows, index = unique_rows(batch, self._id_map, spec, step=plan.step)
-            tokens = plan.global_tokens
+            tokens = plan.divisor
             padded = padder.pad(batch, rows, index, global_tokens=tokens, step=plan.step)
         return self._with_padded(planned, padded, traffic)
 
