@@ -124,6 +124,7 @@ def assemble_capture(
 
 def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
+    from freescale.data import is_log
     from freescale.model import drawn_by_rank, takes_pads
 
     reasons = {
@@ -133,6 +134,7 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",
         "there are features besides items": tables.features is not None,
+        "data.path is a log, and older events have no loss": is_log(config.data.path),
         "rows are found on the GPU by a map that learns": tables.learns,
         f"model.mask={config.model.mask} hides more than what comes later": config.model.mask != "causal",
         "experts are given as many tokens as choose them (ffn.kind=moe)": config.ffn.kind == "moe",

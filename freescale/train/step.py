@@ -63,8 +63,8 @@ class StepResult:
 class TrainStep:
     """Forward, backward and both updates of one batch.
 
-    The loss is the sum over this rank's tokens divided by the GLOBAL number of tokens, and gradients are summed over
-    ranks. So it does not matter which rank computes which sample, or whether a rank has any.
+    The loss is the sum over this rank's tokens divided by the GLOBAL number of tokens that have a loss, and gradients
+    are summed over ranks. So it does not matter which rank computes which sample, or whether a rank has any.
 
     Args:
         model: the dense part.
@@ -248,7 +248,7 @@ class TrainStep:
         parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         layouts = ready.layouts or (None,) * len(parts)
-        tokens = max(1, ready.plan.global_tokens)
+        tokens = ready.plan.divisor
         if self._loss_weights is not None:
             # Tasks are divided by their own weight over all ranks, not by the number of tokens.
             totals = self._ranks.sum_on_cpu(self._loss_weights(items.batch).cpu()).to(self._ranks.device)
