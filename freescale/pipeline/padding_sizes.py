@@ -84,7 +84,7 @@ def foresee_sizes(
         table_rows: no batch has more.
     """
     plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), _LOOKED_AT)]
-    tokens = [int(sampler.batches.lengths[plan.rows].sum()) for plan in plans]
+    tokens = [int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans]
     largest = plans[max(range(len(plans)), key=tokens.__getitem__)]
     most_samples = max(len(plan.rows) for plan in plans)
     samples = min(_with_reserve(most_samples), max(plan.global_samples for plan in plans))
