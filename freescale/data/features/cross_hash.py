@@ -15,9 +15,12 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
+from freescale.data.negatives import mix64
 from freescale.data.schema.vocabulary import NONE
 from freescale.data.source import IntArray
 from freescale.data.words.word_hash import hash_words
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @cache
@@ -32,14 +35,14 @@ def cross_ids(name: str, members: Sequence[IntArray]) -> IntArray:
         name: of the cross.
         members: [n] ids of each member, in the order of the cross.
     """
-    from freescale.kernels.rows import cross_member  # compiled loops take a moment to load
-
     hashes = np.full(len(members[0]), _key_of(name), dtype=np.uint64)
-    missing = np.zeros(len(members[0]), dtype=np.int64)
-    for ids in members:
-        cross_member(hashes, ids, NONE, missing)
+    missing = np.zeros(len(members[0]), dtype=bool)
+    with np.errstate(over="ignore"):
+        for ids in members:
+            hashes = mix64((hashes + _GOLDEN) ^ ids.view(np.uint64))
+            missing |= ids == NONE
     crossed = hashes.view(np.int64)
     # One hash in 2^64 would say that there is nothing.
     crossed[crossed == NONE] += 1
-    crossed[missing > 0] = NONE
+    crossed[missing] = NONE
     return crossed

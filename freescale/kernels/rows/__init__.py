@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         update_reason,
         update_rows,
     )
-    from freescale.kernels.rows.hash_loops import cross_member
     from freescale.kernels.rows.plan import RowPlan, UpdateRule, plan_of_unique
     from freescale.kernels.rows.reference import GOLDEN, mix64
     from freescale.kernels.rows.split_loops import split_index, split_values, split_wanted

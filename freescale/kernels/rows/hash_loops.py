@@ -11,7 +11,6 @@ from numba import int64, njit, uint64
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
-HashArray = NDArray[np.uint64]
 INTS = int64[::1]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -35,12 +34,3 @@ def hashed_rows(ids: IntArray, start: np.uint64, num_rows: int) -> IntArray:
     for at in range(len(ids)):
         rows[at] = np.int64(_mix(np.uint64(ids[at]) * GOLDEN + start)) % num_rows
     return rows
-
-
-@njit((uint64[::1], INTS, int64, INTS), cache=True, nogil=True, error_model="numpy")
-def cross_member(hashes: HashArray, ids: IntArray, none: int, missing: IntArray) -> None:
-    """One more member of a cross: hash = mix64(hash + GOLDEN ^ id), in place; missing is 1 where an id is none."""
-    for at in range(len(ids)):
-        hashes[at] = _mix((hashes[at] + GOLDEN) ^ np.uint64(ids[at]))
-        if ids[at] == none:
-            missing[at] = 1

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-HashArray = NDArray[np.uint64]
 
 
 # Constants of splitmix64 as signed numbers.
@@ -38,13 +37,6 @@ def mix64(x: Tensor) -> Tensor:
 def hashed_rows(ids: Tensor, start: int, num_rows: int) -> Tensor:
     """A row for every id, by its hash."""
     return mix64(ids.long() * GOLDEN + start).remainder(num_rows)
-
-
-def cross_member(hashes: HashArray, ids: IntArray, none: int, missing: IntArray) -> None:
-    """One more member of a cross, in place: its hash, and where it has no value."""
-    mixed = mix64((torch.from_numpy(hashes.view(np.int64)) + GOLDEN) ^ torch.from_numpy(ids))
-    hashes[:] = mixed.numpy().view(np.uint64)
-    missing[ids == none] = 1
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.features.cross_hash import _key_of, cross_ids
-from freescale.data.negatives import mix64
-from freescale.data.schema.vocabulary import NONE
 from freescale.embedding import HashMap
 from freescale.embedding.hashing import keyed, start_of
 from freescale.kernels.rows import hashed_rows, reference
@@ -35,21 +31,3 @@ def test_ids_of_any_shape_and_type_have_rows() -> None:
     assert rows.shape == (4, 3)
     assert rows.dtype == torch.int64
     assert torch.equal(rows, keyed(0, ids).remainder(7))
-
-
-@examples(40, 500)
-@given(st.lists(st.tuples(INT64, st.just(NONE) | INT64, st.integers(0, 3)), min_size=1, max_size=12))
-def test_crosses_are_those_of_the_formula(rows: list[tuple[int, int, int]]) -> None:
-    members = [np.array(column, dtype=np.int64) for column in zip(*rows)]
-    with np.errstate(over="ignore"):
-        wanted = np.full(len(rows), _key_of("taste"), dtype=np.uint64)
-        for ids in members:
-            wanted = mix64((wanted + np.uint64(0x9E3779B97F4A7C15)) ^ ids.view(np.uint64))
-    signed = wanted.view(np.int64).copy()
-    signed[signed == NONE] += 1
-    signed[np.any([ids == NONE for ids in members], axis=0)] = NONE
-    np.testing.assert_array_equal(cross_ids("taste", members), signed)
-    hashes = np.full(len(rows), _key_of("taste"), dtype=np.uint64)
-    for ids in members:
-        reference.cross_member(hashes, ids, NONE, np.zeros(len(rows), dtype=np.int64))
-    np.testing.assert_array_equal(hashes, wanted)
