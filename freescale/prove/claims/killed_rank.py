@@ -83,5 +83,6 @@ class KilledRank:
             heard = (first.evidence or {}).get("heard") or first.error or "nothing"
             says = f"rank {victim} was killed, and ranks {silent} did not name it: {heard.strip()[-300:]}"
             return [Finding("SIGKILL", NOT_PROVEN, says, figures)]
-        says = f"rank {victim} was killed in a training; all {victim} others named it, the last after {longest:.1f} s"
+        who = "the other named it" if victim == 1 else f"all {victim} others named it, the last"
+        says = f"rank {victim} was killed in a training; {who} after {longest:.1f} s"
         return [Finding("SIGKILL", PROVEN if longest <= MOST_S else NOT_PROVEN, says, figures)]
