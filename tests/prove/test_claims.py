@@ -139,6 +139,11 @@ def test_a_killed_rank_must_be_named_by_all_and_soon():
     assert killed(Report(0, told), Report(1, late))[0] == "not proven"
     status, says = killed(Report(0, told), Report(1, vague))
     assert (status, "ranks [1] did not name it" in says) == ("not proven", True)
+    status, says = killed(Report(0, told), Report(1, None, timed_out=True, exit_code=-9, seconds=60.0))
+    assert (status, says) == (
+        "not proven",
+        "rank 2 was killed, and ranks 1 did not come to an end within 60 s",
+    )
     (finding,) = KilledRank.judge([Report(0, told), Report(1, {"heard": ""}, exit_code=0)], SETTING)
     assert "was to be killed and was not" in finding.says
 
