@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from freescale.sim.costs.plans import loads_of
     from freescale.sim.inputs.cluster import load_cluster
     from freescale.sim.inputs.profile import Profile, Timing, cost_model_of
+    from freescale.sim.inputs.table_loads import TableLoad, write_tables
     from freescale.sim.inputs.workload import Workload
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -7,6 +7,7 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.train.extension import StepExtension
     from freescale.train.featured_items import FeaturedItems
+    from freescale.train.growing_log import GrowingLog, WindowTimetable
     from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
     from freescale.train.learning_rate import lr_factor
     from freescale.train.log.accounting import AccountedStep, Accounts
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from freescale.train.quality.baselines import popularity_quality, repeat_quality
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule
+    from freescale.train.quality.next_window import NextWindowEvaluation, NextWindowProtocol
     from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
