@@ -73,6 +73,8 @@ class BalancedSampler:
         speeds: [ranks] relative speed of every rank, the same list on all of them.
         decisions: cost model and speeds by step, as a trainer agrees on them; takes the place of both.
         work: what a sample has to compute where attention is masked; whole sequences unless given.
+        min_count: samples that every rank gets at least, where a batch has as many: some collectives of other
+            libraries fail on a rank without any.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class BalancedSampler:
         speeds: Sequence[float] | FloatArray | None = None,
         decisions: Decisions | None = None,
         work: SampleWork = WHOLE,
+        min_count: int = 0,
     ) -> None:
         here = _ranks_here()
         num_ranks = here[0] if num_ranks is None else num_ranks
@@ -130,6 +133,7 @@ class BalancedSampler:
         self.speeds = None if speeds is None else checked_speeds(speeds, num_ranks)
         self.decisions = decisions
         self.work = work
+        self.min_count = min_count
         self._end_step = None if num_steps is None else start_step + num_steps
         self._first_step = start_step
         self._next_step = start_step
@@ -148,6 +152,7 @@ class BalancedSampler:
             balancer=self.balancer,
             max_tokens_ratio=self.max_tokens_ratio,
             speeds=speeds,
+            min_count=self.min_count,
         )
         return StepPlan(
             step=step,

@@ -114,7 +114,8 @@ def build_run(
         model=model,
         tables=tables,
         lr_factor=lr_factor,
-        usual_tokens=sampler.usual_tokens()[1],
+        sampler=sampler,
+        examples=train,
     )
     open_schedule = schedule_opener(
         config,

@@ -38,13 +38,21 @@ if TYPE_CHECKING:
     from freescale.train.state.agreement import from_first
     from freescale.train.state.chain import ASIDE, Publisher, is_chain, load_version, read_current
     from freescale.train.state.chain_model import ChainModel
-    from freescale.train.state.checkpoint import Checkpoints, best_in, read_meta, saved_in, step_of
+    from freescale.train.state.checkpoint import (
+        Checkpoints,
+        best_in,
+        load_tensors,
+        read_meta,
+        saved_in,
+        step_of,
+    )
     from freescale.train.state.export import load_export, write_export
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
-    from freescale.train.state.run_state import load_run
+    from freescale.train.state.run_state import load_run, run_tensors
     from freescale.train.state.same_data import agree_on_data
     from freescale.train.state.served_features import ExportFeatures, request_needs
+    from freescale.train.state.shared_folder import check_shared
     from freescale.train.state.version import Version, read_version
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm

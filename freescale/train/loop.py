@@ -108,6 +108,8 @@ def learn(run: Run, covered: Covered, reports: StepReports) -> None:
                     break
             reports.flush()
             run.accounts.pause()
+            if (story := run.train_step.capture_story()) is not None:
+                run.progress.notice(covered.step, story)
     report_checkpoint(run, run.checkpoints.wait())
 
 
@@ -178,6 +180,7 @@ def reports_of(run: Run) -> StepReports:
         lag=lag_of(run.ranks, run.train_step.extensions),
         stop=run.stop,
         beside=is_beside(run.ranks, run.train_step.extensions),
+        tables=[name for name, plan in run.state.embedding.plans.items() if not plan.replicated],
     )
 
 

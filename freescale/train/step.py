@@ -216,7 +216,7 @@ class TrainStep:
         for extension in self.extensions:
             extension.begin(ready)
         captured = self._padded.is_recorded(padded)
-        with self.timer.padded(ready.batch):
+        with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
             losses, norms = self._padded.run_whole(padded)
         if not losses.is_cuda:
             losses, norms = losses.clone(), None if norms is None else norms.clone()
@@ -226,6 +226,10 @@ class TrainStep:
         if loss.here:  # as above
             self.check(ready.plan, ready.batch.samples["row"], result)
         return result
+
+    def capture_story(self) -> str | None:
+        """How many steps were replayed, and why others were not; None where none could be."""
+        return None if self._padded is None else self._padded.story()
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
@@ -264,7 +268,7 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.is_recorded(padded)
-        with self.timer.padded(ready.batch):
+        with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
             loss, grad = self._padded.run(items.rows, padded)
             # Gradients of rows may still be on their way when the next step overwrites them.
             items.rows.grad = grad if self._flat_sum is None else grad.clone()
