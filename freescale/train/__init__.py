@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
-    from freescale.train.padded_compute import Recorder
     from freescale.train.quality.baselines import popularity_quality, repeat_quality
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
+    from freescale.train.recorder import Recorder
     from freescale.train.run import Run, RunState, Timetable, due_at
     from freescale.train.state.agreement import from_first
     from freescale.train.state.checkpoint import (
