@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         retrieves,
         scores_candidates,
     )
-    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions
+    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions, target_index
     from freescale.model.item_encoders import ContentProjection, TextEncoder
     from freescale.model.metrics import (
         CUTOFFS,

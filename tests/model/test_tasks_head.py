@@ -35,7 +35,7 @@ def requests_of(sizes, actions, **more):
     return SequenceBatch(
         offsets=offsets,
         tokens={"item_index": torch.arange(tokens) % 5, "label_action": label, **more},
-        samples={"row": torch.arange(len(sizes)), "user": torch.arange(len(sizes)) // 2},
+        samples={"row": torch.arange(len(sizes)), "request_user": torch.arange(len(sizes)) // 2},
         targets=torch.tensor([k for _, k in sizes], dtype=torch.int64),
     )
 

@@ -155,7 +155,7 @@ class TaskMetrics:
         items = F.embedding(batch.tokens["item_index"].index_select(0, index), rows_UD)
         logits = self._head.logits(states_KD.to(items.dtype), items)
         labels, weights = self._head.labels(batch)
-        request, user = (batch.samples[name].cpu() for name in ("row", "user"))
+        request, user = (batch.samples[name].cpu() for name in ("row", "request_user"))
         assert batch.targets is not None
         for n, task in enumerate(self._tasks):
             task.update(
@@ -197,6 +197,7 @@ class TasksOptions:
         tasks: one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS, NAME = number COLUMN; docs/ranking.md.
         candidates: of a request, where they are cut by number.
         by: column whose runs of equal values are requests; none: cut by number.
+        window: seconds; all that a user did in a window of that length is a request. None: cut by number.
         weights: column with a weight for every candidate.
         late: candidates meet the user's state in the head only, not in the attention.
         towers: "shared" or "own": one MLP for all tasks, or one for each.
@@ -205,6 +206,7 @@ class TasksOptions:
     tasks: tuple[str, ...]
     candidates: int = 10
     by: str | None = None
+    window: int | None = None
     weights: str | None = None
     late: bool = False
     towers: Towers = "shared"
@@ -212,6 +214,10 @@ class TasksOptions:
     def __post_init__(self) -> None:
         if self.candidates < 1:
             raise ConfigError("head.candidates: a request needs at least 1", got=self.candidates)
+        if self.window is not None and self.window < 1:
+            raise ConfigError("head.window: seconds, at least 1", got=self.window)
+        if self.window is not None and self.by is not None:
+            raise ConfigError("head.window: head.by says already what a request is", got=f"by {self.by}")
         if self.towers not in ("shared", "own"):
             raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own")
 
