@@ -128,3 +128,11 @@ def test_features_of_candidates_items_show() -> None:
 def test_what_late_candidates_cannot_hear_is_refused() -> None:
     with pytest.raises(ConfigError, match="candidates outside the attention"):
         logits(events_with_requests(), "join", "head.candidates=3", "head.late=true")
+
+
+def test_a_task_that_every_candidate_has_the_same_label_of_is_refused() -> None:
+    line = "head.tasks=play = action & 1,any = action >= 0"
+    with pytest.raises(
+        ConfigError, match=r"head\.tasks: any has the same label for every training candidate"
+    ):
+        logits(events_with_requests(), "join", "head.candidates=3", line)

@@ -19,6 +19,7 @@ from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
+from freescale.model.heads.shared_experts import SharedExperts
 from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
 from freescale.registry import register
 
@@ -33,6 +34,7 @@ class TasksHead(nn.Module):
         tasks: what is predicted.
         late: states are those of the history, the same for all candidates; else each candidate has one of its own.
         towers: one MLP for all tasks, or one for each.
+        experts: shared by the tasks, each of which mixes them and has a tower of its own; 0: none.
         options: what makes this head again.
     """
 
@@ -45,13 +47,18 @@ class TasksHead(nn.Module):
         tasks: tuple[TaskRule, ...],
         late: bool = False,
         towers: Towers = "shared",
+        experts: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.tasks, self.late = tasks, late
         outputs = [len(tasks)] if towers == "shared" else [1] * len(tasks)
         self.towers = nn.ModuleList(
-            nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, width)) for width in outputs
+            [SharedExperts(3 * dim, dim=dim, tasks=len(tasks), experts=experts)]
+            if experts
+            else [
+                nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, width)) for width in outputs
+            ]
         )
         self.needs = Needs(columns=tuple(dict.fromkeys(task.column for task in tasks)))
         self._options = dict(options or {})
@@ -201,6 +208,7 @@ class TasksOptions:
         weights: column with a weight for every candidate.
         late: candidates meet the user's state in the head only, not in the attention.
         towers: "shared" or "own": one MLP for all tasks, or one for each.
+        experts: hidden layers that all tasks share, mixed by a gate for each task, a tower for each behind; 0: none.
     """
 
     tasks: tuple[str, ...]
@@ -210,6 +218,7 @@ class TasksOptions:
     weights: str | None = None
     late: bool = False
     towers: Towers = "shared"
+    experts: int = 0
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -220,11 +229,17 @@ class TasksOptions:
             raise ConfigError("head.window: head.by says already what a request is", got=f"by {self.by}")
         if self.towers not in ("shared", "own"):
             raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own")
+        if self.experts < 0 or (self.experts and self.towers != "own"):
+            raise ConfigError(
+                "head.experts: shared experts need a tower for each task",
+                got=f"{self.experts} experts, head.towers={self.towers}",
+                next_step="set head.towers=own, or head.experts=0",
+            )
 
 
 @register("head", "tasks", options=TasksOptions)
 def make_tasks(dim: int, options: TasksOptions) -> TasksHead:
     """A head of named tasks as a recipe describes it."""
     rules = parse_tasks(options.tasks)
-    own = {"tasks": list(options.tasks), "late": options.late, "towers": options.towers}
-    return TasksHead(dim=dim, tasks=rules, late=options.late, towers=options.towers, options=own)
+    shape: dict[str, Any] = {"late": options.late, "towers": options.towers, "experts": options.experts}
+    return TasksHead(dim=dim, tasks=rules, options={"tasks": list(options.tasks), **shape}, **shape)
