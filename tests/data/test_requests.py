@@ -238,7 +238,9 @@ class WithActions(ListSource):
 
     def read(self, rows):
         found = super().read(rows)
-        return replace(found, columns={**found.columns, "action": np.tile(np.float32(self._actions), len(rows))})
+        return replace(
+            found, columns={**found.columns, "action": np.tile(np.float32(self._actions), len(rows))}
+        )
 
 
 def test_a_task_with_one_label_is_found():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +49,11 @@ class ExportedModel:
     manifest: dict[str, Any]
     names: ItemNames
     features: ServedFeatures | None = None
+
+    def to(self, device: torch.device | str) -> ExportedModel:
+        """The same model where it is to compute, for instance "cuda"; this one stays as it is."""
+        place = torch.device(device)
+        return replace(self, model=copy.deepcopy(self.model).to(place), vectors=self.vectors.to(place))
 
     @torch.no_grad()
     def recommend(
@@ -268,12 +274,14 @@ class ExportedModel:
         """[U, D] the state after the last event; all with a cache, or all without."""
         batch = SequenceBatch.from_sequences([request.tokens for request in requests])
         batch, tables = self._with_features(batch, [request.features for request in requests])
+        batch = batch.to(self.vectors.device)
         caches = [request.cache for request in requests]
         if caches[0] is None:
-            states = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets), tables)
+            layout = SequenceLayout(batch.offsets, device=self.vectors.device)
+            states = self.model.states(self.vectors, batch, layout, tables)
         else:
             states = self._compressor().states(self.model.vectors(self.vectors, batch, tables), batch, caches)
-        return states.index_select(0, batch.offsets[1:] - 1)
+        return states.index_select(0, (batch.offsets[1:] - 1).to(states.device))
 
     @cached_property
     def _candidates(self) -> Tensor:
@@ -322,6 +330,7 @@ class ExportedModel:
         tokens = self._tokens(index, known, times, next_time, limit=latest)
         said = self._features(features or {}, known, latest, who="")
         batch, tables = self._with_features(SequenceBatch.from_sequences([tokens]), [said])
+        batch = batch.to(self.vectors.device)
         return compressor.compress(self.model.vectors(self.vectors, batch, tables), batch, [cache])[0]
 
     def _compressor(self) -> Compressor:
