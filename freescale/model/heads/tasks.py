@@ -65,13 +65,15 @@ class TasksHead(nn.Module):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Of every task how well it orders candidates; the first task's decides unless another is named."""
-        binary = ("auc", "gauc_user", "gauc_request")
-        return tuple(
-            f"{name}/{task.name}"
-            for task in self.tasks
-            for name in (binary if task.kind == "binary" else ("xauc",))
-        )
+        """What may choose the best state: of every task how well it orders candidates, and its errors.
+
+        The first task's first one decides unless another is named.
+        """
+        names = {
+            "binary": ("auc", "gauc_user", "gauc_request", "ne", "logloss"),
+            "number": ("xauc", "mse", "mae"),
+        }
+        return tuple(f"{name}/{task.name}" for task in self.tasks for name in names[task.kind])
 
     def logits(self, states_KD: Tensor, items_KD: Tensor) -> Tensor:
         """[K, tasks] log-odds of binary tasks, and predictions of numbers."""
