@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freescale.app import cli_data, cli_log, cli_run, cli_time
+from freescale.app import cli_data, cli_log, cli_prove, cli_run, cli_tables, cli_time
 from freescale.app.arguments import say
 from freescale.app.exit_codes import run_to_exit_code
 
@@ -28,9 +28,12 @@ for _command in (
     cli_time.profile,
     cli_time.simulate,
     cli_time.doctor,
+    cli_prove.prove,
     cli_data.keys,
 ):
     app.command(cls=cli_time.ReportCommand if _command is cli_time.report else None)(_command)
+
+app.command("import")(cli_tables.import_tables)
 
 plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
 plan_app.command("ids")(cli_data.plan_ids)

@@ -34,7 +34,11 @@ class EmbeddingSection:
     eviction: Literal["none", "ttl", "lru", "lfu"] = key(
         "none", "zero_collision: which id gives way when all rows it may live in are taken"
     )
-    ttl: int | None = key(None, "eviction=ttl: steps an id stays after it was last seen", at_least=1)
+    ttl: int | None = key(
+        None,
+        "eviction=ttl: steps an id stays after it was last seen; with a log, seconds of its data",
+        at_least=1,
+    )
     admit_after: int = key(1, "zero_collision: steps an id must be seen in to get a row", at_least=1)
     admission: Literal["count_min", "exact"] = key(
         "count_min", "admit_after: how ids without a row are counted"
@@ -53,6 +57,9 @@ class EmbeddingSection:
     eps: float = key(1e-8, "adam, adagrad: added to the denominator", at_least=1e-30)
     replicate_below_mb: float = key(
         0.0, "replicate tables smaller than this on every rank", at_least=0, free=True
+    )
+    start_from: str | None = key(
+        None, "folder of rows from elsewhere that tables start with (`freescale import`); null: random rows"
     )
     extra: Mapping[str, Any] = extra_keys()
 
