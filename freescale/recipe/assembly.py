@@ -23,7 +23,7 @@ from freescale.recipe.ffn import build_expert_exchange
 from freescale.recipe.items import build_item_encoder, digest_content, item_content
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
-from freescale.recipe.pipeline import schedule_opener
+from freescale.recipe.pipeline import postpone_bytes, schedule_opener
 from freescale.recipe.run import timetable_of
 from freescale.recipe.run_tables import build_tables
 from freescale.recipe.trace import build_accounts
@@ -96,6 +96,7 @@ def build_run(
         lr_factor=lr_factor,
         usual_tokens=sampler.usual_tokens()[1],
     )
+    postponed = postpone_bytes(config, embedding, ranks, progress, captured=capture.recorder is not None)
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -108,6 +109,7 @@ def build_run(
         stop=stop,
         padder=capture.padder,
         rows_in_step=capture.table is not None,
+        beside=postponed is not None,
     )
     train_step = TrainStep(
         model,
@@ -129,6 +131,7 @@ def build_run(
         work=sample_work(config, features),
         recorder=capture.recorder,
         table=capture.table,
+        postpone_bytes=postponed,
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still
