@@ -46,7 +46,7 @@ class PipelineSection:
         free=True,
     )
     postpone: Literal["auto", "on", "off"] = key(
-        "auto",
+        "off",
         "compute gradients of weights while overlapped rows travel; auto: on CPU ranks whose traffic is hidden",
         free=True,
     )

@@ -17,7 +17,7 @@ MODELS = {
     "hstu": ("model.layers=2", "model.time_bias=true", "model.dropout=0.2"),
     "sasrec": ("model.kind=sasrec", "model.layers=2", "model.heads=2", "model.dropout=0.2"),
     "llama": ("model.kind=llama", "model.layers=2", "model.heads=2", "model.kv_heads=1"),
-    "experts": ("model.layers=1", "model.ffn=moe", "moe.experts=4"),
+    "experts": ("ffn.kind=moe", "ffn.hidden=16", "moe.experts=4", "moe.top_k=2", "moe.parallel=true"),
 }
 
 
@@ -48,10 +48,9 @@ def test_every_model_learns_the_same_bits(num_ranks: int, model: str, tmp_path: 
         ("optim.clip_norm=0.1", "pipeline.check=true"),
         ("pipeline.postpone_mb=0.01", "embedding.optimizer=rowwise_adagrad"),
         ("pipeline.postpone_mb=0", "embedding.id_map=zero_collision"),
-        ("embedding.replicate_below_mb=100",),
-        ("model.dtype=float64", "data.global_batch=2"),
+        ("data.global_batch=2",),
     ],
-    ids=["accumulation and schedule", "clipping", "bounded", "learnt ids", "replicated", "empty ranks"],
+    ids=["accumulation and schedule", "clipping", "bounded", "learnt ids", "empty ranks"],
 )
 def test_every_way_to_train_gives_the_same_bits(change: tuple[str, ...], tmp_path: Path) -> None:
     run_on_ranks(both_ways, 2, (*MODELS["hstu"], *change), tmp_path, 16, timeout=110)
