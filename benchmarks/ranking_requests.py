@@ -3,14 +3,16 @@
     python benchmarks/ranking_requests.py            H200, about 80 s; --tiny runs the same code on a CPU in seconds
 
 Checks first: candidates in one bf16 pass against single passes in float64, forward and gradients, and scores from a
-cache against those without. Then times of an HSTU (5 layers, width 512, 4 heads, both biases) under autocast: GPU time
-of a pass replayed as a CUDA graph, three rounds.
+cache against those without. Then times of an HSTU (5 layers, width 512, 4 heads, both biases) under autocast, in three
+rounds, contenders in turn: "GPU" is a pass alone, replayed as a CUDA graph; "request" is all that a request costs from
+vectors to states, tables of the kernels and the host's work included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +25,9 @@ from freescale.data import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
 from freescale.model import HSTU
 from freescale.model.serving.cached_view import CachedView
+from freescale.model.serving.candidate_graph import CandidateGraph
 from freescale.model.serving.history_cache import HistoryCaches, candidate_states, extend_caches
+from freescale.model.serving.history_store import HistoryStore
 from freescale.model.serving.request_view import request_view, target_states
 
 
@@ -90,10 +94,10 @@ def check_attention(device: str, dtype: torch.dtype) -> dict[str, float]:
     return {name: relative(a, b) for name, a, b in zip(names, got, wanted, strict=True)}
 
 
-def timed_ms(run: Callable[[], Any], *, device: str, repeats: int) -> list[float]:
-    """Milliseconds of three rounds."""
+def timed_ms(run: Callable[[], Any], *, device: str, repeats: int, rounds: int = 3) -> list[float]:
+    """Milliseconds of some rounds."""
     found = []
-    for _ in range(3):
+    for _ in range(rounds):
         if device == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -128,30 +132,50 @@ def replayed(run: Callable[[], Tensor], device: str) -> Callable[[], Any]:
 def serving(
     encoder: HSTU, *, events: int, users: int, shown: int, dim: int, device: str
 ) -> list[dict[str, Any]]:
-    """Times of requests without a cache and with one."""
+    """Times of requests without a cache and with one, in turn: of the GPU, and with all that the host does."""
     batch = requests_of([(events, shown)] * users, dim=dim, device=device)
     layout = SequenceLayout(batch.offsets, device=device)
-    rows = []
-    with torch.no_grad(), torch.autocast(device, torch.bfloat16, cache_enabled=False):
+    keep, ask = [], []
+    for start, stop in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist()):
+        keep += range(start, stop - shown - 1)
+        ask += range(stop - shown - 1, stop)
+    old, new = (_part(batch, index, users) for index in (keep, ask))
+    asked = SequenceBatch(
+        offsets=new.offsets, tokens=new.tokens, targets=torch.full((users,), shown, dtype=torch.int64)
+    )
+    vectors, own = batch.tokens["vector"], asked.tokens["vector"]
+    # Without a GPU the interpreter runs the kernels, which knows no bfloat16.
+    half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False)
+    with torch.no_grad(), half:
         view = request_view(batch, layout, None)
-        vectors = batch.tokens["vector"]
-        run = replayed(lambda: encoder.encode_targets(vectors, view), device)
-        rows.append({"cached": False, "rounds_ms": timed_ms(run, device=device, repeats=10)})
-        keep, ask = [], []
-        for start, stop in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist()):
-            keep += range(start, stop - shown - 1)
-            ask += range(stop - shown - 1, stop)
-        old, new = (_part(batch, index, users) for index in (keep, ask))
         caches = extend_caches(encoder, old.tokens["vector"], old)
-        asked = SequenceBatch(
-            offsets=new.offsets, tokens=new.tokens, targets=torch.full((users,), shown, dtype=torch.int64)
-        )
-        store = HistoryCaches(caches, device=torch.device(device))
-        cached = CachedView(asked, store, device=torch.device(device))
-        own = asked.tokens["vector"]
-        run = replayed(lambda: encoder.encode(own, cached), device)
-        rows.append({"cached": True, "rounds_ms": timed_ms(run, device=device, repeats=10)})
-    return [{"events": events, "users": users, "candidates": shown, **row} for row in rows]
+        packed = HistoryCaches(caches, device=torch.device(device))
+        cached = CachedView(asked, packed, device=torch.device(device))
+        store = HistoryStore(caches[0], users=users, events=events - 1, device=torch.device(device))
+        for place, cache in enumerate(caches):
+            store.put(place, cache)
+        record = None if device == "cuda" else (lambda run: run)
+        graph = CandidateGraph(encoder, store, users=users, candidates=shown, dim=dim, record=record)
+        places = range(users)
+        wanted = encoder.encode_targets(vectors, view)
+        found = graph.states(own, asked, places)
+        assert relative(found, wanted) < 2e-2, relative(found, wanted)
+        runs: dict[str, Callable[[], Any]] = {
+            "whole history, GPU": replayed(lambda: encoder.encode_targets(vectors, view), device),
+            "cached, GPU": replayed(lambda: encoder.encode(own, cached), device),
+            "whole history, request": lambda: target_states(
+                encoder, vectors, batch, SequenceLayout(batch.offsets, device=device)
+            ),
+            "cached, request": lambda: graph.states(own, asked, places),
+        }
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for run in runs.values():
+            run()
+        for _ in range(3):
+            for name, run in runs.items():
+                times[name] += timed_ms(run, device=device, repeats=10, rounds=1)
+    sizes = {"events": events, "users": users, "candidates": shown}
+    return [{**sizes, "what": name, "rounds_ms": ms} for name, ms in times.items()]
 
 
 def _part(batch: SequenceBatch, index: list[int], users: int) -> SequenceBatch:
@@ -182,7 +206,10 @@ def training(encoder: HSTU, *, events: int, users: int, shown: int, dim: int, de
         run()
     # Side by side, in turn.
     rounds = [
-        (timed_ms(short, device=device, repeats=3)[0], timed_ms(whole, device=device, repeats=3)[0])
+        (
+            *timed_ms(short, device=device, repeats=3, rounds=1),
+            *timed_ms(whole, device=device, repeats=3, rounds=1),
+        )
         for _ in range(3)
     ]
     found |= {"short_ms": [a for a, _ in rounds], "whole_ms": [b for _, b in rounds]}
@@ -192,7 +219,11 @@ def training(encoder: HSTU, *, events: int, users: int, shown: int, dim: int, de
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes, on a CPU")
-    tiny = parser.parse_args().tiny
+    parser.add_argument("--parts", nargs="*", default=["serving", "steps"], help="what is timed")
+    args = parser.parse_args()
+    tiny = args.tiny
+    if tiny:
+        os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is imported
     device = "cpu" if tiny else "cuda"
     began = time.perf_counter()
     errors = {"bf16": check_attention(device, torch.float32 if tiny else torch.bfloat16)}
@@ -220,19 +251,19 @@ def main() -> None:
     print(f"cached and in chunks against one pass ({time.perf_counter() - began:.0f} s):", errors, flush=True)
     assert relative(chunked, once) < 5e-3
     table = []
-    for events in lengths:
+    for events in lengths if "serving" in args.parts else ():
         for users in (1, 8):
             for row in serving(encoder, events=events, users=users, shown=most, dim=dim, device=device):
                 middle = statistics.median(row["rounds_ms"])
                 row["ms_per_1000_candidates"] = middle / (row["users"] * row["candidates"]) * 1000
                 table.append(row)
                 rounds = ", ".join(f"{x:.3f}" for x in row["rounds_ms"])
-                what = f"{events:5} events, {users} x {most} candidates, cached {row['cached']!s:5}"
+                what = f"{events:5} events, {users} x {most} candidates, {row['what']:22}"
                 print(f"{what}: {middle:8.3f} ms ({rounds})", flush=True)
     print(f"training ({time.perf_counter() - began:.0f} s)", flush=True)
     encoder.train()
     steps = []
-    for shown in (1, 10, 100):
+    for shown in (1, 10, 100) if "steps" in args.parts else ():
         row = training(
             encoder, events=lengths[0], users=32 if not tiny else 2, shown=shown, dim=dim, device=device
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freescale import load_export
-from freescale.app.commands import evaluate_run, export_run
+from freescale.app.opened_run import evaluate_run, export_run
 from freescale.data import ParquetSource
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train import Progress, train

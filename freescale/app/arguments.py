@@ -54,6 +54,17 @@ def say(text: str) -> None:
     Console().print(escape(text), highlight=False, soft_wrap=True)
 
 
+def pairs(words: list[str] | None, *, option: str) -> dict[str, str]:
+    """NAME=VALUE, given several times."""
+    from freescale.errors import ConfigError
+
+    split = [word.partition("=") for word in words or []]
+    for name, sign, value in split:
+        if not (name and sign and value):
+            raise ConfigError(f"{option} takes NAME=VALUE", got=f"{name}{sign}{value}")
+    return {name: value for name, _, value in split}
+
+
 def load_plugins(modules: list[str] | None) -> None:
     """Import what the person who types has named, from the current folder, too."""
     from freescale.registry import load_plugin

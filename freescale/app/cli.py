@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freescale.app import cli_data, cli_run, cli_time
+from freescale.app import cli_data, cli_log, cli_run, cli_tables, cli_time
 from freescale.app.arguments import say
 from freescale.app.exit_codes import run_to_exit_code
 
@@ -32,9 +32,12 @@ for _command in (
 ):
     app.command(cls=cli_time.ReportCommand if _command is cli_time.report else None)(_command)
 
+app.command("import")(cli_tables.import_tables)
+
 plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
 plan_app.command("ids")(cli_data.plan_ids)
 app.add_typer(plan_app, name="plan")
+app.add_typer(cli_log.log_app, name="log")
 
 
 def _show_version(wanted: bool) -> None:

@@ -107,9 +107,9 @@ def prepare(
             format=format,
             columns=ColumnNames(**names),
             separator=separator,
-            header=_names(columns),
+            header=names_in_order(columns),
             time_unit=time_unit,
-            actions=None if actions is None else _numbers_of(actions),
+            actions=None if actions is None else numbers_of_actions(actions),
             bad_lines=bad_lines,
             min_events=min_events,
             memory_mb=memory_mb,
@@ -117,8 +117,8 @@ def prepare(
             schema=schema,
             items=items,
             users=users,
-            item_header=_names(item_columns),
-            user_header=_names(user_columns),
+            item_header=names_in_order(item_columns),
+            user_header=names_in_order(user_columns),
             lacking=lacking,
             id_kinds=cast("IdKinds", kinds),
             rewrite=rewrite,
@@ -136,11 +136,12 @@ def prepare(
         say(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
 
 
-def _names(columns: str | None) -> list[str] | None:
+def names_in_order(columns: str | None) -> list[str] | None:
+    """`user,item,time` as names."""
     return None if columns is None else [name.strip() for name in columns.split(",")]
 
 
-def _numbers_of(actions: str) -> list[str] | dict[str, float]:
+def numbers_of_actions(actions: str) -> list[str] | dict[str, float]:
     """`view=0,buy=1` as numbers of words; `view,buy` as words in order."""
     words = [word.strip() for word in actions.split(",")]
     if "=" not in actions:

@@ -17,10 +17,12 @@ from freescale.app.arguments import (
     RunDir,
     load_plugins,
     number,
+    pairs,
     say,
     split_arguments,
     typed_command,
 )
+from freescale.errors import ConfigError
 
 if TYPE_CHECKING:
     from freescale.recipe import Config
@@ -141,7 +143,7 @@ def evaluate(
     load_plugins(plugin)
     import json
 
-    from freescale.app.commands import evaluate_run
+    from freescale.app.opened_run import evaluate_run
 
     result = evaluate_run(run_dir, cached=cached)
     if json_output:
@@ -159,13 +161,47 @@ def evaluate(
 def export(
     run_dir: RunDir,
     out_dir: Annotated[Path, typer.Argument(help="New folder.")],
+    to: Annotated[
+        str, typer.Option(help="serving: a model to ask; torchrec: a checkpoint of the tables alone.")
+    ] = "serving",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=WEIGHT", help="torchrec: name of a table's weight there; else as imported."
+        ),
+    ] = None,
+    collision: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE=MODULE", help="torchrec: ManagedCollisionCollection of a table there."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE=N", help="torchrec: rows of a table there.")
+    ] = None,
+    buckets: Annotated[
+        int | None, typer.Option(help="torchrec: buckets of zero-collision tables there.", min=1)
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Export the best checkpoint: safetensors, a manifest, item vectors as Parquet."""
+    """Export the best checkpoint: safetensors, a manifest, item vectors as Parquet; or tables for TorchRec."""
     load_plugins(plugin)
+    if to == "torchrec":
+        from freescale.app.torchrec_tables import export_torchrec
+
+        for line in export_torchrec(
+            run_dir,
+            out_dir,
+            names=pairs(name, option="--name"),
+            collision=pairs(collision, option="--collision"),
+            rows=pairs(rows, option="--rows"),
+            buckets=buckets,
+        ):
+            say(line)
+        return
+    if to != "serving":
+        raise ConfigError("a run can be exported to two places", got=to, allowed="serving, torchrec")
     import json
 
-    from freescale.app.commands import export_run
+    from freescale.app.opened_run import export_run
     from freescale.train import request_needs
 
     path = export_run(run_dir, out_dir)
@@ -190,7 +226,7 @@ def replay(
     ] = None,
 ) -> None:
     """Send what a run has logged to a tracker, as if it had listened from the start; resumed runs are sent whole."""
-    from freescale.app.commands import replay_run
+    from freescale.app.opened_run import replay_run
 
     sent, where = replay_run(run_dir, to=to, place=place)
     say(f"sent {sent:,} steps and evaluations of {run_dir} to {to}: {where}")

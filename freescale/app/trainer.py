@@ -7,7 +7,7 @@
     trainer.export("export/gru")
 
 It builds nothing itself. The recipe names the objects, `freescale.registry` knows them while a call lasts, and
-`app/commands.py` does the rest, the same as for the command line.
+`app/commands.py` and `app/opened_run.py` do the rest, the same as for the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
-from freescale.app.commands import evaluate_run, export_run, train_run
+from freescale.app.commands import train_run
+from freescale.app.opened_run import evaluate_run, export_run
 from freescale.app.own_code import check_code
 from freescale.app.own_objects import OwnObjects
 from freescale.app.tables import Table, recipe_keys

@@ -13,16 +13,21 @@ pipeline the collection is given rows that have come already, and only cuts them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from freescale.bridge.dcp_files import load_tensors, save_tensors, tensors_in
 from freescale.bridge.jagged import Jagged, JaggedFeature, Keyed
+from freescale.bridge.saved_tables import SavedTable, choose_tables
+from freescale.bridge.written_tables import names_of_table
 from freescale.embedding import ShardedEmbedding, SparseOptimizer, TableSpec
-from freescale.errors import DataError
+from freescale.errors import CheckpointError, DataError
 from freescale.pipeline import PrioritizedPipeline, ReadyRows
 
 B = TypeVar("B")
@@ -135,6 +140,67 @@ class BridgedCollection(nn.Module):
                 if "momentum1" in parts:
                     table.state["square_sum"].copy_(parts["momentum1"][mine, None])
 
+    def load_checkpoint(
+        self, folder: str | Path, *, names: Mapping[str, str] | None = None, state: bool = True
+    ) -> None:
+        """Fill the tables from a checkpoint that TorchRec wrote, on any number of ranks; every rank must call it.
+
+        Args:
+            folder: that torch.distributed.checkpoint wrote.
+            names: table -> name of its weight there; found by the names of the tables unless given.
+            state: also the optimizer's sums.
+        """
+        found = choose_tables(Path(folder), names or {})
+        missing = [name for name in self._features if name not in found]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint has no table {missing[0]!r}", got=", ".join(found), next_step="names={...}"
+            )
+        wanted = {name: found[name] for name in self._features}
+        for name, table in wanted.items():
+            self._check_fits(name, table, tensors_in(Path(folder)), state=state)
+        load_tensors(Path(folder), self._as_theirs(wanted, state=state), group=self.embedding.group)
+
+    def save_checkpoint(self, folder: str | Path, *, names: Mapping[str, str]) -> None:
+        """Write the tables for TorchRec to load; every rank must call it.
+
+        Args:
+            folder: new, on a file system that all ranks share.
+            names: table -> name of its weight in the model, e.g. ec.embeddings.item.weight.
+        """
+        wanted = {name: names_of_table(name, weight) for name, weight in names.items()}
+        save_tensors(Path(folder), self._as_theirs(wanted, state=True), group=self.embedding.group)
+
+    def _check_fits(self, name: str, table: SavedTable, tensors: Mapping[str, Any], *, state: bool) -> None:
+        spec = self.embedding.plans[name].spec
+        there = tuple(tensors[table.weight].size)
+        if there != (spec.num_rows, spec.dim):
+            raise CheckpointError(
+                f"{table.weight} has another shape", got=there, allowed=(spec.num_rows, spec.dim)
+            )
+        if table.identities is not None:
+            raise CheckpointError(
+                f"rows of {table.weight} have owners, and a row is the id here",
+                got=table.identities,
+                next_step="freescale import torchrec ..., and train with embedding.id_map=zero_collision",
+            )
+        if state and self.embedding.tables[name].state and table.momentum is None:
+            raise CheckpointError(
+                f"the checkpoint has no sums of row-wise Adagrad for {table.weight}",
+                next_step="load_checkpoint(..., state=False) starts them at zero",
+            )
+
+    def _as_theirs(self, tables: Mapping[str, SavedTable], *, state: bool) -> dict[str, Tensor]:
+        """The tables where they lie, by the names TorchRec has for them."""
+        own = self.embedding.state_dict()
+        found = {}
+        for name, table in tables.items():
+            found[table.weight] = own[f"{name}.weight"]
+            sums = own.get(f"{name}.square_sum")
+            if state and sums is not None and table.momentum is not None:
+                found[table.momentum] = _flat(sums)
+        return found
+
     def whole_tables(self) -> dict[str, dict[str, Tensor]]:
         """The same back, on every rank; every rank must call it."""
         found: dict[str, dict[str, Tensor]] = {}
@@ -144,6 +210,16 @@ class BridgedCollection(nn.Module):
             theirs = whole[:, 0] if part == "square_sum" else whole
             found.setdefault(name, {})["momentum1" if part == "square_sum" else part] = theirs.clone()
         return found
+
+
+def _flat(sums: Tensor) -> Tensor:
+    """[rows, 1] as [rows], in the same memory."""
+    if not isinstance(sums, DTensor):
+        return sums[:, 0]
+    local, shape = sums.to_local()[:, 0], sums.shape[:1]
+    return DTensor.from_local(
+        local, sums.device_mesh, sums.placements, run_check=False, shape=shape, stride=(1,)
+    )
 
 
 class BridgedPipeline(Generic[B]):

@@ -90,14 +90,7 @@ class Subject:
         """Forward and backward over a batch; torch's random numbers begin from `seed`."""
         model = self.fresh() if model is None else model
         rows, indexed, places = self.rows_of(batch)
-        layout = SequenceLayout(indexed.offsets, device=self.device)
-        torch.manual_seed(seed)
-        with keyed(indexed):
-            states, seen = model.encode(rows, indexed, layout)
-            check_states(states, indexed, width=rows.shape[1])
-            loss = model.head.loss(states, seen, indexed, layout)
-            check_loss(loss)
-            loss.backward()
+        loss, states = self.learn(model, rows, indexed, seed=seed)
         gradients = {
             name: None if param.grad is None else param.grad.detach().clone()
             for name, param in model.named_parameters()
@@ -107,6 +100,20 @@ class Subject:
         if rows.grad is not None:
             spread = torch.zeros_like(self.table).index_copy(0, places, rows.grad)
         return Pass(loss.detach(), states.detach(), gradients, spread)
+
+    def learn(
+        self, model: Recommender, rows: Tensor, indexed: SequenceBatch, *, seed: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and states of what `rows_of` gives; gradients are in the model and the rows afterwards."""
+        layout = SequenceLayout(indexed.offsets, device=self.device)
+        torch.manual_seed(seed)
+        with keyed(indexed):
+            states, seen = model.encode(rows, indexed, layout)
+            check_states(states, indexed, width=rows.shape[1])
+            loss = model.head.loss(states, seen, indexed, layout)
+            check_loss(loss)
+            loss.backward()
+        return loss, states
 
     def states(self, batch: SequenceBatch, *, seed: int = 1) -> Tensor:
         """What the encoder makes of a batch with indices (of `rows_of` of the whole)."""

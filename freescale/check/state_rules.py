@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.check.passes import Pass, Subject, distance, keyed
-from freescale.kernels import SequenceLayout
+from freescale.check.passes import Pass, Subject, distance
 
 
 def foreign_randomness(subject: Subject) -> Iterator[str]:
@@ -25,7 +24,7 @@ def foreign_randomness(subject: Subject) -> Iterator[str]:
     if drawn:
         yield f"your code draws from {' and '.join(drawn)}, which no seed of the run reaches: draw from torch"
         return
-    if _differ(one, subject.run(subject.batch), exact=_exact(subject)):
+    if _differ(subject, one, subject.run(subject.batch)):
         yield (
             "two passes of equal objects from one seed differ: something draws numbers that torch's seed does not "
             "reach (a generator of its own, the clock)"
@@ -35,7 +34,7 @@ def foreign_randomness(subject: Subject) -> Iterator[str]:
 def randomness_by_rank(subject: Subject) -> Iterator[str]:
     """Another seed of torch, as another rank has, gives the same pass."""
     one, other = (subject.run(subject.batch, seed=seed) for seed in (1, 2))
-    if _differ(one, other, exact=_exact(subject)):
+    if _differ(subject, one, other):
         yield (
             "your code draws torch's random numbers, which follow the rank and not the sample: use freescale.Dropout, "
             "or draw from batch.samples['row']"
@@ -51,7 +50,7 @@ def hidden_state(subject: Subject) -> Iterator[str]:
     for name, value in model.named_buffers():  # a buffer that changed is another rule's
         value.copy_(buffers[name])
     again = subject.run(subject.batch, model=model)
-    if _differ(first, again, exact=_exact(subject)):
+    if _differ(subject, first, again):
         yield (
             "the second call of the same object gives another loss: it keeps state outside of parameters and buffers, "
             "which no checkpoint holds"
@@ -65,12 +64,8 @@ def changes(subject: Subject) -> Iterator[str]:
     rows, indexed, _ = subject.rows_of(subject.batch)
     given = {**indexed.tokens, **indexed.samples, "the item vectors": rows}
     copies = {name: value.detach().clone() for name, value in given.items()}
-    layout = SequenceLayout(indexed.offsets, device=subject.device)
-    torch.manual_seed(1)
-    with keyed(indexed):
-        # The gathered vectors are the model's own; what must stay are rows and columns.
-        states, seen = model.encode(rows, indexed, layout)
-        model.head.loss(states, seen, indexed, layout).backward()
+    # The gathered vectors are the model's own; what must stay are rows and columns.
+    subject.learn(model, rows, indexed)
     for name, value in model.state_dict().items():
         if not torch.equal(value, before[name]):
             yield (
@@ -89,20 +84,15 @@ def _normalisation(model: torch.nn.Module, name: str) -> str:
     return "compute it from the batch, or make it a parameter"
 
 
-def _differ(one: Pass, other: Pass, *, exact: bool) -> bool:
-    """Whether losses or gradients are not the same."""
+def _differ(subject: Subject, one: Pass, other: Pass) -> bool:
+    """Whether losses or gradients are not the same: bits repeat on a CPU, a GPU may sum in another order."""
     pairs: list[tuple[Tensor | None, Tensor | None]] = [(one.rows, other.rows)]
     pairs += [(one.gradients[name], other.gradients[name]) for name in one.gradients]
-    if exact:
+    if subject.device.type == "cpu":
         same = torch.equal(one.loss, other.loss)
         return not same or any(not torch.equal(a, b) for a, b in pairs if a is not None and b is not None)
     apart = [distance(a, b, scale=one.scale) for a, b in pairs]
     return max(distance(one.loss, other.loss), *apart) > 1e-9
-
-
-def _exact(subject: Subject) -> bool:
-    """Bits repeat on a CPU; sums on a GPU may be made in another order."""
-    return subject.device.type == "cpu"
 
 
 def _same_numpy(one: object, other: object) -> bool:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from freescale.data.features.request_features import describe as describe_request
     from freescale.data.features.served_items import ServedItems
     from freescale.data.listed_histories import ListedHistories
+    from freescale.data.log.log_file import Log, LogRules, WindowEntry, is_log, load_log
+    from freescale.data.log.sealer import Sealed
+    from freescale.data.log.sealer import append as append_log
+    from freescale.data.log.sealer import drop as drop_windows
     from freescale.data.negatives import draw_negatives
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.stored.digest import DataDigest, differences, digest_data
+    from freescale.data.stored.durable import sync_folder, sync_tree, write_durably
     from freescale.data.stored.item_content import CONTENT_FILE, ContentFile
     from freescale.data.stored.item_texts import TEXTS_FILE, item_numbers, load_texts
     from freescale.data.stored.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest

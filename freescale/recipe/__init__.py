@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from freescale.recipe.optim import build_optimizer
     from freescale.recipe.run_tables import build_tables
     from freescale.recipe.segments import segment_rule
+    from freescale.recipe.start_rows import start_digests, start_names, start_tables
     from freescale.recipe.tables import TableOptions, table_options
     from freescale.recipe.trace import open_span_file
 else:

@@ -54,6 +54,9 @@ class EmbeddingSection:
     replicate_below_mb: float = key(
         0.0, "replicate tables smaller than this on every rank", at_least=0, free=True
     )
+    start_from: str | None = key(
+        None, "folder of rows from elsewhere that tables start with (`freescale import`); null: random rows"
+    )
     extra: Mapping[str, Any] = extra_keys()
 
 

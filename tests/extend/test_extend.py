@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from freescale import load_export, registry
-from freescale.app.commands import export_run
+from freescale.app.opened_run import export_run
 from freescale.data import ParquetSource, prepare
 from freescale.errors import ConfigError
 from freescale.recipe import load_config

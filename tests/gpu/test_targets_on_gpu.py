@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from freescale.kernels import SequenceLayout
-from freescale.model.serving.history_cache import candidate_states
+from freescale.model.serving.cached_view import CachedView
+from freescale.model.serving.candidate_graph import CandidateGraph
+from freescale.model.serving.history_cache import HistoryCache, HistoryCaches, candidate_states, extend_caches
+from freescale.model.serving.history_store import HistoryStore
 from freescale.model.serving.request_view import target_states
 from tests.kernels.attention.test_targets import MASKS, make_leaves, make_mask
 from tests.kernels.attention.test_targets import attend as attend_cpu
+from tests.model.serving.test_history_cache import part_of
 from tests.model.serving.test_request_view import make, requests_of
 
 pytestmark = [
@@ -58,3 +62,55 @@ def test_states_of_candidates_are_those_of_the_cpu_with_a_cache_and_without(kind
         chunked = candidate_states(encoder, vectors, moved, chunk=7)
     for got in (once, chunked):
         assert (got.double().cpu() - wanted).norm() / wanted.norm() < 5e-3
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 3e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("new", "cached"), [(1, 2100), (3, 130), (20, 60)])
+def test_cached_candidates_against_float64(new, cached, softmax, dtype, limit):
+    """One user alone, whose keys are cut into parts; and three, one of them without a cache."""
+    for sizes, counts in (([(new, 70)], [cached]), ([(new, 70), (1, 3), (0, 5)], [cached, 0, 7])):
+        draw, batch = torch.Generator().manual_seed(0), requests_of(sizes)
+        heads = torch.randn(3, sum(n + k for n, k in sizes), 2, 64, generator=draw, dtype=torch.float64)
+        kept = [torch.randn(2, 1, n, 2, 64, generator=draw, dtype=torch.float64) for n in counts]
+        tables = torch.randn(2, 2200, generator=draw, dtype=torch.float64)
+        found = []
+        for device, own in (("cpu", torch.float64), ("cuda", dtype)):
+            caches = [
+                HistoryCache(keys=x[0].to(device, own), values=x[1].to(device, own), times=stamps.to(device))
+                for x, stamps in zip(kept, (torch.arange(n) * 50 for n in counts))
+            ]
+            store = HistoryCaches(caches, device=torch.device(device))
+            view = CachedView(batch.to(device), store, device=torch.device(device))
+            inputs = [x.to(device, own) for x in heads]
+            if softmax:
+                found.append(view.softmax(*inputs, layer=0, scale=0.3))
+            else:
+                position, time = (
+                    x.to(device, torch.float64 if device == "cpu" else torch.float32) for x in tables
+                )
+                bias = {"position_bias": position, "time_bias": time[:129]}
+                found.append(view.silu(*inputs, layer=0, scale=0.1, **bias))
+        assert (found[1].double().cpu() - found[0]).norm() / found[0].norm() < limit
+
+
+def test_a_recorded_request_answers_as_one_pass():
+    """Any users of the store, fewer candidates, a history that has grown: by one graph."""
+    encoder, sizes = make("hstu").eval(), [(11, 40), (6, 3), (1, 1)]
+    batch = requests_of(sizes)
+    wanted = target_states(encoder, batch.tokens["vector"], batch, SequenceLayout(batch.offsets)).detach()
+    wanted = wanted.split([k for _, k in sizes])
+    encoder, moved = encoder.float().cuda(), batch.to("cuda")
+    device = torch.device("cuda")
+    old = part_of(moved, [(0, max(n - 2, 0)) for n, _ in sizes])
+    caches = extend_caches(encoder, old.tokens["vector"].float(), old)
+    store = HistoryStore(caches[0], users=3, events=12, device=device)
+    for place, cache in enumerate(caches):
+        store.put(place, cache)
+    graph = CandidateGraph(encoder, store, users=2, candidates=50, events=2, dim=8)
+    for users in ([0, 1], [2], [1, 0]):
+        whole = moved.select(users)
+        part = part_of(whole, [(max(sizes[n][0] - 2, 0), sum(sizes[n])) for n in users], whole.targets)
+        got = graph.states(part.tokens["vector"].float(), part, users)
+        want = torch.cat([wanted[n] for n in users])
+        assert (got.double().cpu() - want).norm() / want.norm() < 5e-3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freescale.app.commands import _check_same_recipe
+from freescale.app.resume_choice import check_same_recipe
 from freescale.data import SyntheticSource
 from freescale.errors import ConfigError
 from freescale.recipe import (
@@ -175,7 +175,7 @@ def test_a_run_goes_on_with_the_features_it_began_with() -> None:
     path = Path("runs/x/checkpoints/step-1")
     for other in ([], ["features.genre={of: item, is: id}", "tables.genre.dim=16"]):
         with pytest.raises(ConfigError, match="holds a run with another recipe"):
-            _check_same_recipe(path, there.as_dict(), load_config(None, other))
-    _check_same_recipe(path, there.as_dict(), there)
+            check_same_recipe(path, there.as_dict(), load_config(None, other))
+    check_same_recipe(path, there.as_dict(), there)
     before = {name: keys for name, keys in Config().as_dict().items() if name not in ("features", "tables")}
-    _check_same_recipe(path, before, Config())
+    check_same_recipe(path, before, Config())

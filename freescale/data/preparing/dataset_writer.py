@@ -75,10 +75,11 @@ class DatasetWriter:
         lists = [(name, pa.list_(self._extra.event_type(name))) for name in features]
         self._schema = pa.schema([("user", pa.int64()), *lists, *self._extra.user_types])
 
-    def add(self, events: Events) -> None:
-        """Take the sorted events of whole users."""
-        starts = np.flatnonzero(np.append(True, events["user"][1:] != events["user"][:-1]))
-        lengths = np.diff(starts, append=len(events["user"]))
+    def add(self, events: Events, lengths: IntArray | None = None) -> None:
+        """Take the sorted events of whole users; `lengths` says how many each row has, where a user has several."""
+        if lengths is None:
+            starts = np.flatnonzero(np.append(True, events["user"][1:] != events["user"][:-1]))
+            lengths = np.diff(starts, append=len(events["user"]))
         keep = lengths >= self._min_events
         self._dropped_users += int((~keep).sum())
         kept = np.repeat(keep, lengths)
@@ -103,6 +104,7 @@ class DatasetWriter:
         *,
         words: IdWords | None = None,
         about: Mapping[str, Any] = MappingProxyType({}),
+        catalogue: tuple[IntArray, IntArray, IntArray] | None = None,
     ) -> dict[str, Any]:
         """Write the rest, the indexes, the words of ids and, last, the manifest, whose fields are returned.
 
@@ -111,6 +113,7 @@ class DatasetWriter:
             source_format: what it was read from.
             words: of ids that are text.
             about: more fields of the manifest.
+            catalogue: ids, counts and counts to train on, where items are not only those of the histories.
         """
         if not self._lengths:
             raise DataError(
@@ -123,7 +126,7 @@ class DatasetWriter:
             self._close_shard()
         lengths = np.concatenate(self._lengths)
         np.save(self._folder / LENGTHS_FILE, lengths, allow_pickle=False)
-        ids, counts, train_counts = self._items.merged()
+        ids, counts, train_counts = catalogue or self._items.merged()
         write_catalogue(self._folder, ids, counts, train_counts, self._extra.items(ids, train_counts))
         digests: dict[str, str] = {}
         if words is not None:

@@ -18,7 +18,7 @@ def files_of(source: Path, raw_format: RawFormat) -> list[Path]:
     if not source.is_dir():
         return [source]
     suffixes = raw_format.suffixes if raw_format.in_folders else ()
-    return [path for path in _all_files(source) if RawSample(path).suffix in suffixes]
+    return [path for path in all_files(source) if RawSample(path).suffix in suffixes]
 
 
 def other_files(source: Path, raw_format: RawFormat) -> list[Path]:
@@ -26,7 +26,7 @@ def other_files(source: Path, raw_format: RawFormat) -> list[Path]:
     if not source.is_dir():
         return []
     read = set(files_of(source, raw_format))
-    return [path for path in _all_files(source) if path not in read]
+    return [path for path in all_files(source) if path not in read]
 
 
 def partition_of(source: Path, path: Path) -> dict[str, str | None]:
@@ -37,7 +37,8 @@ def partition_of(source: Path, path: Path) -> dict[str, str | None]:
     return {unquote(name): None if value == _NOTHING else unquote(value) for name, value in pairs}
 
 
-def _all_files(folder: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
+def all_files(folder: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
+    """All files of a folder with its folders, by their paths; `above` are the folders it lies in."""
     found: list[Path] = []
     inside = above | {folder.resolve()}
     for path in sorted(folder.iterdir()):
@@ -47,5 +48,5 @@ def _all_files(folder: Path, above: frozenset[Path] = frozenset()) -> list[Path]
             found.append(path)
         # A link to a folder that this one lies in would never end.
         elif path.is_dir() and path.resolve() not in inside:
-            found += _all_files(path, inside)
+            found += all_files(path, inside)
     return found

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
         can_fuse_cached,
         tile_table,
     )
+    from freescale.kernels.attention.candidates import (
+        CandidatePlan,
+        bias_width,
+        candidate_attention,
+        candidate_block,
+        candidate_splits,
+        candidate_tiles,
+    )
     from freescale.kernels.attention.inputs import check_tokens
     from freescale.kernels.attention.layout import SequenceLayout
     from freescale.kernels.attention.mask import AttentionMask, Pieces, kernels_know

@@ -18,26 +18,27 @@ from freescale.kernels.runtime import has_triton, product_precision, start_kerne
 # of float32 spill, from width 256 on they do not fit into shared memory.
 _HALF = {128: (64, 32, 4, 2), 256: (64, 32, 8, 2)}
 _SINGLE = {128: (32, 32, 8, 1), 256: (32, 16, 8, 1)}
-FIELDS = 10
+FIELDS = 9
 
 
 class KeyValueBuffer(NamedTuple):
-    """Bounds of the requests that one plan must have room for: users, new tokens a user, cached tokens a user."""
+    """Bounds of requests that one plan has room for: users; of a user new events, cached tokens, candidates."""
 
     users: int
     new: int
     cached: int
+    candidates: int = 0
 
 
 class CachedPlan(NamedTuple):
     """Where new and cached tokens stand; made once a request, shared by all layers.
 
     Args:
-        tiles: [tiles, 10] first new token of the user, how many, first one of the tile, first cached token in the
+        tiles: [tiles, 9] first new token of the user, how many events, first one of the tile, first cached token in the
             store, how many, position of the first new token, where the user's buckets begin, how wide their rows are,
-            at which column those of new tokens begin, and how many new tokens stand before the targets.
+            and at which column those of new events begin.
         positions: [cached tokens of the store] position of each.
-        block: new tokens a tile.
+        block: new events a tile.
     """
 
     tiles: Tensor
@@ -46,9 +47,9 @@ class CachedPlan(NamedTuple):
 
 
 def block_for(dtype: torch.dtype, longest: int) -> int:
-    """New tokens a tile, for users with at most `longest`."""
+    """New events a tile, for users with at most `longest`."""
     most = _HALF[128][0] if dtype.itemsize == 2 else _SINGLE[128][0]
-    return min(most, max(16, 1 << (longest - 1).bit_length()))
+    return min(most, max(16, 1 << max(longest - 1, 0).bit_length()))
 
 
 def tile_table(
@@ -62,7 +63,7 @@ def tile_table(
     fill: bool,
     targets: Ints | None = None,
 ) -> Ints:
-    """The tiles of a `CachedPlan`.
+    """The tiles of a `CachedPlan`: of events, candidates have their own (`candidate_tiles`).
 
     Args:
         offsets: [users + 1] of the new tokens.
@@ -74,7 +75,7 @@ def tile_table(
         fill: as many tiles as there is room for; those that are not needed have no tokens.
         targets: [users] how many of the last new tokens are candidates; none unless given.
     """
-    lengths = np.diff(offsets)
+    lengths = np.diff(offsets) if targets is None else np.diff(offsets) - targets
     user, number = group_index(-(-lengths // block))
     most = room.users * -(-room.new // block) if fill else len(user)
     table = np.zeros((most, FIELDS), np.int64)
@@ -82,7 +83,6 @@ def tile_table(
     for column, values in enumerate((offsets[:-1], lengths, None, starts, counts, ends)):
         own[:, column] = number * block if values is None else values[user]
     own[:, 6], own[:, 7], own[:, 8] = user * room.new * width, width, room.cached
-    own[:, 9] = (lengths if targets is None else lengths - targets)[user]
     return table
 
 
@@ -99,6 +99,7 @@ def cached_attention(
     cached_k: Tensor,
     cached_v: Tensor,
     plan: CachedPlan,
+    out: Tensor | None = None,
     *,
     alpha: float,
     scale: float | None,
@@ -117,16 +118,19 @@ def cached_attention(
         cached_k: [N, heads, width] keys of the store.
         cached_v: values of the store.
         plan: which of them belong to whom.
+        out: where to write; rows of candidates are left alone. Made here unless given.
         alpha: factor of the scores.
         scale: factor of the weights.
         position_bias: a weight for each distance in positions.
         time_bias: a weight for each bucket of time.
-        buckets: [users, most new tokens, most cached + most new tokens] uint8, with `time_bias`.
+        buckets: [users, most new events, most cached + most new events] uint8, with `time_bias`.
     """
     from freescale.kernels.attention.triton.cached_kernel import cached_kernel
 
     q, k, v, cached_k, cached_v = (last_dense(x) for x in (q_THD, k_THD, v_THV, cached_k, cached_v))
-    out = v.new_empty(*q.shape[:2], v.shape[2])
+    out = v.new_empty(*q.shape[:2], v.shape[2]) if out is None else out
+    if not len(plan.tiles):
+        return out
     sizes = _HALF if q.dtype.itemsize == 2 else _SINGLE
     _, keys, warps, stages = sizes[128 if max(q.shape[2], v.shape[2]) <= 128 else 256]
     strided = {"q": q, "k": k, "v": v, "ck": cached_k, "cv": cached_v, "o": out}

@@ -9,7 +9,7 @@ Distances and times come from what each cache says of its tokens.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from freescale.kernels.attention import (
     block_for,
     cached_attention,
     can_fuse_cached,
+    candidate_attention,
     for_every_head,
     group_index,
     tile_table,
     time_bucket,
 )
 from freescale.kernels.runtime import to_device
+from freescale.model.serving.candidate_rows import CandidateRows
 from freescale.model.views import KeepKeys
 
 
@@ -73,6 +75,8 @@ class CachedView:
         keep: given the keys and values of the new tokens, layer by layer.
         fused: take the kernel; by default where it can run.
         room: lay the kernel's tables out for more users and tokens than there are.
+
+    Candidates of a request share one time, as they share one position: by the kernels that of the last counts for all.
     """
 
     def __init__(
@@ -88,19 +92,28 @@ class CachedView:
         self._batch, self._caches, self._keep, self._device, self._fused = batch, caches, keep, device, fused
         lengths = batch.lengths.numpy()
         self._fill = room is not None
+        self._targets = np.zeros_like(lengths) if batch.targets is None else batch.targets.numpy()
         self._room = room or KeyValueBuffer(
-            len(lengths), int(lengths.max(initial=0)), int(caches.counts.max(initial=0))
+            len(lengths),
+            int((lengths - self._targets).max(initial=0)),
+            int(caches.counts.max(initial=0)),
+            int(self._targets.max(initial=0)),
         )
         user, number = group_index(lengths)
-        positions = np.zeros(batch.num_tokens if room is None else room.users * room.new, np.int64)
-        self._targets = np.zeros_like(lengths) if batch.targets is None else batch.targets.numpy()
+        most = batch.num_tokens if room is None else room.users * (room.new + room.candidates)
+        positions = np.zeros(most, np.int64)
         number = np.minimum(number, (lengths - self._targets)[user])
         positions[: batch.num_tokens] = number + caches.ends[user]
         self.positions = to_device(positions, device=device)[0]
         self._plans: dict[torch.dtype, CachedPlan] = {}
+        self._candidates = None
+        if self._room.candidates:
+            self._candidates = CandidateRows(
+                batch, caches, targets=self._targets, room=self._room, fill=self._fill, device=device
+            )
 
     def plan(self, dtype: torch.dtype) -> CachedPlan:
-        """Where the kernel finds everything, for queries of this type."""
+        """Where the kernel finds everything of new events, for queries of this type."""
         if dtype not in self._plans:
             block = block_for(dtype, self._room.new)
             table = tile_table(
@@ -124,6 +137,8 @@ class CachedView:
             plan.tiles.copy_(other.plan(dtype).tiles)
         if "byte_buckets" in self.__dict__:
             self.byte_buckets[: len(other.byte_buckets)].copy_(other.byte_buckets)
+        if self._candidates is not None and other._candidates is not None:
+            self._candidates.fill_from(other._candidates)
 
     def fusable_batch(self, *, time: bool) -> None:
         """None: keys and values come from caches."""
@@ -141,15 +156,8 @@ class CachedView:
     ) -> Tensor:
         """Scale * SiLU(q k^T + bias) v."""
         if self._by_kernel(layer, q_THD, k_THD, v_THV):
-            buckets = None if time_bias is None else self.byte_buckets
-            return cached_attention(
-                *(q_THD, k_THD, v_THV, *self._kept(layer, k_THD, v_THV), self.plan(q_THD.dtype)),
-                alpha=1.0,
-                scale=scale,
-                position_bias=position_bias,
-                time_bias=time_bias,
-                buckets=buckets,
-            )
+            tables = {"position_bias": position_bias, "time_bias": time_bias}
+            return self._attend(layer, q_THD, k_THD, v_THV, alpha=1.0, scale=scale, **tables)
         with torch.autocast(q_THD.device.type, enabled=False):
             q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
             scores = q @ k.transpose(2, 3)
@@ -163,14 +171,26 @@ class CachedView:
     def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
         """Values weighted by the softmax of scale * q k^T."""
         if self._by_kernel(layer, q_THD, k_THD, v_THV):
-            kept = self._kept(layer, k_THD, v_THV)
-            return cached_attention(
-                q_THD, k_THD, v_THV, *kept, self.plan(q_THD.dtype), alpha=scale, scale=None
-            )
+            return self._attend(layer, q_THD, k_THD, v_THV, alpha=scale, scale=None)
         with torch.autocast(q_THD.device.type, enabled=False):
             q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
             scores = (q @ k.transpose(2, 3) * scale).masked_fill(self._hidden, float("-inf"))
             return self._jagged(scores.softmax(-1) @ v).to(v_THV.dtype)
+
+    def _attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, **options: Any
+    ) -> Tensor:
+        """By the kernels: candidates and a few new events by theirs, else new events by those of events."""
+        out = v.new_empty(*q.shape[:2], v.shape[2])
+        kept, rows = self._kept(layer, k, v), self._candidates
+        if rows is None or not rows.events:
+            timed = options.get("time_bias") is not None
+            buckets = self.byte_buckets if timed else None
+            cached_attention(q, k, v, *kept, self.plan(q.dtype), out, scale=scale, buckets=buckets, **options)
+        if rows is not None:
+            plan = rows.plan(q.dtype, q.shape[1], softmax=scale is None)
+            candidate_attention(q, k, v, *kept, plan, out, scale=scale, **options)
+        return out
 
     def _by_kernel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> bool:
         if self._keep is not None:
@@ -200,9 +220,14 @@ class CachedView:
 
     @cached_property
     def _new(self) -> _Padding:
-        return _Padding.of(
-            self._batch.offsets.numpy()[:-1], self._batch.lengths.numpy(), self._room.new, self._device
-        )
+        lengths = self._batch.lengths.numpy()
+        longest = self._room.new + self._room.candidates if self._fill else int(lengths.max(initial=0))
+        return _Padding.of(self._batch.offsets.numpy()[:-1], lengths, longest, self._device)
+
+    @cached_property
+    def _events(self) -> _Padding:
+        events = self._batch.lengths.numpy() - self._targets
+        return _Padding.of(self._batch.offsets.numpy()[:-1], events, self._room.new, self._device)
 
     @cached_property
     def _old(self) -> _Padding:
@@ -232,15 +257,20 @@ class CachedView:
     def _buckets(self) -> Tensor:
         """[users, queries, keys] bucket of the time between them."""
         asked, time = (self._new.pad(self._batch.tokens[name]) for name in ("target_time", "time"))
-        positions, times = self._caches.positions, self._caches.times
-        old = torch.zeros_like(positions) if times is None else times
-        keys = torch.cat([self._old.pad(old), time], dim=1)
-        return time_bucket(asked[:, :, None] - keys[:, None, :])
+        return time_bucket(asked[:, :, None] - self._key_times(time)[:, None, :])
 
     @cached_property
     def byte_buckets(self) -> Tensor:
-        """The same as the kernel reads them."""
-        return self._buckets.to(torch.uint8)
+        """[users, new events, cached tokens and new events] the same as the kernel of events reads them."""
+        tokens = self._batch.tokens
+        asked, time = (self._events.pad(tokens[name]) for name in ("target_time", "time"))
+        return time_bucket(asked[:, :, None] - self._key_times(time)[:, None, :]).to(torch.uint8)
+
+    def _key_times(self, time: Tensor) -> Tensor:
+        """[users, keys] when each happened; `time` of the new ones."""
+        positions, times = self._caches.positions, self._caches.times
+        old = torch.zeros_like(positions) if times is None else times
+        return torch.cat([self._old.pad(old), time], dim=1)
 
 
 class _Padding(NamedTuple):

@@ -9,7 +9,7 @@ over everything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from torch import Tensor
 
 from freescale.data import Ints, SequenceBatch
 from freescale.errors import ConfigError, DataError
+from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.serving.cached_view import CachedView
+from freescale.model.serving.candidate_rows import MOST_EVENTS
+from freescale.model.views import BatchView, View
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,12 +93,17 @@ def extend_caches(
     _check(encoder, caches or [], model)
     old = list(caches) if caches is not None else [None] * len(batch)
     kept: list[tuple[Tensor, Tensor]] = []
-    view = CachedView(
-        batch,
-        HistoryCaches(old, device=vectors_TD.device),
-        device=vectors_TD.device,
-        keep=lambda layer, k, v: kept.append((k, v)),
-    )
+
+    def keep(layer: int, k: Tensor, v: Tensor) -> None:
+        kept.append((k, v))
+
+    device = vectors_TD.device
+    view: View
+    if any(cache is not None and len(cache) for cache in old):
+        view = CachedView(batch, HistoryCaches(old, device=device), device=device, keep=keep)
+    else:
+        # Whole histories have the kernels of training, which are made for long ones.
+        view = BatchView(batch, SequenceLayout(batch.offsets, device=device), keep=keep)
     encoder.encode(vectors_TD, view)
     keys, values = (torch.stack([each[part] for each in kept]) for part in (0, 1))
     times = batch.tokens.get("time")
@@ -135,10 +143,15 @@ def candidate_states(
     _check(encoder, caches or [], model)
     if batch.targets is None:
         raise DataError("candidates are missing", got="a batch without targets")
-    store = HistoryCaches(caches or [None] * len(batch), device=vectors_TD.device)
-    most = int(batch.targets.max()) if len(batch) else 0
     if chunk is not None and chunk < 1:
         raise DataError("chunk must be at least 1", got=chunk)
+    most = int(batch.targets.max()) if len(batch) else 0
+    longest = int((batch.lengths - batch.targets).max()) if len(batch) else 0
+    if longest > MOST_EVENTS or (chunk is not None and chunk < most and longest > 1):
+        # Computed once, not beside every chunk.
+        vectors_TD, batch, caches = _with_events_cached(encoder, vectors_TD, batch, caches, model)
+    assert batch.targets is not None
+    store = HistoryCaches(caches or [None] * len(batch), device=vectors_TD.device)
     out = vectors_TD.new_zeros(int(batch.targets.sum()), vectors_TD.shape[1])
     before = batch.targets.cumsum(0) - batch.targets
     for first in range(0, most, chunk or max(most, 1)):
@@ -160,6 +173,34 @@ def candidate_states(
         to, of = to_device(goal.numpy(), last.numpy(), device=vectors_TD.device)
         out.index_copy_(0, to, states.index_select(0, of))
     return out
+
+
+def _with_events_cached(
+    encoder: Any,
+    vectors_TD: Tensor,
+    batch: SequenceBatch,
+    caches: Sequence[HistoryCache | None] | None,
+    model: str,
+) -> tuple[Tensor, SequenceBatch, Sequence[HistoryCache | None]]:
+    """The latest event of every request and its candidates; the events before are in the caches."""
+    assert batch.targets is not None
+    events = (batch.lengths - batch.targets - 1).clamp(min=0)
+    old, index = _part(batch, torch.zeros_like(events), events, vectors_TD.device)
+    kept = extend_caches(encoder, vectors_TD.index_select(0, index), old, caches, model=model)
+    rest, index = _part(batch, events, batch.lengths, vectors_TD.device)
+    return vectors_TD.index_select(0, index), replace(rest, targets=batch.targets), kept
+
+
+def _part(
+    batch: SequenceBatch, first: Tensor, end: Tensor, device: torch.device
+) -> tuple[SequenceBatch, Tensor]:
+    """Tokens `first` to `end` of every sequence, and which tokens of the batch they are."""
+    lengths = end - first
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    shift = torch.repeat_interleave(batch.offsets[:-1] + first - offsets[:-1], lengths)
+    (index,) = to_device((torch.arange(int(offsets[-1])) + shift).numpy(), device=device)
+    tokens = {name: values.index_select(0, index.to(values.device)) for name, values in batch.tokens.items()}
+    return SequenceBatch(offsets=offsets, tokens=tokens), index
 
 
 def _tokens_of(batch: SequenceBatch, first: int, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.world import Ranks
+from freescale.data import sync_folder, write_durably
 from freescale.embedding import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
 from freescale.train.state.agreement import fail_together, from_first, gather, here
@@ -35,7 +36,7 @@ from freescale.train.state.shard_reader import (
     index_of_headers,
 )
 from freescale.train.state.shards import BLOCK, describe_pieces, pieces_to_write, write_shard
-from freescale.train.state.shared_folder import appears, check_shared, sync_folder, write_durably
+from freescale.train.state.shared_folder import appears, check_shared
 from freescale.train.state.snapshot import Snapshot, Staging
 from freescale.version import __version__
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from freescale.comm.world import Ranks
+from freescale.data import sync_folder
 from freescale.errors import CheckpointError, DamagedCheckpointError
 from freescale.train.run import Run
 from freescale.train.state.agreement import fail_together, from_first, here
@@ -18,7 +19,7 @@ from freescale.train.state.checkpoint import damaged, put_aside, read_meta
 from freescale.train.state.resume_story import ResumeStory, resume_story
 from freescale.train.state.run_state import load_facts, load_run
 from freescale.train.state.same_data import check_same_data
-from freescale.train.state.shared_folder import appears, sync_folder
+from freescale.train.state.shared_folder import appears
 from freescale.train.state.weight_check import describe_blown_up, first_blown_up
 
 Accept = Callable[[Path, Mapping[str, Any]], None]

@@ -1,4 +1,4 @@
-"""Folders that several machines write into: whether they are one folder at all, and bytes that outlive a power cut."""
+"""Folders that several machines write into: whether they are one folder at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from freescale.comm.world import Ranks
+from freescale.data import sync_folder
 from freescale.errors import CheckpointError
 from freescale.train.state.agreement import fail_together, from_first, gather, here
 
@@ -51,26 +52,6 @@ def appears(is_there: Callable[[], bool], *, folder: Path) -> bool:
         if folder.exists():
             os.listdir(folder)  # makes a client ask its server again
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable: new, renamed and removed ones."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """A file that is there as a whole or not at all, whatever happens."""
-    aside = path.with_name(path.name + ".new")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    sync_folder(path.parent)
 
 
 def _name(nonce: str, rank: int) -> str:

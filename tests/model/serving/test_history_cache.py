@@ -80,30 +80,6 @@ def test_a_cache_does_not_depend_on_when_the_request_comes():
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
-@pytest.mark.parametrize("softmax", [False, True])
-def test_the_kernel_of_cached_requests_knows_candidates(softmax):
-    pytest.importorskip("triton")
-    from freescale.model.serving.cached_view import CachedView
-    from freescale.model.serving.history_cache import HistoryCache, HistoryCaches
-
-    draw = torch.Generator().manual_seed(0)
-    batch = requests_of([(5, 40), (0, 3), (2, 0)])
-    heads = [torch.randn(50, 2, 16, generator=draw) for _ in range(3)]
-    keys = [torch.randn(2, 1, n, 2, 16, generator=draw) for n in (7, 3)]
-    caches = [HistoryCache(keys=k[0], values=k[1], times=torch.arange(k.shape[2]) * 50) for k in keys]
-    store = HistoryCaches([caches[0], None, caches[1]], device=torch.device("cpu"))
-    tables = {"position_bias": torch.randn(40, generator=draw), "time_bias": torch.randn(129, generator=draw)}
-    found = []
-    for fused in (False, True):
-        view = CachedView(batch, store, device=torch.device("cpu"), fused=fused)
-        if softmax:
-            found.append(view.softmax(*heads, layer=0, scale=0.3))
-        else:
-            found.append(view.silu(*heads, layer=0, scale=0.1, **tables))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
-
-
 def test_what_cannot_be_kept_is_refused():
     batch = requests_of([(3, 2)])
     with pytest.raises(ConfigError, match="cannot be kept"):

@@ -2,7 +2,8 @@
 
 Few queries meet few keys, so one program does all of a user and head that fits into a tile. Cached keys are read where
 they lie, each user's from its own address. Distances are between positions, since cached tokens do not stand
-where they stood in the history. Rows of `Tiles` are those of `cached_attention.CachedPlan`.
+where they stood in the history. Rows of `Tiles` are those of `cached_attention.CachedPlan`. Candidates, many of which
+meet the same keys, have kernels of their own (`candidate_kernel`).
 """
 
 # ruff: noqa: SIM108
@@ -16,7 +17,7 @@ import triton.language as tl
 from freescale.kernels.attention.triton.attention_kernels import softmax_step
 from freescale.kernels.attention.triton.tiles import read_rows, tanh, write_rows
 
-FIELDS = tl.constexpr(10)
+FIELDS = tl.constexpr(9)
 
 
 @triton.jit
@@ -68,11 +69,9 @@ def cached_kernel(
     bucket0 = tl.load(Tiles + tile * FIELDS + 6)
     bucket_row = tl.load(Tiles + tile * FIELDS + 7).to(tl.int32)
     ahead = tl.load(Tiles + tile * FIELDS + 8).to(tl.int32)
-    events = tl.load(Tiles + tile * FIELDS + 9).to(tl.int32)
     key_head = head // GROUP
     rows = first + tl.arange(0, BLOCK_M)
-    # Targets all stand right behind the events.
-    row_positions = position + tl.minimum(rows, events)
+    row_positions = position + rows
     q = read_rows(Q, start, first, head, q_row, q_head, length, WIDTH, BLOCK_D, BLOCK_M, False, False)
     out = tl.zeros([BLOCK_M, BLOCK_V], ACC)
     top = tl.full([BLOCK_M], float("-inf"), ACC)
@@ -87,25 +86,13 @@ def cached_kernel(
             rows, row_positions, key_positions, seen, Position, Time, Buckets, bucket0, bucket_row, 0, half_alpha,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
         )  # fmt: skip
-    for n0 in range(0, tl.minimum(first + BLOCK_M, events), BLOCK_N):
+    for n0 in range(0, tl.minimum(first + BLOCK_M, length), BLOCK_N):
         keys = n0 + tl.arange(0, BLOCK_N)
-        seen = (keys[None, :] <= rows[:, None]) & (keys[None, :] < events) & (rows[:, None] < length)
+        seen = (keys[None, :] <= rows[:, None]) & (rows[:, None] < length)
         out, top, total = add_keys(
             q, out, top, total, K, V, k_row, k_head, v_row, v_head,
             start, n0, length, key_head,
             rows, row_positions, position + keys, seen,
-            Position, Time, Buckets, bucket0, bucket_row, ahead, half_alpha,
-            WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
-        )  # fmt: skip
-    # Of the targets a target sees itself: nothing is computed for the others but what shares its tile.
-    begin = tl.where(first + BLOCK_M > events, first, length)
-    for n0 in range(begin, tl.minimum(first + BLOCK_M, length), BLOCK_N):
-        keys = n0 + tl.arange(0, BLOCK_N)
-        seen = (keys[None, :] == rows[:, None]) & (rows[:, None] >= events) & (rows[:, None] < length)
-        out, top, total = add_keys(
-            q, out, top, total, K, V, k_row, k_head, v_row, v_head,
-            start, n0, length, key_head,
-            rows, row_positions, position + tl.minimum(keys, events), seen,
             Position, Time, Buckets, bucket0, bucket_row, ahead, half_alpha,
             WIDTH, V_WIDTH, BLOCK_D, BLOCK_V, BLOCK_N, SOFTMAX, HAS_POSITION, HAS_TIME, FAST, PRECISION, ACC,
         )  # fmt: skip

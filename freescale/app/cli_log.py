@@ -1,0 +1,146 @@
+"""Commands about logs that grow: append, show, drop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from freescale.app.arguments import Plugins, load_plugins, say
+from freescale.app.cli_data import names_in_order, numbers_of_actions
+from freescale.errors import DataError
+
+if TYPE_CHECKING:
+    from freescale.data import IdKinds, WindowEntry
+
+LogDir = Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log.")]
+
+log_app = typer.Typer(
+    help="A log of sealed windows: data that grows, trained on as it comes.", no_args_is_help=True
+)
+
+
+@log_app.command()
+def append(
+    log: LogDir,
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="INPUT", help="Raw file, or a folder: files of it that are new are sealed."),
+    ],
+    every: Annotated[
+        str | None,
+        typer.Option(help="Cut the input into windows: 1d, 6h, 30m or seconds; else one window for all."),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Inputs of a row at most; 200, or what the log has.", min=1)
+    ] = None,
+    max_late: Annotated[
+        str | None,
+        typer.Option(
+            help="Drop events older than the log's end by more than this: 2d; else none is dropped."
+        ),
+    ] = None,
+    format: Annotated[
+        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv, jsonl or parquet.")
+    ] = "auto",
+    user: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
+    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
+    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Name of the action or rating column; '' for none.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Fields of text without a header, in order: user,item,time,action.")
+    ] = None,
+    separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
+    time_unit: Annotated[str, typer.Option(help="Unit of times that are numbers: s, ms, us, ns.")] = "auto",
+    actions: Annotated[
+        str | None,
+        typer.Option(help="Numbers of actions in words: view=0,buy=1; the first append decides."),
+    ] = None,
+    bad_lines: Annotated[
+        str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
+    ] = "stop",
+    user_ids: Annotated[str | None, typer.Option(help="Kind of user ids: int64, uint64 or text.")] = None,
+    item_ids: Annotated[str | None, typer.Option(help="Kind of item ids.")] = None,
+    memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
+    plugin: Plugins = None,
+) -> None:
+    """Seal new events as the next windows of a log; each is there as a whole or not at all, each event once.
+
+    Killed, the same command finishes what it began. Input that is in the log already is refused.
+    """
+    load_plugins(plugin)
+    from freescale.data import ColumnNames, append_log
+
+    given = {"user": user, "item": item, "time": time, "action": action}
+    kinds = {role: kind for role, kind in (("user", user_ids), ("item", item_ids)) if kind is not None}
+    sealed = append_log(
+        log,
+        source,
+        every=None if every is None else _seconds("--every", every),
+        max_length=max_length,
+        max_late=None if max_late is None else _seconds("--max-late", max_late),
+        format=format,
+        columns=ColumnNames(**{role: name for role, name in given.items() if name is not None}),
+        separator=separator,
+        header=names_in_order(columns),
+        time_unit=time_unit,
+        actions=None if actions is None else numbers_of_actions(actions),
+        bad_lines=bad_lines,
+        id_kinds=cast("IdKinds", kinds),
+        memory_mb=memory_mb,
+    )
+    for entry in sealed.windows:
+        say(f"{log}: {_in_words(entry)}")
+    for line in sealed.taken:
+        say(f"  {line}")
+
+
+@log_app.command()
+def show(log: LogDir) -> None:
+    """List the windows of a log."""
+    from freescale.data import load_log
+
+    found = load_log(log)
+    for entry in found.windows:
+        say(_in_words(entry) + ("; deleted" if entry.deleted else ""))
+    say(f"rows of at most {found.rules.max_length} inputs; fingerprint {found.fingerprint}")
+
+
+@log_app.command()
+def drop(
+    log: LogDir,
+    before: Annotated[int, typer.Option(help="Delete windows with numbers below this one.", min=1)],
+) -> None:
+    """Delete the histories of old windows; their entries stay, so runs go on at the steps they have reached."""
+    from freescale.data import drop_windows
+
+    found = drop_windows(log, before=before)
+    gone = sum(entry.deleted for entry in found.windows)
+    say(f"{log}: {gone:,} of {len(found.windows):,} windows are deleted")
+
+
+def _in_words(entry: WindowEntry) -> str:
+    from freescale.data import written
+
+    said = (
+        f"window {entry.number}, up to {written(entry.last)}: {entry.rows:,} rows, {entry.events:,} events, "
+        f"{entry.targets:,} targets, {entry.items:,} items so far"
+    )
+    late = f"; {entry.late:,} events were late" if entry.late else ""
+    return said + late + (f"; {entry.dropped:,} too late, dropped" if entry.dropped else "")
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def _seconds(option: str, text: str) -> int:
+    """`1d` as seconds."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    if not number.isdigit():
+        raise DataError(
+            f"{option} is not a length of time", got=text, allowed="such as 30m, 6h, 1d, 1w, or seconds"
+        )
+    return int(number) * _UNITS[unit]

@@ -1,0 +1,157 @@
+"""A run that was trained, opened in one process: evaluate, export, replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from freescale.app.own_code import read_own_code
+from freescale.comm.world import one_rank
+from freescale.data import IntArray, is_dataset, names_of_items
+from freescale.embedding import learns_ids
+from freescale.errors import CheckpointError, ConfigError
+from freescale.model import compresses, retrieves
+from freescale.pipeline import TABLE
+from freescale.recipe import (
+    Config,
+    build_run,
+    build_source,
+    encoder_shape,
+    export_features,
+    load_config,
+    read_recipe,
+)
+from freescale.trace import decode
+from freescale.train import (
+    Progress,
+    Run,
+    best_in,
+    default_place,
+    load_run,
+    open_tracker,
+    read_meta,
+    replay,
+    write_export,
+)
+
+_TRIES = 5
+
+
+def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -> dict[str, Any]:
+    """Evaluate the best checkpoint of a run on its test targets; `cached` as serving would, from token caches."""
+    config, run, path = open_run(run_dir, device=device)
+    model = run.state.model
+    if cached and not (compresses(model.encoder) and retrieves(model.head)):
+        raise ConfigError(
+            "only retrieval models that compress histories are served from token caches",
+            got=f"segments.recent={config.segments.recent}, head.kind={config.head.kind}",
+            next_step="leave --cached out, or train with segments.recent=50",
+        )
+    metrics = dataclasses.replace(run.evaluation.evaluator, cached=cached).run(run.evaluation.test)
+    return {
+        "checkpoint": str(path),
+        "protocol": run.evaluation.protocol.words("test") + (", from token caches" if cached else ""),
+        **run.evaluation.protocol.seen_facts(),
+        "metrics": metrics,
+        "popularity": dict(run.evaluation.popularity.get("test", {})),
+        "repeat_last": dict(run.evaluation.repeat.get("test", {})),
+        "metric": run.evaluation.metric,
+    }
+
+
+def export_run(run_dir: Path, out: Path) -> Path:
+    """Export the best checkpoint of a run for serving."""
+    config, run, path = open_run(run_dir, device="cpu")
+    source = run.evaluation.test.source
+    meta = read_meta(path)
+    catalog = known_items(run)
+    features = run.evaluation.test.features
+    # How experts were computed in training says nothing about the machine that serves them.
+    served = dataclasses.replace(config.moe, backend="auto", save="preact")
+    return write_export(
+        out,
+        model=run.state.model,
+        items=run.evaluation.evaluator.items,
+        catalog=catalog,
+        names=names_of_items(source, catalog),
+        encoder=encoder_shape(dataclasses.replace(config, moe=served), source, features),
+        head={"kind": config.head.kind, "options": config.head.extra},
+        features=export_features(config, features, embedding=run.state.embedding, id_maps=run.state.id_maps),
+        facts={
+            "trained_steps": meta["step"],
+            "best": meta["best"],
+            "data": source.name,
+            "items": config.items.kind,
+            "evaluation": run.evaluation.protocol.facts(),
+            **({"own_code": own} if (own := read_own_code(run_dir)) else {}),
+        },
+    )
+
+
+def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int, str]:
+    """Send what a run has logged to a tracker afterwards; how many events, and where they went."""
+    log = _in_run(run_dir, "metrics.jsonl")
+    where = place or default_place(to, run_dir)
+    recipe = read_recipe(run_dir / "config.yaml") if (run_dir / "config.yaml").exists() else {}
+    facts: dict[str, Any] = {} if to == "tensorboard" else {"name": run_dir.resolve().name, "config": recipe}
+    with log.open("rb") as lines:
+        events = [event for event in map(decode, lines) if event is not None]
+    return replay(events, open_tracker(to, where, **facts)), where
+
+
+def known_items(run: Run) -> IntArray:
+    """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
+    id_map = run.state.id_maps.get(TABLE)
+    if id_map is not None and learns_ids(id_map) and run.state.model.items is None:
+        ids: IntArray = id_map.residents()[0].cpu().numpy()
+        return ids
+    return run.evaluation.test.source.items.ids
+
+
+def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
+    """The best state of a finished or interrupted run, in this one process."""
+    recipe = _in_run(run_dir, "config.yaml")
+    config = load_config(recipe, [f"run.out={run_dir}", f"run.device={device}"])
+    run = build_run(config, _source_as_it_was(config), one_rank(device=device), Progress())
+    return config, run, _load_best(run, run_dir)
+
+
+def _load_best(run: Run, run_dir: Path) -> Path:
+    """Load the best checkpoint; another one where a training that is still going on has just replaced it."""
+    for _ in range(_TRIES):
+        path = best_in(run_dir / "checkpoints")
+        if path is None:
+            raise CheckpointError(
+                "the run has no checkpoint yet",
+                got=run_dir,
+                next_step=f"freescale train {run_dir / 'config.yaml'}",
+            )
+        try:
+            load_run(run, path)
+        except CheckpointError:
+            if path.exists():
+                raise
+        else:
+            return path
+    raise CheckpointError(
+        "the run replaces its checkpoints faster than one can be read", got=run_dir, next_step="try again"
+    )
+
+
+def _source_as_it_was(config: Config) -> Any:
+    """The data set of a run that was trained; who looks at a run writes nothing into it."""
+    cache = Path(config.run.out) / "data"
+    return build_source(config, cache=cache if is_dataset(cache) else None)
+
+
+def _in_run(run_dir: Path, name: str) -> Path:
+    """A file that every run folder has."""
+    path = run_dir / name
+    if not path.exists():
+        raise CheckpointError(
+            f"this is not a run folder: it has no {name}",
+            got=run_dir,
+            next_step="give the folder a run was trained in (its run.out)",
+        )
+    return path

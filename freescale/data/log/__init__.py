@@ -1,0 +1,1 @@
+"""Rooms of data: a log of sealed windows, written once and trained on as it grows."""
