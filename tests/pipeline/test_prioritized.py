@@ -123,9 +123,7 @@ def test_on_every_transport_storage_and_way(options, num_steps):
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("beside", [False, True])
 def test_many_runs_have_the_bits_of_the_plain_path(num_ranks, optimizer, beside):
-    run_on_ranks(
-        many, num_ranks, num_ranks, optimizer, list(range(40)), {"beside": beside}, timeout=1200
-    )
+    run_on_ranks(many, num_ranks, num_ranks, optimizer, list(range(40)), {"beside": beside}, timeout=1200)
 
 
 # Batches that hypothesis thinks of: for two ranks, lists of rows a step, for one or two tables.
