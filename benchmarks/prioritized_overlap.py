@@ -1,6 +1,6 @@
 """Prioritized embedding communication (PEC): bytes and time during which ranks stand still.
 
-1. Check: plain, prioritized and split training end with the same bits (row-wise Adagrad, on the ranks of this benchmark).
+1. Check: plain, prioritized and split training end with the same bits (row-wise Adagrad, on this benchmark's ranks).
 2. Bytes a step that travel while the ranks stand still, over all ranks, for rows of 64 float32 numbers. `plain` sends
    every occurrence of an id, `PEC` the occurrences of overlapping rows: both are counted from the ids, since FreeScale
    always removes duplicates. `plain + dedup` and `PEC + dedup` are what FreeScale's two paths have moved and counted.

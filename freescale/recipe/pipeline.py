@@ -51,7 +51,7 @@ class PipelineSection:
         free=True,
     )
     postpone_mb: float = key(
-        512.0,
+        2048.0,
         "memory that inputs and gradients kept for postponed weight gradients may take; the rest is not postponed",
         at_least=0,
         free=True,

@@ -81,7 +81,7 @@ def fused_layer(
     buckets = None
     if weights.time_bias is not None and batch.query_time is not None and batch.key_time is not None:
         buckets = layout.buckets(batch.query_time, batch.key_time, backend="triton", mask=batch.mask)
-    takers = later(weights.uvqk), later(weights.output)
+    takers = tuple(map(later, (weights.uvqk, weights.output, weights.position_bias, weights.time_bias)))
     return _Layer.apply(x_TD, *weights, buckets, batch, heads, scale, dropped, takers)  # type: ignore[no-untyped-call]
 
 
@@ -117,7 +117,7 @@ class _Layer(torch.autograd.Function):
         heads: int,
         scale: float,
         dropped: Masked | None,
-        takers: tuple[Later | None, Later | None],
+        takers: tuple[Later | None, Later | None, Later | None, Later | None],
     ) -> Tensor:
         project, attention, gate, product = parts = [_Kept() for _ in range(4)]
         room = GradBuffer()
@@ -138,6 +138,7 @@ class _Layer(torch.autograd.Function):
             1.0,
             scale,
             tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
+            takers[2:],
         )
         y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room, dropped)
         out = AddProduct.forward(product, residual, y, output, takers[1])

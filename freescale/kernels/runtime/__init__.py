@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         linear,
         multiplied,
         of_weight,
+        of_weights,
     )
     from freescale.kernels.runtime.precision import product_precision
     from freescale.kernels.runtime.readback import Readback

@@ -13,8 +13,9 @@ beyond it gradients are computed at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -120,6 +121,28 @@ def of_weight(taker: Later | None, gradient: Callable[[], Tensor], *kept: Tensor
         return gradient()
     taker.add(gradient, *kept)
     return None
+
+
+def of_weights(
+    gradients: Callable[[], Sequence[Tensor | None]],
+    weights: Sequence[Tensor | None],
+    takers: Sequence[Later | None],
+    *kept: Tensor,
+) -> Sequence[Tensor | None]:
+    """The same for several weights whose gradients are worked out together: all of them now, or all later."""
+    if any(weight is not None and taker is None for weight, taker in zip(weights, takers)):
+        return gradients()
+    once = cache(gradients)
+
+    def of_one(number: int) -> Tensor:
+        gradient = once()[number]
+        assert gradient is not None
+        return gradient
+
+    for number, taker in enumerate(takers):
+        if taker is not None:
+            taker.add(partial(of_one, number), *kept)
+    return [None] * len(weights)
 
 
 def linear(x_TK: Tensor, weight_NK: Tensor, bias: Tensor | None = None) -> Tensor:
