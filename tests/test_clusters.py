@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +116,6 @@ def test_the_manifest_fits_the_models_of_the_kubernetes_client(documents):
     client = pytest.importorskip("kubernetes").client
     api = client.ApiClient()
     for kind, document in documents.items():
-        made = api.deserialize(
-            json.dumps(document), f"V1{kind}", "application/json"
-        )  # all required fields, right types
+        # All required fields, right types.
+        made = api.deserialize(SimpleNamespace(data=json.dumps(document)), f"V1{kind}")
         assert api.sanitize_for_serialization(made) == document  # and none the client does not know

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.balance.arrays import FloatArray, IntArray
+from freescale.balance.least_counts import with_least_counts
 from freescale.errors import PlanError
 
 
@@ -23,6 +24,7 @@ def min_moves(
     *,
     tolerance: float = 0.01,
     speeds: Sequence[float] | FloatArray | None = None,
+    min_count: int = 0,
 ) -> IntArray:
     """New owner of every sample; the same on every rank that calls it with the same numbers.
 
@@ -32,6 +34,7 @@ def min_moves(
         num_ranks: number of ranks.
         tolerance: stop when the latest rank is this share later than the mean.
         speeds: [ranks] relative speeds.
+        min_count: samples that every rank has at least, where there are as many.
     """
     cost = np.asarray(costs, dtype=np.float64)
     new = np.array(owner, dtype=np.int64)
@@ -54,7 +57,7 @@ def min_moves(
             moved -= cost[take]
         loads[late] -= moved
         loads[early] += moved
-    return new
+    return with_least_counts(new, cost, num_ranks, least=min_count)
 
 
 def _best_trade(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 
 from freescale.balance.arrays import FloatArray, IntArray
+from freescale.balance.least_counts import with_least_counts
 from freescale.balance.limits import checked_problem, token_cap
 from freescale.balance.partition import Partition, assignment_report
 from freescale.errors import PlanError
@@ -80,6 +81,7 @@ class StepPlan:
         bound: the imbalance no assignment can beat, above 1 when one sample outweighs a rank's fair share.
         plan_hash: short hash of the whole assignment, equal on all ranks.
         imbalance_in_turn: what the imbalance would be with the samples dealt out in turn.
+        global_targets: tokens of the whole global batch that have a loss; None: all.
     """
 
     step: int
@@ -91,6 +93,12 @@ class StepPlan:
     bound: float
     plan_hash: str
     imbalance_in_turn: float = 1.0
+    global_targets: int | None = None
+
+    @property
+    def divisor(self) -> int:
+        """What the summed loss of a step is divided by."""
+        return max(1, self.global_tokens if self.global_targets is None else self.global_targets)
 
 
 def named_balancer(balancer: str | Balancer, options: object = None) -> Balancer:
@@ -119,6 +127,7 @@ def assign(
     balancer: Balancer,
     max_tokens_ratio: float | None,
     speeds: FloatArray | None,
+    min_count: int = 0,
 ) -> Partition:
     """Which rank computes which sample of a global batch; one rank computes all of them, whoever balances."""
     problem = checked_problem(costs, num_ranks, tokens=tokens, speeds=speeds)
@@ -128,8 +137,13 @@ def assign(
     cap = token_cap(problem, max_tokens_ratio)
     given: dict[str, Any] = {"tokens": problem.tokens, "max_tokens": cap, "speeds": problem.given_speeds}
     if isinstance(balancer, ReportingBalancer):
-        return balancer.report(problem.costs, num_ranks, **given)
-    owner = _owner_of(balancer.assign(problem.costs, num_ranks, **given), len(costs), num_ranks)
+        found = balancer.report(problem.costs, num_ranks, **given)
+        if np.bincount(found.owner, minlength=num_ranks).min() >= min_count:
+            return found
+        owner = found.owner
+    else:
+        owner = _owner_of(balancer.assign(problem.costs, num_ranks, **given), len(costs), num_ranks)
+    owner = with_least_counts(owner, problem.costs, num_ranks, least=min_count)
     return assignment_report(costs, owner, num_ranks, tokens=tokens, speeds=speeds)
 
 

@@ -138,6 +138,12 @@ class BridgedCollection(nn.Module):
             with torch.no_grad():
                 table.weight.copy_(parts["weight"][mine])
                 if "momentum1" in parts:
+                    if "square_sum" not in table.state:
+                        raise DataError(
+                            f"table {name!r} keeps no sums of row-wise Adagrad",
+                            got="momentum1",
+                            next_step="BridgedCollection(optimizer=RowwiseAdagrad()), or leave momentum1 out",
+                        )
                     table.state["square_sum"].copy_(parts["momentum1"][mine, None])
 
     def load_checkpoint(

@@ -23,10 +23,19 @@ class Keyed(Protocol):
     """Several features of a batch by name, as a KeyedJaggedTensor."""
 
     def keys(self) -> Sequence[str]:
-        """Names of the features."""
+        """Names of the F features."""
 
     def __getitem__(self, key: str) -> Jagged:
         """One of them."""
+
+    def values(self) -> Tensor:
+        """[T] ids, those of the first feature first."""
+
+    def lengths(self) -> Tensor:
+        """[F * B] of every sample, in the same order."""
+
+    def weights_or_none(self) -> Tensor | None:
+        """[T] a weight for each id, where there are any."""
 
 
 class JaggedFeature:
@@ -56,10 +65,13 @@ class KeyedFeatures:
         keys: names of the F features.
         values: [T] ids, those of the first feature first.
         lengths: [F * B] of every sample, in the same order.
+        weights: [T] a weight for each id.
     """
 
-    def __init__(self, keys: Sequence[str], values: Tensor, lengths: Tensor) -> None:
-        self._keys = list(keys)
+    def __init__(
+        self, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> None:
+        self._keys, self._values, self._lengths, self._weights = list(keys), values, lengths, weights
         per_key = lengths.view(len(self._keys), -1)
         counts: list[int] = per_key.sum(1).tolist()
         self._parts = dict(
@@ -69,6 +81,18 @@ class KeyedFeatures:
     def keys(self) -> list[str]:
         """Names of the features."""
         return self._keys
+
+    def values(self) -> Tensor:
+        """Of all features, end to end."""
+        return self._values
+
+    def lengths(self) -> Tensor:
+        """Of all features, end to end."""
+        return self._lengths
+
+    def weights_or_none(self) -> Tensor | None:
+        """Of all features, end to end."""
+        return self._weights
 
     def __getitem__(self, key: str) -> JaggedFeature:
         """One of them."""

@@ -45,10 +45,11 @@ from freescale.comm.traffic import Channels, Gate, TrafficQueue, open_channels
 from freescale.embedding import Lookup, ShardedEmbedding, as_leaf
 from freescale.errors import FreeScaleError
 from freescale.kernels.rows import unique
-from freescale.pipeline.in_flight import InFlightBatch, ReadyRows, count_plain
+from freescale.pipeline.in_flight import InFlightBatch, ReadyRows
 from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
 from freescale.pipeline.row_moves import RowMoves
 from freescale.pipeline.streams import Waitable, make_side, record_stream, wait_for
+from freescale.pipeline.traffic import count_plain
 from freescale.pipeline.urgent_chain import Left, UrgentChain
 from freescale.trace import stage
 
@@ -315,7 +316,7 @@ class PrioritizedPipeline(Generic[B]):
         left = self._moves.send_urgent(flight, ready.lookups, lr=lr)
         self._update_replicated(flight, ready, lr=lr)
         parked = Left(flight, left, lr)
-        flight.traffic.parked_rows += parked.num_rows
+        parked.count_rows(flight.traffic)
         self._park(parked)
 
     def _update_replicated(self, flight: InFlightBatch[B], ready: ReadyRows[B], *, lr: float) -> None:

@@ -11,7 +11,7 @@ curve stays the same.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,9 @@ class StreamBalancer:
         tolerance: bubble to accept instead of moving more samples.
         ahead: batches kept ready.
         transport: how samples travel.
+        weigh: [B] whole numbers that stand for the lengths of a batch's samples where their cost is predicted; all
+            their tokens unless given.
+        min_count: samples that every rank has at least, where there are as many.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class StreamBalancer:
         tolerance: float = 0.01,
         ahead: int = 1,
         transport: str = "collective",
+        weigh: Callable[[SequenceBatch], Tensor] | None = None,
+        min_count: int = 0,
     ) -> None:
         self._batches = batches
         self._transport = make_transport(group, kind=transport)
@@ -78,6 +83,8 @@ class StreamBalancer:
         self._cost_model = cost_model or CostModel.default()
         self._tolerance = tolerance
         self._ahead = ahead
+        self._weigh = weigh or (lambda batch: batch.lengths)
+        self._min_count = min_count
 
     def __iter__(self) -> Iterator[BalancedBatch]:
         """Balanced batches until every rank's stream has ended."""
@@ -108,18 +115,18 @@ class StreamBalancer:
 
     def _balance(self, mine: SequenceBatch | None, like: SequenceBatch | None) -> BalancedBatch | None:
         """One exchange; None when the streams of all ranks have ended."""
-        lengths = _gather_lengths(mine, self._group)
-        if all(one is None for one in lengths):
+        sizes = _gather_sizes(None if mine is None else self._sizes(mine), self._group)
+        if all(one is None for one in sizes):
             return None
         if mine is None and like is not None:
             mine = like.select([])
         if mine is None:
             raise ValueError("the stream of this rank was empty from the start: it cannot know the features")
-        counts = [0 if one is None else len(one) for one in lengths]
-        flat = np.concatenate([one for one in lengths if one is not None])
+        counts = [0 if one is None else len(one) for one in sizes]
+        flat, weighed = np.concatenate([one for one in sizes if one is not None]).T
         owner = np.repeat(np.arange(len(counts)), counts)
-        costs = self._cost_model.cost(flat)
-        new = min_moves(costs, owner, len(counts), tolerance=self._tolerance)
+        costs = self._cost_model.cost(weighed)
+        new = min_moves(costs, owner, len(counts), tolerance=self._tolerance, min_count=self._min_count)
         return BalancedBatch(
             batch=self._exchange(mine, flat, owner, new),
             global_samples=len(flat),
@@ -128,6 +135,10 @@ class StreamBalancer:
             imbalance=_imbalance(costs, new, len(counts)),
             moved=float((owner != new).mean()) if len(owner) else 0.0,
         )
+
+    def _sizes(self, batch: SequenceBatch) -> Tensor:
+        """[B, 2] tokens of each sample, and those its cost is predicted from."""
+        return torch.stack([batch.lengths, self._weigh(batch).cpu().long()], dim=1)
 
     def _exchange(
         self, mine: SequenceBatch, lengths: IntArray, owner: IntArray, new: IntArray
@@ -161,16 +172,16 @@ class StreamBalancer:
         return self._transport.start(values, send=send, receive=receive).wait()
 
 
-def _gather_lengths(mine: SequenceBatch | None, group: dist.ProcessGroup) -> list[IntArray | None]:
-    """The lengths of every rank's batch; None from a rank whose stream has ended."""
+def _gather_sizes(mine: Tensor | None, group: dist.ProcessGroup) -> list[IntArray | None]:
+    """What is known of the samples of every rank's batch; None from a rank whose stream has ended."""
     num_ranks = dist.get_world_size(group)
     count = torch.tensor([-1 if mine is None else len(mine)])
     counts = [torch.empty_like(count) for _ in range(num_ranks)]
     dist.all_gather(counts, count, group=group)
     sizes = [int(one) for one in counts]
-    padded = torch.zeros(max(1, *sizes), dtype=torch.int64)
+    padded = torch.zeros(max(1, *sizes), 2, dtype=torch.int64)
     if mine is not None:
-        padded[: len(mine)] = mine.lengths
+        padded[: len(mine)] = mine
     everybody = [torch.empty_like(padded) for _ in range(num_ranks)]
     dist.all_gather(everybody, padded, group=group)
     return [None if size < 0 else one[:size].numpy() for one, size in zip(everybody, sizes)]

@@ -10,7 +10,6 @@ in which the training thread would start them; while it runs, that thread starts
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,9 +18,10 @@ from torch import Tensor
 
 from freescale.comm.traffic import Gate, TrafficQueue
 from freescale.embedding import Lookup
-from freescale.pipeline.in_flight import InFlightBatch, Traffic
+from freescale.pipeline.in_flight import InFlightBatch
 from freescale.pipeline.row_moves import RowMoves
 from freescale.pipeline.streams import Waitable, make_side
+from freescale.pipeline.traffic import Traffic
 from freescale.trace import stage
 
 B = TypeVar("B")
@@ -34,11 +34,11 @@ class Left(NamedTuple, Generic[B]):
     grads: dict[str, Tensor]
     lr: float
 
-    @property
-    def num_rows(self) -> int:
-        """Rows whose gradients they are."""
-        parked = [self.flight.tables[name].parked for name in self.grads]
-        return sum(len(subset.index) for subset in parked if subset is not None)
+    def count_rows(self, traffic: Traffic) -> None:
+        """Count the rows whose gradients they are."""
+        for name in self.grads:
+            parked = self.flight.tables[name].parked
+            traffic.of(name).parked_rows += 0 if parked is None else len(parked.index)
 
 
 class UrgentChain(Generic[B]):
@@ -77,12 +77,10 @@ class UrgentChain(Generic[B]):
         with stage("wait for OL rows", step=following.step + 1, kind="wait"):
             left = job.wait()
         # The account of `flight` is closed: what its gradients have moved is counted with the batch that needs them.
-        for each in fields(Traffic):
-            moved = getattr(following.traffic, each.name) + getattr(self._moved, each.name)
-            setattr(following.traffic, each.name, moved)
+        following.traffic.add(self._moved)
         following.late_rows_here = True
         parked = Left(flight, left, lr)
-        following.traffic.parked_rows += parked.num_rows
+        parked.count_rows(following.traffic)
         return parked
 
     def check(self) -> None:

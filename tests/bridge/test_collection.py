@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.bridge import BridgedCollection, KeyedFeatures, require_torchrec
-from freescale.embedding import RowwiseAdagrad
+from freescale.embedding import SGD, RowwiseAdagrad
 from freescale.errors import DataError, FreeScaleError
 from tests.bridge.their_model import CONFIGS, STEPS, Config, TheirModel, features, first_rows
 from tests.ranks import run_on_ranks
@@ -99,6 +99,11 @@ def test_a_feature_of_two_tables_and_one_that_is_missing():
     assert [len(found[name].values()) for name in ("x@a", "x@b", "y")] == [2, 2, 1]
     with pytest.raises(DataError, match="lacks features"):
         collection(KeyedFeatures(["x"], torch.tensor([1]), torch.tensor([1])))
+
+
+def test_sums_for_an_optimizer_that_keeps_none_are_refused():
+    with pytest.raises(DataError, match="keeps no sums"):
+        BridgedCollection(CONFIGS, optimizer=SGD()).load_tables(first_rows())
 
 
 def test_another_torchrec_or_none_is_refused(monkeypatch):

@@ -8,76 +8,49 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.bridge.their_model import CONFIGS, DIM, ROWS, STEPS, TheirModel, features, first_rows
+from freescale.app.commands import train_run
+from freescale.app.opened_run import open_run
+from freescale.app.torchrec_tables import export_torchrec, import_torchrec
+from freescale.bridge import (
+    KeyedFeatures,
+    RowFolder,
+    RowsById,
+    as_saved,
+    choose_tables,
+    names_of_table,
+    read_rows,
+    save_tensors,
+)
+from freescale.bridge.written_tables import place_ids
+from freescale.errors import DataError
+from freescale.recipe import load_config
+from tests.bridge.in_torchrec import EPS, LR, fill, keyed, local_tables, sharded
+from tests.bridge.their_model import CONFIGS, KEYS, ROWS, STEPS, TheirModel, features, first_rows
 from tests.ranks import run_on_ranks
+from tests.small_run import SMALL, Recorder
 
 pytestmark = pytest.mark.extras
-LR, EPS = 0.05, 1e-8
 
 
 def in_torchrec(rank):
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-    from torchrec.distributed.types import ShardingPlan
-    from torchrec.modules.embedding_configs import EmbeddingConfig
-    from torchrec.modules.embedding_modules import EmbeddingCollection
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
-    configs = [
-        EmbeddingConfig(
-            name=c.name, embedding_dim=DIM, num_embeddings=ROWS[c.name], feature_names=c.feature_names
-        )
-        for c in CONFIGS
-    ]
-    tables = EmbeddingCollection(tables=configs, device=torch.device("meta"))
-    rule = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": LR, "eps": EPS}
-    sharder = EmbeddingCollectionSharder(fused_params=rule)
-    plan = construct_module_sharding_plan(
-        tables,
-        {name: row_wise(compute_kernel="fused") for name in ROWS},
-        sharder=sharder,
-        world_size=2,
-        local_size=2,
-        device_type="cpu",
-    )
-    model = DistributedModelParallel(
-        TheirModel(tables),
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"tables": plan}),
-        sharders=[sharder],
-    )
-    wanted = first_rows()
-    held = {key.split(".")[-2]: value for key, value in model.state_dict().items() if "embeddings" in key}
-    for name, value in held.items():
-        shard = value.local_shards()[0]
-        first = shard.metadata.shard_offsets[0]
-        shard.tensor.copy_(wanted[name]["weight"][first : first + len(shard.tensor)])
+    model = sharded(TheirModel)
+    fill(model, first_rows())
     dense = [param for name, param in model.named_parameters() if "mix" in name]
     optimizer = torch.optim.SGD(dense, lr=0.1)
     seconds = []
     for step in range(STEPS):
-        batch = features(
-            step, rank, lambda keys, values, lengths: KeyedJaggedTensor(keys, values, lengths=lengths)
-        )
+        batch = features(step, rank, keyed)
         start = time.perf_counter()
         optimizer.zero_grad()
         model(batch).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    rows = {name: value.local_shards()[0].tensor.clone() for name, value in held.items()}
-    state = model.fused_optimizer.state_dict()["state"]
-    sums = {
-        key.rpartition(".")[0]: value.local_shards()[0].tensor.clone()
-        for parts in state.values()
-        for key, value in parts.items()
-    }
+    rows, sums = local_tables(model)
     return rows, sums, [param.detach().clone() for param in dense], sorted(seconds)[STEPS // 2]
 
 
 def through_the_bridge(rank):
-    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+    from torchrec.sparse.jagged_tensor import JaggedTensor
 
     from freescale.bridge import BridgedCollection, require_torchrec
     from freescale.embedding import RowwiseAdagrad
@@ -94,10 +67,7 @@ def through_the_bridge(rank):
     optimizer = torch.optim.SGD(model.mix.parameters(), lr=0.1)
     seconds = []
 
-    def make(keys, values, lengths):
-        return KeyedJaggedTensor(keys, values, lengths=lengths)
-
-    batches = (features(step, rank, make) for step in range(STEPS))
+    batches = (features(step, rank, keyed) for step in range(STEPS))
     with collection.pipeline(batches, kjt_of=lambda batch: batch) as pipe:
         start = time.perf_counter()
         for ready in pipe:
@@ -126,3 +96,135 @@ def test_tables_and_dense_weights_are_those_of_torchrec():
         for mine, other in zip(ours[rank][2], theirs[rank][2], strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
     print(f"median step: TorchRec {1000 * theirs[0][3]:.2f} ms, bridge {1000 * ours[0][3]:.2f} ms")  # noqa: T201
+
+
+def saved_by_torchrec(rank, folder):
+    """Some steps there, then a checkpoint as its users write one."""
+    import torch.distributed.checkpoint as dcp
+
+    model = sharded(TheirModel)
+    fill(model, first_rows())
+    for step in range(3):
+        model(features(step, rank, keyed)).backward()
+    dcp.save({"model": model.state_dict(), "optim": model.fused_optimizer.state_dict()}, checkpoint_id=folder)
+    return local_tables(model)
+
+
+def loaded_by_torchrec(rank, folder):
+    """The same back, and one step more."""
+    import torch.distributed.checkpoint as dcp
+
+    model = sharded(TheirModel)
+    tables = {name: value for name, value in model.state_dict().items() if "embeddings" in name}
+    state = {"model": tables, "optim": {"state": model.fused_optimizer.state_dict()["state"]}}
+    dcp.load(state, checkpoint_id=folder)
+    before = local_tables(model)
+    model(features(7, rank, keyed)).backward()
+    return before, local_tables(model)
+
+
+def passed_on(rank, theirs, ours):
+    """Loaded by our tables on other ranks, saved again, and one step more on the same samples."""
+    from freescale.bridge import BridgedCollection
+    from freescale.embedding import RowwiseAdagrad
+
+    tables = BridgedCollection(
+        CONFIGS, optimizer=RowwiseAdagrad(eps=EPS), group=dist.group.WORLD, divide=False
+    )
+    tables.load_checkpoint(theirs)
+    tables.save_checkpoint(ours, names={name: f"tables.embeddings.{name}.weight" for name in ROWS})
+    before = tables.whole_tables()
+    model = TheirModel(tables)
+    if rank < 2:
+        (model(features(7, rank, KeyedFeatures)) / 2).backward()
+    else:
+        model(
+            KeyedFeatures(KEYS, torch.zeros(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+        ).backward()
+    tables.step(lr=LR)
+    return before, tables.whole_tables()
+
+
+def joined(ranks, part, name):
+    return torch.cat([rank[part][name] for rank in ranks])
+
+
+def test_tables_of_torchrec_on_two_ranks_go_to_ours_on_three_and_back_bit_for_bit(tmp_path):
+    pytest.importorskip("torchrec")
+    saved = run_on_ranks(saved_by_torchrec, 2, tmp_path / "theirs", timeout=200)
+    (ours, after), *_ = run_on_ranks(passed_on, 3, tmp_path / "theirs", tmp_path / "ours", timeout=200)
+    back = run_on_ranks(loaded_by_torchrec, 2, tmp_path / "ours", timeout=200)
+    for name in ROWS:
+        for part, word in enumerate(("weight", "momentum1")):
+            wanted = joined(saved, part, name)
+            assert torch.equal(ours[name][word], wanted), (name, word)
+            assert torch.equal(joined([rank[0] for rank in back], part, name), wanted), (name, word)
+            theirs = joined([rank[1] for rank in back], part, name)
+            assert not torch.equal(theirs, wanted)
+            torch.testing.assert_close(after[name][word], theirs, rtol=0, atol=1e-6)
+
+
+def test_the_import_reads_what_torchrec_has_saved(tmp_path):
+    pytest.importorskip("torchrec")
+    saved = run_on_ranks(saved_by_torchrec, 2, tmp_path / "theirs", timeout=200)
+    lines = import_torchrec(tmp_path / "theirs", tmp_path / "rows")
+    assert [line.partition(":")[0] for line in lines] == ["item", "user"]
+    rows = RowFolder.open(tmp_path / "rows")
+    for name in ROWS:
+        assert torch.equal(rows.rows(name).weight, joined(saved, 0, name))
+        assert torch.equal(rows.rows(name).square_sum[:, 0], joined(saved, 1, name))
+
+
+@pytest.mark.parametrize("num_buckets", [1, 4])
+def test_torchrec_finds_our_ids_where_we_put_them(num_buckets):
+    pytest.importorskip("torchrec")
+    drawn = torch.Generator().manual_seed(num_buckets)
+    ids = torch.randint(-(2**62), 2**62, (150,), generator=drawn).unique()
+    at = place_ids(ids, num_rows=256, num_buckets=num_buckets)  # raises where TorchRec looks elsewhere
+    assert len(at.unique()) == len(ids)
+    with pytest.raises(DataError, match=r"ids find no row in a table of 128"):
+        place_ids(ids, num_rows=128, num_buckets=num_buckets)
+    with pytest.raises(DataError, match="id -1 cannot be kept"):
+        place_ids(torch.tensor([-1]), num_rows=128)
+
+
+def test_zero_collision_tables_go_out_and_in_by_id(tmp_path):
+    pytest.importorskip("torchrec")
+    ids = torch.tensor(sorted({*range(-20, -1), 5, 2**40, 2**61}))
+    rows = RowsById(
+        ids=ids,
+        weight=torch.randn(len(ids), 4),
+        square_sum=torch.rand(len(ids), 1),
+        seen=torch.arange(len(ids)),
+    )
+    names = names_of_table("item", "ec._embedding_module.embeddings.item.weight", collision="ec.mc")
+    save_tensors(tmp_path / "out", as_saved(names, rows, num_rows=64, num_buckets=2))
+    back = read_rows(tmp_path / "out", choose_tables(tmp_path / "out", {})["item"])
+    for part in ("ids", "weight", "square_sum", "seen"):
+        assert torch.equal(getattr(back, part), getattr(rows, part)), part
+    assert (back.num_rows, back.num_buckets) == (64, 2)
+
+
+def test_a_zero_collision_run_is_exported_with_its_ids(tmp_path):
+    pytest.importorskip("torchrec")
+    recipe = [
+        *SMALL,
+        "embedding.id_map=zero_collision",
+        "embedding.optimizer=rowwise_adagrad",
+        "run.steps=3",
+        "run.eval_every=0",
+        f"run.out={tmp_path / 'run'}",
+    ]
+    train_run(load_config(None, recipe), resume="never", open_terminal=lambda total: Recorder())
+    weight = "ec._embedding_module.embeddings.item.weight"
+    export_torchrec(
+        tmp_path / "run", tmp_path / "out", names={"item": weight}, collision={"item": "ec.mc"}, buckets=4
+    )
+    back = read_rows(tmp_path / "out", choose_tables(tmp_path / "out", {})["item"])
+    _, run, _ = open_run(tmp_path / "run", device="cpu")
+    table = run.state.embedding.tables["item"]
+    ids, rows = run.state.id_maps["item"].residents()
+    assert len(ids) > 50
+    assert torch.equal(back.ids, ids)
+    assert torch.equal(back.weight, table.weight[rows])
+    assert torch.equal(back.square_sum, table.state["square_sum"][rows])
