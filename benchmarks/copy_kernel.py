@@ -1,7 +1,8 @@
 """A transport whose copies are kernels of a given number of blocks: the stand-in for NCCL's use of SMs.
 
-NCCL refuses two ranks on one GPU. So here the windows and flags of `copy_engine` are kept, and every copy into or out
-of a window is made by a kernel of N blocks instead: as many SMs as N channels of NCCL would take from the compute.
+NCCL before 2.30 refuses two ranks on one GPU; nccl_ctas.py has the real thing for later ones. So here the windows and
+flags of `copy_engine` are kept, and every copy into or out of a window is made by a kernel of N blocks instead: as many
+SMs as N channels of NCCL would take from the compute.
 """
 
 from __future__ import annotations

@@ -14,19 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from one_training import Recipe, ranks_on, train_in_turn
 
 from freescale.data import prepare
 from freescale.recipe import build_examples, build_features, build_source, load_config
 from freescale.recipe.features import id_columns
+from freescale.trace.metrics_log import read_metrics
 
 CROSSES = {
     "user_x_artist": (["user", "artist"], 100_000_000),
@@ -54,11 +55,13 @@ def schema(scale: int) -> dict[str, Any]:
     }
 
 
-def make_data(folder: Path, scale: int) -> Path:
+def make_data(
+    folder: Path, scale: int, *, num_users: int = 2000, median: float = 55.0, longest: int = 400
+) -> Path:
     """Histories with Zipf ids, prepared with the schema."""
     rng = np.random.default_rng(0)
-    num_items, num_users = ROWS["item"] // scale, 2000
-    lengths = np.clip(rng.lognormal(4.0, 1.0, num_users), 5, 400).astype(int)
+    num_items = ROWS["item"] // scale
+    lengths = np.clip(rng.lognormal(np.log(median), 1.0, num_users), 5, longest).astype(int)
     total = int(lengths.sum())
     weights = 1 / np.arange(1, num_items + 1)
     items = rng.choice(num_items, size=total, p=weights / weights.sum())
@@ -109,12 +112,7 @@ def recipes(data: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]
 
 def unique_rows(recipe: dict[str, Any]) -> tuple[float, float]:
     """Mean distinct ids of a batch, over all tables and of items."""
-    flat = [
-        f"{section}.{key}={json.dumps(value)}"
-        for section, keys in recipe.items()
-        for key, value in keys.items()
-    ]
-    config = load_config(None, flat)
+    config = load_config(None, flat(recipe))
     source = build_source(config)
     features = build_features(config, source)
     assert features is not None
@@ -139,22 +137,31 @@ def unique_rows(recipe: dict[str, Any]) -> tuple[float, float]:
     return float(many), float(items)
 
 
-def step_ms(name: str, recipe: dict[str, Any], folder: Path, options: argparse.Namespace) -> float:
-    """Median step of one run, the first quarter left out."""
-    import yaml
+def flat(recipe: dict[str, Any]) -> tuple[str, ...]:
+    """A recipe as keys of a command line."""
+    return tuple(
+        f"{section}.{key}={json.dumps(value)}"
+        for section, keys in recipe.items()
+        for key, value in keys.items()
+    )
 
-    out = folder / f"run-{name.replace(' ', '-')}-{len(list(folder.glob('run-*')))}"
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**recipe, "run": {**recipe["run"], "out": str(out)}}))
-    command = [sys.executable, "-m", "freescale", "train", str(path), *options.more]
-    if options.ranks > 1:
-        command += ["--nproc", str(options.ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stdout[-1500:] + done.stderr[-1500:])
-    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    times = [event["step_ms"] for event in events if event["event"] == "step"]
-    return statistics.median(times[len(times) // 4 :])
+
+def measure(sides: dict[str, dict[str, Any]], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Median step of every run, the first quarter left out; sides in turns, by one start of the ranks."""
+    recipes = [Recipe((*flat(side), *options.more)) for _ in range(options.rounds) for side in sides.values()]
+    names = list(sides) * options.rounds
+    alone = options.ranks == 1
+    ranks = nullcontext({}) if alone else ranks_on(options.device, options.ranks)
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    with ranks as environment, tempfile.TemporaryDirectory() as folder:
+        done = train_in_turn(recipes, num_ranks=options.ranks, environment=environment, folder=Path(folder))
+        for number, run in sorted(done.items()):
+            if isinstance(run, str):
+                raise SystemExit(f"FAILED: {names[number]}: {run}")
+            steps = read_metrics(run / "metrics.jsonl").steps
+            times = [float(str(event["step_ms"])) for event in steps]
+            found[names[number]].append(statistics.median(times[len(times) // 4 :]))
+    return found
 
 
 def main() -> None:
@@ -174,10 +181,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sides = recipes(make_data(Path(folder), options.scale), options)
-        found: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(options.rounds):
-            for name, recipe in sides.items():
-                found[name].append(step_ms(name, recipe, Path(folder), options))
+        found = measure(sides, options)
     ones, manys = found.values()
     ratios = [b / a for a, b in zip(ones, manys)]
     print(f"{'':12}{'ms a step':>12}   each round")

@@ -1,31 +1,15 @@
-"""Two kernels for measuring: one that holds every SM and does nothing, one that copies with so many blocks."""
+"""A kernel that copies with so many blocks, for measuring."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_HOG = r"""
-extern "C" __global__ void __launch_bounds__(1024) hog(volatile int* release, volatile int* up, int limit_ms) {
-    extern __shared__ char room[];
-    room[threadIdx.x] = 0;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned long long start, now;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-        up[blockIdx.x] = 1;
-        __threadfence_system();
-        do {
-            __nanosleep(2000);
-            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-        } while (*release == 0 && now - start < 1000000ull * limit_ms);
-    }
-    __syncthreads();
-}
-"""
+from freescale.prove.hog import Hog, compile_kernel
+
+__all__ = ["BlockCopy", "Hog", "compile_kernel"]
 
 _COPY = r"""
 extern "C" __global__ void copy_blocks(int4* target, const int4* source, int num_vectors) {
@@ -33,85 +17,6 @@ extern "C" __global__ void copy_blocks(int4* target, const int4* source, int num
         target[i] = source[i];
 }
 """
-
-
-def compile_kernel(source: str, name: str) -> Any:
-    """A kernel by torch's own compiler call, or, where torch finds no NVRTC, by that of cuda-bindings."""
-    from torch.utils import cpp_extension
-
-    if cpp_extension.CUDA_HOME is None:
-        # torch insists on a toolkit, whose headers these kernels do not need.
-        cpp_extension.CUDA_HOME = "/usr/local/cuda"
-    try:
-        return torch.cuda._compile_kernel(source, name)
-    except OSError:
-        return torch.cuda._utils._cuda_load_module(_compiled_by_bindings(source), [name])[name]  # type: ignore[index]
-
-
-def _compiled_by_bindings(source: str) -> bytes:
-    from cuda.bindings import nvrtc  # type: ignore[import-not-found, unused-ignore]
-
-    major, minor = torch.cuda.get_device_capability()
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    (failure,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{major}{minor}".encode()])
-    if failure:
-        raise RuntimeError(f"NVRTC: {failure}")
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    binary = b" " * size
-    nvrtc.nvrtcGetCUBIN(program, binary)
-    return binary
-
-
-class Hog:
-    """A kernel of one block an SM that takes all shared memory and stays until it is released, or its time is over.
-
-    Compiled and started once at construction: a kernel that is loaded while another spins waits for it.
-    """
-
-    def __init__(self, device: torch.device, *, limit_ms: int = 15_000) -> None:
-        facts = torch.cuda.get_device_properties(device)
-        self.num_sms = facts.multi_processor_count
-        self._shared = facts.shared_memory_per_block_optin
-        self._limit_ms = limit_ms
-        self._kernel: Any = compile_kernel(_HOG, "hog")
-        self._kernel.set_shared_memory_config(self._shared)
-        self._stream = torch.cuda.Stream(device)
-        self._release = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._up = torch.zeros(self.num_sms, dtype=torch.int32, pin_memory=True)
-        self._release.fill_(1)
-        self._launch()
-        self._stream.synchronize()
-
-    def hold(self) -> None:
-        """Until every SM is held."""
-        self._release.zero_()
-        self._up.zero_()
-        self._launch()
-        deadline = time.monotonic() + 5
-        while int(self._up.sum()) < self.num_sms:
-            if time.monotonic() > deadline:
-                held = int(self._up.sum())
-                self.release()
-                raise RuntimeError(f"the hog holds {held} of {self.num_sms} SMs")
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is still there."""
-        return not self._stream.query()
-
-    def release(self) -> None:
-        """Give the SMs back."""
-        self._release.fill_(1)
-        self._stream.synchronize()
-
-    def _launch(self) -> None:
-        self._kernel(
-            grid=(self.num_sms, 1, 1),
-            block=(1024, 1, 1),
-            args=[self._release, self._up, self._limit_ms],
-            shared_mem=self._shared,
-            stream=self._stream,
-        )
 
 
 class BlockCopy:

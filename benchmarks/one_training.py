@@ -32,10 +32,17 @@ LONG_TAILED = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """One run: its keys, and the blocks of a copy kernel that takes the place of `collective`, if any."""
+    """One run: its keys, and what of the library is another for it.
+
+    Args:
+        keys: of the recipe.
+        copy_kernel: blocks of a copy kernel that takes the place of `collective`, if any.
+        rows: "unique": count what owners serve; "every": the same, and every occurrence of a row travels.
+    """
 
     keys: tuple[str, ...]
     copy_kernel: int | None = None
+    rows: str | None = None
 
 
 @contextmanager
@@ -100,6 +107,7 @@ def _task(recipe: Recipe, out: Path) -> dict[str, object]:
         "out": str(out),
         "keys": [*recipe.keys, f"run.out={out}"],
         "copy_kernel": recipe.copy_kernel,
+        "rows": recipe.rows,
     }
 
 

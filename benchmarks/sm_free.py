@@ -3,6 +3,8 @@ r"""Does an exchange take SMs? Proof, cost and speed of the transports, among ra
     python benchmarks/sm_free.py --part hog          # SM-hog: which exchanges finish while a kernel holds every SM
     python benchmarks/sm_free.py --part profiler     # kernels the profiler links to an exchange
     python benchmarks/sm_free.py --part contention   # compute beside communication: slowdown, and rate under load
+    LD_PRELOAD=libnccl.so.2 python benchmarks/sm_free.py --part contention --ranks 2 \
+        --transports nccl:default,nccl:4,nccl:8,nccl:16,copy_engine,host_staged     # NCCL 2.30 or later: the real thing
     python benchmarks/sm_free.py --part rate         # GB/s and latency by size, against pinned copies
     python benchmarks/sm_free.py --part causes       # flags, waits, events and copies one by one beside compute
     python benchmarks/sm_free.py --device cpu --ranks 2 --part rate --largest-kib 256     # to try it out
@@ -55,9 +57,11 @@ WHOLE_GPU = {"hog", "contention", "causes"}
 def as_rank(options: argparse.Namespace) -> None:
     """One rank of a part; rank 0 leaves the results in a file."""
     if options.device == "cuda":
-        from copy_kernel import register_all
+        import copy_kernel
+        import nccl_ctas
 
-        register_all()
+        copy_kernel.register_all()
+        nccl_ctas.register_all()
     with join_ranks(device=options.device, timeout_s=120) as ranks:
         result = PARTS[options.part].measure(ranks, options)
         ranks.barrier()

@@ -1,8 +1,9 @@
 """A rank that trains one recipe after the other, so that start-up and compiling are paid once.
 
-training_rank.py PLAN, where PLAN is a JSON list of {"out": folder, "keys": [...], "copy_kernel": blocks or null}. With
-blocks, `comm.transport=collective` is a copy kernel of that many. `trained` in a folder says that its run is complete;
-before each run rank 0 decides whether there is still time, and the others read what it decided.
+training_rank.py PLAN, where PLAN is a JSON list of {"out": folder, "keys": [...], "copy_kernel": blocks or null,
+"rows": how they are counted, or null}. With blocks, `comm.transport=collective` is a copy kernel of that many; what
+`rows` does, every_occurrence.py says. `trained` in a folder says that its run is complete; before each run rank 0
+decides whether there is still time, and the others read what it decided.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +46,41 @@ def main() -> None:
     Evaluator.run = lambda self, examples, max_users=None: {"hr@10": 0.0}  # type: ignore[method-assign]
     commands.build_source = build_source_once
     plan = json.loads(Path(sys.argv[1]).read_text())
-    find_transport_kind, rendezvous = choose.find_transport_kind, os.environ[RENDEZVOUS]
+    find_transport_kind = choose.find_transport_kind
+    # Every run meets at a file of its own; one that an earlier start of the ranks has left would be taken for it.
+    meeting = Path(sys.argv[1]).with_suffix(f".meet-{os.getppid()}")
     first = os.environ["RANK"] == "0"
     for number, task in enumerate(plan["tasks"]):
         out = Path(task["out"])
         if not agreed(out.with_suffix(".begins"), first and time.time() < plan["deadline"], first):
             return
-        os.environ[RENDEZVOUS] = f"{rendezvous}-{number}"
+        os.environ[RENDEZVOUS] = f"file://{meeting}-{number}"
+        if os.environ["WORLD_SIZE"] == "1":
+            del os.environ[RENDEZVOUS]  # one rank alone, as without a launcher
         choose.find_transport_kind = find_transport_kind
         if task["copy_kernel"]:
             from copy_kernel import take_the_place_of_collective
 
             take_the_place_of_collective(task["copy_kernel"])
         began = time.monotonic()
-        commands.train_run(
-            load_config(None, task["keys"]), resume="never", open_terminal=lambda total: Silent()
-        )
+        with counted_rows(task["rows"], out):
+            commands.train_run(
+                load_config(None, task["keys"]), resume="never", open_terminal=lambda total: Silent()
+            )
         if first:
             (out / "trained").write_text(f"{time.monotonic() - began:.1f}")
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def counted_rows(rows: str | None, out: Path) -> AbstractContextManager[None]:
+    """What counts the rows of a run, where its task says so."""
+    if rows is None:
+        return nullcontext()
+    from every_occurrence import counted_owners
+
+    return counted_owners(out.with_suffix(f".rank-{os.environ['RANK']}"), every=rows == "every")
 
 
 def build_source_once(config: Config, *, cache: Path | None = None) -> Any:

@@ -14,13 +14,11 @@ import contextlib
 import datetime
 import json
 import os
-import random
 import re
 import signal
 import sys
 import tempfile
 import time
-from collections import deque
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,55 +30,12 @@ from freescale.comm.world import launcher as launcher
 from freescale.comm.world.gpu_sharing import virtual_gpus
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.errors import FreeScaleError
+from freescale.prove.soak import Checker, Soak
 
-SIZES = (0, 0, 1, 3, 17, 100, 1000)
-LARGE = 30_000
-"""Rows of 64 bytes to one rank: mostly small, a fifth of them none, now and then 2 MB."""
-
-WINDOW = 3
 LOOK_EVERY = 250
 TIMEOUT_S = 20.0
 MARK = "FREESCALE_SOAK"
 """A variable of all processes that are started from here."""
-
-
-def splits(exchange: int, num_ranks: int) -> list[list[int]]:
-    """Rows from every rank to every rank; the same on all of them."""
-    rng = random.Random(exchange)
-    sizes = (*SIZES, LARGE) if exchange % 50 == 0 else SIZES
-    return [[rng.choice(sizes) for _ in range(num_ranks)] for _ in range(num_ranks)]
-
-
-class Checker:
-    """Makes rows that name their exchange, source, target and place, and counts those that arrive otherwise."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._rank, self._num_ranks = ranks.rank, ranks.num_ranks
-        place = torch.arange(16 * LARGE, dtype=torch.int32, device=ranks.device)
-        self._place = place.view(LARGE, 16)
-        self._bad = torch.zeros((), dtype=torch.int64, device=ranks.device)
-        self._none = self._place[:0]
-
-    def rows(self, exchange: int, counts: list[int]) -> torch.Tensor:
-        """What this rank sends."""
-        return torch.cat(
-            [self._block(exchange, self._rank, target, count) for target, count in enumerate(counts)]
-        )
-
-    def check(self, exchange: int, received: torch.Tensor, counts: list[int]) -> None:
-        """Compare on the device; nobody waits."""
-        wanted = torch.cat(
-            [self._block(exchange, source, self._rank, count) for source, count in enumerate(counts)]
-        )
-        self._bad += (received != wanted).sum()
-
-    def num_bad(self) -> int:
-        """Numbers that arrived wrong so far."""
-        return int(self._bad)
-
-    def _block(self, exchange: int, source: int, target: int, count: int) -> torch.Tensor:
-        name = (exchange * 1_000_003 + source * 1009 + target * 17) % 1_000_000_007
-        return self._place[:count] + name if count else self._none
 
 
 def facts_of(device: torch.device) -> dict[str, float]:
@@ -101,20 +56,13 @@ def soak(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     transport = make_transport(ranks.group, device=ranks.device, kind=options.transport, timeout_s=TIMEOUT_S)
     checker = Checker(ranks)
     began, before, done = time.monotonic(), {}, 0
-    flying: deque[tuple[int, Any, list[int]]] = deque()
-    for exchange in range(options.exchanges):
+    exchanges = Soak(ranks, transport, checker).exchanges(options.exchanges)
+    for exchange in exchanges:
         if exchange == options.die_at and ranks.rank == ranks.num_ranks - 1:
             if ranks.device.type == "cuda":
                 # A client of MPS that ends with work under way may take the server, and so the others, with it.
                 torch.cuda.synchronize()
             os.kill(os.getpid(), signal.SIGKILL)
-        table = splits(exchange, ranks.num_ranks)
-        send, receive = table[ranks.rank], [row[ranks.rank] for row in table]
-        pending = transport.start(checker.rows(exchange, send), send=send, receive=receive)
-        flying.append((exchange, pending, receive))
-        while len(flying) >= WINDOW or (flying and exchange == options.exchanges - 1):
-            number, waiting, counts = flying.popleft()
-            checker.check(number, waiting.wait(), counts)
         done = exchange + 1
         if done % LOOK_EVERY == 0:
             bad = torch.tensor([checker.num_bad(), int(time.monotonic() - began > options.seconds)])
@@ -124,10 +72,8 @@ def soak(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
             if not before and done >= min(1000, options.exchanges // 2):
                 before = facts_of(ranks.device)
             if bad[1]:
+                exchanges.close()
                 break
-    while flying:
-        number, waiting, counts = flying.popleft()
-        checker.check(number, waiting.wait(), counts)
     seconds = time.monotonic() - began
     bad = ranks.sum_on_cpu(torch.tensor([checker.num_bad()]))
     after = facts_of(ranks.device)
@@ -183,6 +129,11 @@ def start(
         except FreeScaleError as error:
             if die_at < 0:
                 raise SystemExit(f"FAILED: {kind}: {error}\n{read_notes(folder)}") from None
+            notes = read_notes(folder)
+            if kind == "collective":
+                # Its ranks stand in a library that tells them of nobody: their launcher does, and ends them.
+                notes = [{"rank": rank, "error": str(error)} for rank in range(options.ranks - 1)]
+            return notes
         return read_notes(folder)
 
 
@@ -258,11 +209,12 @@ def main() -> None:
     if options.rank:
         as_rank(options)
     os.environ[MARK] = "1"
-    launcher._GRACE_S = TIMEOUT_S + 10  # the others shall hear of a death by themselves
     usual = "host_staged,local" if options.device == "cpu" else "host_staged,copy_engine"
     transports = (options.transports or usual).split(",")
     results, bad = {}, []
     for kind in transports:
+        # The others shall hear of a death by themselves, where they can.
+        launcher._GRACE_S = 5.0 if kind == "collective" else TIMEOUT_S + 10
         row = results[kind] = examine(kind, options)
         others = options.ranks - 1
         print(

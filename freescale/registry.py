@@ -36,6 +36,7 @@ FAMILIES = {
     "source": "freescale.data.sources",
     "format": "freescale.data.formats",
     "balancer": "freescale.balance.balancers",
+    "claim": "freescale.prove.claims",
 }
 ENTRY_POINTS = "freescale.kinds"
 OUTSIDE = "a kind of your own is registered by --plugin MODULE"

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from freescale.recipe import assembly
-from freescale.recipe.capture import Capture, assemble_capture
-from freescale.train import Recorder
 from tests.effort import slow
+from tests.padded_runs import padded_capture
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 
@@ -77,6 +76,19 @@ def assert_same_curve(ours: dict[str, Any], reference: dict[str, Any], first_ste
         )
 
 
+def assert_goes_on_with_other_ranks(
+    recipe: tuple[str, ...], folder: Path, alone: dict[str, Any], *, quarter: int
+) -> None:
+    """A checkpoint of four ranks goes on with two, then three, then one, each a quarter of the curve of one alone."""
+    for step, num_ranks in zip(range(0, 4 * quarter, quarter), (4, 2, 3, 1), strict=True):
+        until = step + quarter
+        path = folder / "checkpoints" / f"step-{step:08d}" if step else None
+        result = on_ranks(num_ranks, (*recipe, f"run.steps={until}"), str(folder), path)
+        np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
+    for name, value in alone["tensors"].items():
+        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+
+
 def test_the_curve_goes_down() -> None:
     alone = on_ranks(1, (*FLOAT64, "run.steps=200", "run.eval_every=100"))
     assert np.mean(alone["losses"][-10:]) < 0.7 * np.mean(alone["losses"][:10])
@@ -98,12 +110,7 @@ def test_padded_batches_do_not_change_the_curve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As captured steps on GPUs take them; gradients are added up outside of any backward then."""
-
-    def capture(config: Any, ranks: Any, progress: Any, **parts: Any) -> Capture:
-        shared = {"embedding": parts["tables"].embedding, "lr_factor": parts["lr_factor"]}
-        return assemble_capture(config, Recorder(ranks.device), ranks=ranks, **shared)
-
-    monkeypatch.setattr(assembly, "build_capture", capture)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
     assert_same_curve(on_ranks(num_ranks, (*curve, change)), alone)
 
 
@@ -178,16 +185,9 @@ def test_more_ranks_than_samples() -> None:
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(
     tmp_path: Path, steps: int, alone: dict[str, Any]
 ) -> None:
-    quarter = steps // 4
-    for step, num_ranks in zip(range(0, steps, quarter), (4, 2, 3, 1), strict=True):
-        until = step + quarter
-        # Never evaluated, and so never back at a best state: the last one is compared.
-        recipe = (*FLOAT64, f"run.steps={until}", "run.eval_every=0", "run.keep=10")
-        path = tmp_path / "checkpoints" / f"step-{step:08d}" if step else None
-        result = on_ranks(num_ranks, recipe, str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
-    for name, value in alone["tensors"].items():
-        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+    # Never evaluated, and so never back at a best state: the last one is compared.
+    recipe = (*FLOAT64, "run.eval_every=0", "run.keep=10")
+    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, quarter=steps // 4)
 
 
 TEMPORAL = ("data.split=temporal", "data.valid_from=0.6", "data.test_from=0.8")

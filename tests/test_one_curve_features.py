@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.effort import slow
-from tests.test_one_curve import assert_same_curve, on_ranks
+from tests.test_one_curve import assert_goes_on_with_other_ranks, assert_same_curve, on_ranks
 
 # The embedded data set has features of every kind but vectors; see docs/features.md.
 TABLES = (
@@ -76,13 +76,7 @@ def test_other_models_and_places_keep_the_curve(model: tuple[str, ...]) -> None:
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(tmp_path: Path, quarter: int) -> None:
     recipe = (*TABLES, "run.keep=10", f"run.eval_every={quarter}")
     alone = on_ranks(1, (*recipe, f"run.steps={4 * quarter}"))
-    for step, num_ranks in zip(range(0, 4 * quarter, quarter), (4, 2, 3, 1), strict=True):
-        until = step + quarter
-        path = tmp_path / "checkpoints" / f"step-{step:08d}" if step else None
-        result = on_ranks(num_ranks, (*recipe, f"run.steps={until}"), str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
-    for name, value in alone["tensors"].items():
-        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, quarter=quarter)
 
 
 def test_prioritized_and_plain_communication_give_the_same_bits() -> None:

@@ -18,7 +18,7 @@ from freescale.train.loop import train
 from freescale.train.state.export import load_export
 from tests.effort import slow
 from tests.small_run import SMALL, make_run, train_small
-from tests.test_one_curve import assert_same_curve, on_ranks
+from tests.test_one_curve import assert_goes_on_with_other_ranks, assert_same_curve, on_ranks
 
 IDS = ("embedding.id_map=zero_collision", "embedding.buckets=8", "model.dtype=float64")
 # 150 items in 96 slots, a few of them in a step: ids come and go all the time.
@@ -57,13 +57,7 @@ def test_with_room_for_all_it_learns_as_well_as_one_row_an_id() -> None:
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(tmp_path: Path, quarter: int) -> None:
     recipe = (*IDS, *TIGHT, "embedding.eviction=lru", "run.keep=10", f"run.eval_every={quarter}")
     alone = on_ranks(1, (*recipe, f"run.steps={4 * quarter}"))
-    for step, num_ranks in zip(range(0, 4 * quarter, quarter), (4, 2, 3, 1), strict=True):
-        until = step + quarter
-        path = tmp_path / "checkpoints" / f"step-{step:08d}" if step else None
-        result = on_ranks(num_ranks, (*recipe, f"run.steps={until}"), str(tmp_path), path)
-        np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
-    for name, value in alone["tensors"].items():
-        np.testing.assert_allclose(result["tensors"][name], value, rtol=0, atol=1e-8, err_msg=name)
+    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, quarter=quarter)
 
 
 def test_the_numbers_in_the_log_are_true() -> None:

@@ -13,7 +13,7 @@ from gpu_time import ms_a_call
 
 from freescale.comm.rings.cuda_driver import CudaDriver
 from freescale.comm.world.ranks import Ranks
-from sm_free_parts.beside import compute_jobs
+from freescale.prove.beside import compute_jobs
 
 ALONE = "nothing"
 _COPY_BYTES = 12 << 20

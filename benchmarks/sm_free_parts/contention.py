@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from freescale.comm.world.ranks import Ranks
-from sm_free_parts.beside import Times, beside, compute_jobs, exchanges, nothing, pinned_copies, repeated
-from sm_free_parts.rows import open_all, rows_of, warm_up
+from freescale.prove.beside import Times, beside, compute_jobs, exchanges, nothing, pinned_copies, repeated
+from freescale.prove.stamped_rows import open_all, rows_of, warm_up
 
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
@@ -32,7 +32,9 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         # As a pipeline has them: rows wanted soon and rows wanted later each have a transport.
         comms[f"{name}, four on two"] = exchanges([transport, second[name]], rows, counts, on_the_way=4)
     comms["plain pinned copies"] = pinned_copies(ranks.device, num_bytes, pieces=ranks.num_ranks - 1)
-    blocks = {f"copy kernel, {n} blocks": BlockCopy(n) for n in (8, 16, 24, 32)}
+    # What stands in for NCCL where it cannot be had.
+    stand_ins = () if any(name.startswith("nccl:") for name in found) else (8, 16, 24, 32)
+    blocks = {f"copy kernel, {n} blocks": BlockCopy(n) for n in stand_ins}
     results = []
     for job, compute in jobs.items():
         for name in (*blocks, *comms):

@@ -12,7 +12,7 @@ import torch
 
 from freescale.comm.transport import Transport
 from freescale.comm.world.ranks import Ranks
-from sm_free_parts.rows import exchange, open_all, rows_of, settle, wanted_at, warm_up
+from freescale.prove.stamped_rows import exchange, open_all, rows_of, settle, wanted_at, warm_up
 
 CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barrier")
 """What must not finish while every SM is held."""

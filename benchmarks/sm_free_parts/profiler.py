@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from freescale.comm.world.ranks import Ranks
-from sm_free_parts.rows import exchange, open_all, rows_of, settle, warm_up
+from freescale.prove.stamped_rows import exchange, open_all, rows_of, settle, warm_up
 
 WAITS = ("Event", "Sync")
 

@@ -11,8 +11,8 @@ import torch
 
 from freescale.comm.transport import Transport
 from freescale.comm.world.ranks import Ranks
-from sm_free_parts.beside import Times, exchanges, pinned_copies
-from sm_free_parts.rows import exchange, open_all, rows_of, settle, warm_up
+from freescale.prove.beside import Times, exchanges, pinned_copies
+from freescale.prove.stamped_rows import exchange, open_all, rows_of, settle, warm_up
 
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freescale.app import cli_data, cli_log, cli_run, cli_tables, cli_time
+from freescale.app import cli_data, cli_log, cli_prove, cli_run, cli_tables, cli_time
 from freescale.app.arguments import say
 from freescale.app.exit_codes import run_to_exit_code
 
@@ -28,6 +28,7 @@ for _command in (
     cli_time.profile,
     cli_time.simulate,
     cli_time.doctor,
+    cli_prove.prove,
     cli_data.keys,
 ):
     app.command(cls=cli_time.ReportCommand if _command is cli_time.report else None)(_command)

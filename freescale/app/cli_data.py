@@ -70,6 +70,12 @@ def prepare(
     lacking: Annotated[
         str, typer.Option(help="stop where --items or --users lacks one of the events; none: no features.")
     ] = "stop",
+    new_items: Annotated[
+        str,
+        typer.Option(
+            help="keep items of --items that no event names, to be recommended by their features; or leave them out."
+        ),
+    ] = "leave",
     user_ids: Annotated[
         str | None, typer.Option(help="Kind of user ids: int64, uint64 or text; found out unless given.")
     ] = None,
@@ -120,6 +126,7 @@ def prepare(
             item_header=names_in_order(item_columns),
             user_header=names_in_order(user_columns),
             lacking=lacking,
+            new_items=new_items,
             id_kinds=cast("IdKinds", kinds),
             rewrite=rewrite,
             overwrite=overwrite,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from freescale.comm.transports import survey
-from freescale.comm.world import can_share
+from freescale.comm.world import can_share, try_shared_nccl
 from freescale.kernels import hstu_attention
 from freescale.trace import host_bound
 
@@ -46,6 +46,9 @@ def examine(*, gpu: bool = False) -> list[Finding]:
         findings.append(Finding("gpu", "none that torch can use; training runs on the CPU"))
     findings += [Finding(f"transports of {what}", without_driver_jargon(line)) for what, line in survey()]
     findings.append(Finding("virtual gpus", without_driver_jargon(can_share())))
+    if torch.cuda.is_available():
+        works, told = try_shared_nccl()
+        findings.append(Finding("nccl between virtual gpus", told, ok=works))
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in devices:
         findings.append(_check(f"attention on {device}", lambda d=device: _check_attention(d)))  # type: ignore[misc]

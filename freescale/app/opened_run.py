@@ -41,6 +41,12 @@ _TRIES = 5
 def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -> dict[str, Any]:
     """Evaluate the best checkpoint of a run on its test targets; `cached` as serving would, from token caches."""
     config, run, path = open_run(run_dir, device=device)
+    if run.log is not None:
+        raise ConfigError(
+            "a run over a log has no test targets: every window is evaluated before it is learnt",
+            got=run_dir,
+            next_step="see the eval lines of the run, metrics.jsonl or the report",
+        )
     model = run.state.model
     if cached and not (compresses(model.encoder) and retrieves(model.head)):
         raise ConfigError(

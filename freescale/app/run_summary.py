@@ -15,7 +15,14 @@ from freescale.comm.world import virtual_gpus_here
 from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
-from freescale.recipe import Config, build_features, item_features, table_options, token_features
+from freescale.recipe import (
+    Config,
+    build_features,
+    expected_ids,
+    item_features,
+    table_options,
+    token_features,
+)
 from freescale.registry import PYTHON
 from freescale.train import Run
 
@@ -26,9 +33,6 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     p50, p95, p99 = (int(x) for x in np.percentile(lengths, [50, 95, 99]))
     dense = sum(run.state.owned.num_values(name, param) for name, param in run.state.model.named_parameters())
     plans = list(run.state.embedding.plans.values())
-    distinct = (
-        config.data.global_batch * (config.head.num_negatives + int(lengths.mean())) // run.ranks.num_ranks
-    )
     facts: dict[str, dict[str, object]] = {
         "data": {
             "name": source.name,
@@ -46,7 +50,7 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         "run": {
             "ranks": f"{run.ranks.num_ranks} on {run.ranks.device.type}"
             + (", sharing one GPU" if virtual_gpus_here() else ""),
-            "steps": f"{run.timetable.total_steps:,}, {_evaluated(run.timetable.eval_every)}",
+            "steps": f"{run.timetable.total_steps:,}, {_evaluated(run)}",
             "folder": config.run.out,
         },
     }
@@ -77,7 +81,8 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
             facts["run"][f"{name} rows"] = f"updated operation by operation, not by one kernel: {reason}"
     if run.ranks.num_ranks > 1 and plans:
         facts["run"]["rows travel by"] = describe_transport(run.state.embedding.transport)
-        for row in plan_rows(plans, unique_ids=min(distinct, plans[0].spec.num_rows)):
+        asked = expected_ids(config, source, features, num_ranks=run.ranks.num_ranks)
+        for row in plan_rows(plans, unique_ids=asked):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
@@ -125,7 +130,12 @@ def _has_user(features: list[Feature]) -> bool:
     return any(each.name == "user" for each in features)
 
 
-def _evaluated(every: int) -> str:
+def _evaluated(run: Run) -> str:
+    every = run.timetable.eval_every
+    if run.log is not None:
+        known = f"{run.log.batches.num_windows:,} windows" + (", then as they come" if run.log.follow else "")
+        is_evaluated = run.timetable.due(run.log.batches.first_step(1))[0]
+        return f"{known}, {'each evaluated before it is learnt' if is_evaluated else 'never evaluated'}"
     return f"evaluated every {every:,}" if every else "never evaluated"
 
 

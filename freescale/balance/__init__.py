@@ -14,6 +14,7 @@ from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.partition import Partition, assignment_report, partition, partition_report
 from freescale.balance.sampler import BalancedSampler, StepPlan
 from freescale.balance.step_plan import Balancer, assign, named_balancer
+from freescale.balance.window_batches import WindowBatches, WindowIndex
 from freescale.balance.work import WHOLE, PairRule, SampleWork
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Partition",
     "SampleWork",
     "StepPlan",
+    "WindowBatches",
+    "WindowIndex",
     "assign",
     "assignment_report",
     "at_equal_speed",

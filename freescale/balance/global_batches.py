@@ -138,6 +138,19 @@ class GlobalBatches:
             self._append_epoch_start()
         return self._epoch_starts[epoch]
 
+    def some_steps(self, count: int) -> list[int]:
+        """So many steps that tell what others will be like, and the last of an epoch, which may be short."""
+        steps = self.steps_in_epoch(0)
+        return sorted({*range(min(steps, count)), steps - 1})
+
+    def lengths_of(self, rows: IntArray) -> IntArray:
+        """Tokens of these rows."""
+        return self.lengths[rows]
+
+    def targets_of(self, rows: IntArray) -> IntArray:
+        """Tokens with a loss of these rows: all."""
+        return self.lengths[rows]
+
     def mixing(self, *, first_step: int = 0, num_steps: int = 64) -> Mixing:
         """How unlike the batches of these steps are."""
         batches = [self.lengths[self.batch(step)] for step in range(first_step, first_step + num_steps)]

@@ -25,6 +25,7 @@ from freescale.balance.step_plan import (
     named_balancer,
     plan_hash,
 )
+from freescale.balance.window_batches import WindowBatches
 from freescale.balance.work import WHOLE, SampleWork
 from freescale.errors import CheckpointError, PlanError
 
@@ -49,7 +50,8 @@ class BalancedSampler:
     iteration is that many steps over any number of epochs.
 
     Args:
-        lengths: [rows] tokens of every row, cut to the model's maximum by the caller.
+        lengths: [rows] tokens of every row, cut to the model's maximum by the caller; or what makes the global
+            batches itself (`WindowBatches`), which then knows their size, seed and order.
         global_batch: samples a step over all ranks (or `global_tokens`).
         global_tokens: tokens a step over all ranks.
         num_ranks: number of ranks; that of torch.distributed unless given, 1 where it is not set up.
@@ -77,7 +79,7 @@ class BalancedSampler:
 
     def __init__(
         self,
-        lengths: Sequence[int] | npt.NDArray[np.integer],
+        lengths: Sequence[int] | npt.NDArray[np.integer] | WindowBatches,
         *,
         global_batch: int | None = None,
         global_tokens: int | None = None,
@@ -108,17 +110,21 @@ class BalancedSampler:
             raise PlanError(
                 "Steps must not be negative.", got=f"start_step={start_step}, num_steps={num_steps}"
             )
-        self.batches = GlobalBatches(
-            lengths,
-            global_batch=global_batch,
-            global_tokens=global_tokens,
-            seed=seed,
-            groups=groups,
-            shuffle_rows=shuffle_rows,
-            drop_last=drop_last,
-            window=window,
-            window_ranks=window_ranks,
-        )
+        self.batches: GlobalBatches | WindowBatches
+        if isinstance(lengths, WindowBatches):
+            self.batches = lengths
+        else:
+            self.batches = GlobalBatches(
+                lengths,
+                global_batch=global_batch,
+                global_tokens=global_tokens,
+                seed=seed,
+                groups=groups,
+                shuffle_rows=shuffle_rows,
+                drop_last=drop_last,
+                window=window,
+                window_ranks=window_ranks,
+            )
         self.num_ranks = num_ranks
         self.rank = rank
         self.balancer = _chosen(balancer, balanced=balanced)
@@ -136,7 +142,7 @@ class BalancedSampler:
         """This rank's rows of a step, counted from 0 over all epochs, and the balance over all ranks."""
         epoch, _ = self.batches.locate(step)
         rows = self.batches.batch(step)
-        lengths = self.batches.lengths[rows]
+        lengths = self.batches.lengths_of(rows)
         cost_model, speeds = self.decisions.at(step) if self.decisions else (self.cost_model, self.speeds)
         costs = self._costs(cost_model, lengths)
         assignment = assign(
@@ -158,6 +164,7 @@ class BalancedSampler:
             bound=assignment.bound,
             plan_hash=plan_hash(rows, assignment.owner),
             imbalance_in_turn=imbalance_in_turn(costs, num_ranks=self.num_ranks, speeds=speeds),
+            global_targets=int(self.batches.targets_of(rows).sum()),
         )
 
     def usual_tokens(self, *, parts: int = 1) -> tuple[int, int]:
@@ -166,10 +173,9 @@ class BalancedSampler:
         Args:
             parts: micro-batches a step.
         """
-        steps = self.batches.steps_in_epoch(0)
         ends = []
-        for step in {*range(min(steps, _LOOKED_AT)), steps - 1}:  # the last one may be short
-            tokens = self.work.tokens(self.batches.lengths[self.batches.batch(step)])
+        for step in self.batches.some_steps(_LOOKED_AT):
+            tokens = self.work.tokens(self.batches.lengths_of(self.batches.batch(step)))
             samples = len(tokens) / (self.num_ranks * parts)
             mean, spread = samples * tokens.mean(), _WIDE * math.sqrt(samples) * tokens.std()
             ends += [mean - spread, mean + spread]

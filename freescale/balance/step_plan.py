@@ -81,6 +81,7 @@ class StepPlan:
         bound: the imbalance no assignment can beat, above 1 when one sample outweighs a rank's fair share.
         plan_hash: short hash of the whole assignment, equal on all ranks.
         imbalance_in_turn: what the imbalance would be with the samples dealt out in turn.
+        global_targets: tokens of the whole global batch that have a loss; None: all.
     """
 
     step: int
@@ -92,6 +93,12 @@ class StepPlan:
     bound: float
     plan_hash: str
     imbalance_in_turn: float = 1.0
+    global_targets: int | None = None
+
+    @property
+    def divisor(self) -> int:
+        """What the summed loss of a step is divided by."""
+        return max(1, self.global_tokens if self.global_targets is None else self.global_targets)
 
 
 def named_balancer(balancer: str | Balancer, options: object = None) -> Balancer:

@@ -35,6 +35,11 @@ class SampleWork:
     def __init__(self, rule: PairRule | None = None) -> None:
         self._rule = rule
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out or added."""
+        return self._rule is None
+
     def tokens(self, lengths: Lengths) -> FloatArray:
         """[n] tokens of each sample."""
         if self._rule is None:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from freescale.data.features.served_items import ServedItems
     from freescale.data.listed_histories import ListedHistories
     from freescale.data.log.log_file import Log, LogRules, WindowEntry, is_log, load_log
+    from freescale.data.log.log_source import LogSource
     from freescale.data.log.sealer import Sealed
     from freescale.data.log.sealer import append as append_log
     from freescale.data.log.sealer import drop as drop_windows
+    from freescale.data.log_examples import LogExamples, NextExamples, NextWindow
     from freescale.data.negatives import draw_negatives
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading

@@ -20,6 +20,9 @@ _ALIGNED = 64
 """Bytes: where tensors begin in the block in which they travel between processes."""
 
 
+_COUNTS = ("targets", "learnt")
+
+
 @dataclass(frozen=True)
 class SequenceBatch:
     """A batch of sequences of different lengths.
@@ -34,6 +37,7 @@ class SequenceBatch:
             token features "item_index" and "target_index" and sample feature "negative_index" point to them.
         targets: [B] int64 how many tokens at the end of each sequence are candidates of a request; on the CPU like
             offsets. None: all tokens are events.
+        learnt: [B] int64 how many tokens at the end of each sequence have a loss; on the CPU like offsets. None: all.
     """
 
     offsets: Tensor
@@ -42,6 +46,7 @@ class SequenceBatch:
     pads: int = 0
     items: dict[str, Tensor] = field(default_factory=dict)
     targets: Tensor | None = None
+    learnt: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets.is_cuda:
@@ -50,10 +55,13 @@ class SequenceBatch:
         if places[0] != 0 or (places[1:] < places[:-1]).any():
             raise ValueError("offsets must start at 0 and never fall")
         self._check(self.tokens, self.samples)
-        if self.targets is not None:
-            counts, lengths = self.targets.numpy(), self.lengths.numpy()
+        for name in _COUNTS:
+            values = getattr(self, name)
+            if values is None:
+                continue
+            counts, lengths = values.numpy(), self.lengths.numpy()
             if counts.shape != lengths.shape or (counts < 0).any() or (counts > lengths).any():
-                raise ValueError("targets must be between 0 and the length of their sequence, one for each")
+                raise ValueError(f"{name} must be between 0 and the length of their sequence, one for each")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -106,6 +114,11 @@ class SequenceBatch:
         for values in self.features():
             values.record_stream(stream)
 
+    def counts(self) -> dict[str, Any]:
+        """Which of `targets` and `learnt` it has."""
+        found = {name: getattr(self, name) for name in _COUNTS}
+        return {name: values for name, values in found.items() if values is not None}
+
     def features(self) -> Iterator[Tensor]:
         """All tensors but the offsets."""
         return itertools.chain(self.tokens.values(), self.samples.values(), self.items.values())
@@ -122,7 +135,7 @@ class SequenceBatch:
             tokens={n: v.index_select(0, rows.to(v.device)) for n, v in self.tokens.items()},
             samples={n: v.index_select(0, index.to(v.device)) for n, v in self.samples.items()},
             items=self.items,
-            targets=None if self.targets is None else self.targets[index],
+            **{name: values[index] for name, values in self.counts().items()},
         )
 
     def split(self, num_parts: int) -> list[SequenceBatch]:
@@ -141,6 +154,21 @@ class SequenceBatch:
         self._check({}, features)
         return self._with(self.tokens, {**self.samples, **features})
 
+    def with_learnt(self, counts: Tensor) -> SequenceBatch:
+        """The same batch with losses only at so many tokens at the end of each sequence."""
+        return SequenceBatch(
+            self.offsets, self.tokens, self.samples, self.pads, self.items, self.targets, counts
+        )
+
+    def learnt_part(self) -> tuple[Tensor, SequenceBatch]:
+        """The tokens that have a loss, as a batch of their own, and where they stand; on the device of the features."""
+        assert self.learnt is not None
+        offsets = _offsets(self.learnt)
+        shift = torch.repeat_interleave(self.offsets[1:] - offsets[1:], self.learnt)
+        index = (torch.arange(int(offsets[-1])) + shift).to(self.device, non_blocking=True)
+        tokens = {name: values.index_select(0, index) for name, values in self.tokens.items()}
+        return index, SequenceBatch(offsets, tokens, self.samples, items=self.items)
+
     def with_items(self, **features: Tensor) -> SequenceBatch:
         """The same batch with features of its distinct items added or replaced."""
         return self._with(self.tokens, self.samples, {**self.items, **features})
@@ -152,7 +180,7 @@ class SequenceBatch:
             tokens={n: v[start:stop] for n, v in self.tokens.items()},
             samples={n: v[first:last] for n, v in self.samples.items()},
             items=self.items,
-            targets=None if self.targets is None else self.targets[first:last],
+            **{name: values[first:last] for name, values in self.counts().items()},
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
@@ -180,8 +208,8 @@ class SequenceBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As one block of bytes: a loader process opens a connection for every tensor it hands over, 0.2 ms each."""
-        counts = [] if self.targets is None else [self.targets]
-        tensors = [self.offsets, *counts, *self.features()]
+        counts = self.counts()
+        tensors = [self.offsets, *counts.values(), *self.features()]
         if self.pads or any(values.device.type != "cpu" or values.requires_grad for values in tensors):
             return object.__new__, (SequenceBatch,), dict(self.__dict__)
         flat = [values.contiguous().view(-1).view(torch.uint8) for values in tensors]
@@ -192,7 +220,7 @@ class SequenceBatch:
             block[start : start + len(part)] = part
         shapes = [(start, values.dtype, tuple(values.shape)) for start, values in zip(starts, tensors)]
         names = (list(self.tokens), list(self.samples), list(self.items))
-        return _unpacked, (block, shapes, *names, bool(counts))
+        return _unpacked, (block, shapes, *names, list(counts))
 
 
 def _unpacked(
@@ -201,20 +229,20 @@ def _unpacked(
     tokens: list[str],
     samples: list[str],
     items: list[str],
-    has_targets: bool,
+    counts: list[str],
 ) -> SequenceBatch:
     """The batch whose tensors lie in a block of bytes, at these places."""
     parts: list[Tensor] = []
     for start, dtype, shape in shapes:
         num_bytes = dtype.itemsize * math.prod(shape)
         parts.append(block[start : start + num_bytes].view(dtype).view(shape))
-    offsets, features = parts[0], iter(parts[1 + has_targets :])
+    offsets, features = parts[0], iter(parts[1 + len(counts) :])
     # In this order: each takes what the one before has left.
     of_tokens = {name: next(features) for name in tokens}
     of_samples = {name: next(features) for name in samples}
     of_items = {name: next(features) for name in items}
-    targets = parts[1] if has_targets else None
-    return SequenceBatch(offsets, of_tokens, of_samples, items=of_items, targets=targets)
+    of_counts: dict[str, Any] = dict(zip(counts, parts[1:]))
+    return SequenceBatch(offsets, of_tokens, of_samples, items=of_items, **of_counts)
 
 
 def _offsets(lengths: Tensor) -> Tensor:

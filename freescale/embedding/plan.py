@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,10 +138,19 @@ def fits_below(spec: TableSpec, limit_mb: float) -> bool:
     return spec.num_rows * spec.bytes_per_row < limit_mb * _MIB
 
 
-def plan_rows(plans: Sequence[TablePlan], *, unique_ids: int) -> list[dict[str, str]]:
-    """The plan as rows of a table to print: one for each rank and table."""
+def plan_rows(plans: Sequence[TablePlan], *, unique_ids: int | Mapping[str, int]) -> list[dict[str, str]]:
+    """The plan as rows of a table to print: one for each rank and table.
+
+    `unique_ids` is what a rank asks of every table in a step, or what it asks of each by name; never more than all
+    rows.
+    """
     if not plans:
         return []
+
+    def traffic(plan: TablePlan) -> float:
+        asked = unique_ids if isinstance(unique_ids, int) else unique_ids.get(plan.spec.name, 0)
+        return plan.traffic_mib(min(asked, plan.spec.num_rows))
+
     return [
         {
             "rank": str(rank),
@@ -150,7 +159,7 @@ def plan_rows(plans: Sequence[TablePlan], *, unique_ids: int) -> list[dict[str, 
             "first row": f"{plan.block(rank)[0]:,}",
             "rows": f"{plan.block(rank)[1]:,}",
             "MiB": f"{plan.memory_mib(rank):,.1f}",
-            "traffic MiB/step": f"{plan.traffic_mib(unique_ids):,.2f}",
+            "traffic MiB/step": f"{traffic(plan):,.2f}",
         }
         for rank in range(plans[0].num_ranks)
         for plan in plans

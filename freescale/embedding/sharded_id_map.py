@@ -12,7 +12,7 @@ same vectors on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -75,6 +75,8 @@ class ShardedIdMap:
         self._name = table
         self._first_row = first
         self._buckets_per_rank = max(1, plan.block_rows // group)
+        self.clock: Callable[[int], int] | None = None
+        """(step) -> the time of a step for what ages; None: its number."""
         self._evicted = EvictedIds(lambda ids: self.map.lookup(ids) < 0)
         self._counts: dict[int, Tensor] = {}
 
@@ -132,7 +134,7 @@ class ShardedIdMap:
         """Row numbers of unique ids of this rank's buckets, ascending."""
         if step is None:
             return self.map.lookup_or_shared(ids) + self._first_row
-        assigned = self.map.assign(ids, step)
+        assigned = self.map.assign(ids, step if self.clock is None else self.clock(step))
         if len(assigned.new_rows):
             self._embedding.tables[self._name].reset(assigned.new_rows, assigned.new_ids)
         self._evicted.add(assigned.evicted_ids)

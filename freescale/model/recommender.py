@@ -76,6 +76,10 @@ class Recommender(nn.Module):
             layout = SequenceLayout(batch.offsets, device=rows_UD.device)
         with dropout_batch(batch, layout):
             states, rows_UD = self.encode(rows_UD, batch, layout, tables)
+            if batch.learnt is not None:
+                index, batch = batch.learnt_part()
+                states = states.index_select(0, index)
+                layout = SequenceLayout(batch.offsets, device=rows_UD.device)
             if batch.num_tokens == 0 and not is_ours(self.head):
                 return states.sum() + rows_UD.sum() * 0 + _nothing(self.head, rows_UD)
             return self.head.loss(states, rows_UD, batch, layout)

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from freescale.errors import ConfigError, TrainingError
+from freescale.kernels.runtime import on_device
 
 SCORES = ("softmax", "sigmoid")
 EXTRAS = ("aux", "z", "spread", "bad")
@@ -125,12 +126,15 @@ class Router(nn.Module):
         total = counts.sum().item()
         if total == 0:
             return
-        self.share.copy_(counts / total)
+        move = (1 - counts * (self.num_experts / total)).clamp(-1, 1)
+        spread = extras["spread"] * self.top_k / total
+        # Only differences between biases matter: without the mean they stay small in long runs.
+        moves = self.bias_rate * spread * (move - move.mean())
+        # In one copy that nobody waits for.
+        share, moves = on_device(torch.stack([counts / total, moves]), self.share.device)
+        self.share.copy_(share)
         if self.bias_rate:
-            move = (1 - counts * (self.num_experts / total)).clamp(-1, 1)
-            spread = extras["spread"] * self.top_k / total
-            # Only differences between biases matter: without the mean they stay small in long runs.
-            self.bias.add_((self.bias_rate * spread * (move - move.mean())).to(self.bias))
+            self.bias.add_(moves.to(self.bias))
 
     def take_tally(self) -> Tensor:
         """What was counted since the last call: tokens of each expert, then EXTRAS."""

@@ -29,6 +29,7 @@ from freescale.pages.run_charts import (
     speed_charts,
 )
 from freescale.pages.run_header import run_header
+from freescale.pages.table_panel import table_panel
 from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
 from freescale.pages.traffic import traffic_section
@@ -115,6 +116,7 @@ def render_report(
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
         page.section("Balance", balance_histogram(log), kind="panel"),
         page.section("Embedding traffic", traffic_section(log), kind="charts"),
+        page.section("Tables", table_panel(log), kind="panel"),
         page.section("Zero-collision ids", page.facts(id_facts(log)), kind="facts"),
         page.section("Ids, step by step", _drawn(field_charts(log, IDS)), kind="charts"),
         page.section("Experts", page.facts(expert_facts(log)), kind="facts"),

@@ -7,13 +7,14 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.pipeline.adaptive import Switch
     from freescale.pipeline.ahead import AHEAD
-    from freescale.pipeline.batch_ids import ids_of, with_indices
+    from freescale.pipeline.batch_ids import ids_of, unique_rows, with_indices
     from freescale.pipeline.batch_rows import TABLE, find_rows, look_up
     from freescale.pipeline.feature_ids import Domain, FeatureIds, IdColumn
-    from freescale.pipeline.in_flight import ReadyRows, Traffic
+    from freescale.pipeline.in_flight import ReadyRows
     from freescale.pipeline.layouts import LayoutPlanner
     from freescale.pipeline.loader import load_batches, naming_lost_workers
     from freescale.pipeline.padding import PaddedBatch, PaddedViews, Padder
+    from freescale.pipeline.padding_sizes import PaddingSizes, foresee_sizes
     from freescale.pipeline.padding_source import padded_size
     from freescale.pipeline.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
@@ -21,5 +22,6 @@ if TYPE_CHECKING:
     from freescale.pipeline.schedule import PlainSchedule, ReadyBatch, Schedule
     from freescale.pipeline.step_numbers import StepNumbers, pack_numbers
     from freescale.pipeline.stream_balance import BalancedBatch, StreamBalancer
+    from freescale.pipeline.traffic import TableTraffic, Traffic
 else:
     __getattr__, __dir__ = open_door(__name__)

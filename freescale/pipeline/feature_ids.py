@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,10 +98,10 @@ class FeatureIds:
         """
         slots: dict[Domain, dict[str, Tensor]] = {"tokens": {}, "samples": {}, "items": {}}
         for table, columns in self._columns.items():
-            known = [_of(batch, column) != NONE for column in columns]
-            parts = inverse[table].split([int(each.sum()) for each in known])
-            for column, there, found in zip(columns, known, parts, strict=True):
-                slots[column.domain][column.name + SLOT] = _slots(column, there, found, device)
+            known = [_known(_of(batch, column)) for column in columns]
+            parts = inverse[table].split([each.count for each in known])
+            for column, each, found in zip(columns, known, parts, strict=True):
+                slots[column.domain][column.name + SLOT] = _slots(column, each, found, device)
         moved = batch.to(device, non_blocking=True)
         return (
             moved.with_tokens(**slots["tokens"]).with_samples(**slots["samples"]).with_items(**slots["items"])
@@ -112,17 +113,36 @@ def _of(batch: SequenceBatch, column: IdColumn) -> Tensor:
     return features[column.name]
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Which ids of a feature are there; `there` is None where all are."""
+
+    shape: torch.Size
+    count: int
+    there: Tensor | None
+
+
+def _known(ids: Tensor) -> _Known:
+    there = ids.numpy() != NONE
+    count = int(np.count_nonzero(there))
+    return _Known(ids.shape, count, None if count == there.size else torch.from_numpy(there))
+
+
 def _known_ids(batch: SequenceBatch, columns: Sequence[IdColumn]) -> Tensor:
+    # Most features have no hole, and picking out those that are there costs more than finding that out.
     ids = [_of(batch, column) for column in columns]
-    known = [each[each != NONE] for each in ids]
+    known = [
+        each.flatten() if there is None else each[there] for each in ids for there in (_known(each).there,)
+    ]
     return torch.cat(known) if known else torch.zeros(0, dtype=torch.int64)
 
 
-def _slots(column: IdColumn, known: Tensor, found: Tensor, device: torch.device) -> Tensor:
+def _slots(column: IdColumn, each: _Known, found: Tensor, device: torch.device) -> Tensor:
     send: Callable[[Tensor], Tensor] = lambda values: on_device(values, device)  # noqa: E731
     found = send(found) + FIRST
-    if bool(known.all()):
-        return found.view(known.shape)
+    known = each.there
+    if known is None:
+        return found.view(each.shape)
     empty = torch.full(known.shape, PAD if column.several else NO_ID, dtype=torch.int64)
     if column.several:
         empty[~known.any(1), 0] = NO_ID

@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from freescale.comm.traffic import Route
-from freescale.embedding import Lookup, Request, RowSubset, ShardedEmbedding
+from freescale.embedding import Lookup, Request, RowSubset
 from freescale.pipeline.streams import Waitable, record_stream, wait_for
+from freescale.pipeline.traffic import Traffic
 
 B = TypeVar("B")
-
-_ID_BYTES = 8
-
-
-@dataclass
-class Traffic:
-    """What one step moved on this rank; sums over ranks are those of the step.
-
-    Args:
-        unique_rows: unique rows the batch asked for.
-        shared_rows: those among them that the batch before used, too, on any rank.
-        parked_rows: rows whose gradients travel under the next batch.
-        exposed_bytes: sent and received while the rank stood still.
-        hidden_bytes: sent and received under compute.
-        exposed_ms: time the rank stood still for rows, gradients and ids, or prepared them.
-        split_ms: time of the communication thread to find and tell the shared rows.
-    """
-
-    unique_rows: float = 0
-    shared_rows: float = 0
-    parked_rows: float = 0
-    exposed_bytes: float = 0
-    hidden_bytes: float = 0
-    exposed_ms: float = 0
-    split_ms: float = 0
-
-    def values(self) -> list[float]:
-        """All numbers, in the order of the fields."""
-        return [float(getattr(self, each.name)) for each in fields(self)]
-
-    @contextmanager
-    def exposed(self) -> Iterator[None]:
-        """The rank stands still inside, for rows, gradients or ids, or prepares them."""
-        began = time.perf_counter()
-        yield
-        self.exposed_ms += 1000 * (time.perf_counter() - began)
-
-    @property
-    def overlap(self) -> float:
-        """Share of the unique rows that had to wait for the batch before."""
-        return self.shared_rows / self.unique_rows if self.unique_rows else 0.0
 
 
 @dataclass
@@ -140,19 +97,3 @@ class ReadyRows(Generic[B]):
     def vectors(self) -> dict[str, Tensor]:
         """[..., dim] the vector of each id asked for, differentiable, by table."""
         return {name: lookup.vectors() for name, lookup in self.lookups.items()}
-
-
-def off_rank_bytes(route: Route, rank: int, row_bytes: int) -> int:
-    """Bytes this rank sends and receives when rows travel once; its own rows do not."""
-    return row_bytes * (sum(route.send) - route.send[rank] + sum(route.receive) - route.receive[rank])
-
-
-def count_plain(traffic: Traffic, lookups: Iterable[Lookup], embedding: ShardedEmbedding) -> None:
-    """Ids, rows and gradients of a plain step: all of it while the rank stands still."""
-    for lookup in lookups:
-        if lookup.route is None:
-            continue
-        stored = embedding.plans[lookup.table].spec.dtype.itemsize
-        width = lookup.rows.shape[1] * (stored + lookup.rows.itemsize) + _ID_BYTES
-        traffic.unique_rows += len(lookup.unique)
-        traffic.exposed_bytes += off_rank_bytes(lookup.route, embedding.rank, width)

@@ -68,9 +68,13 @@ class _Packed:
         batch = planned.batch
         parts = (batch.tokens, batch.samples, batch.items)
         self._plan = planned.plan
-        counts = [] if batch.targets is None else [("", batch.targets)]
-        self._has_targets = bool(counts)
-        named = [("", batch.offsets), *counts, *(feature for part in parts for feature in part.items())]
+        counts = batch.counts()
+        self._counts = list(counts)
+        named = [
+            ("", batch.offsets),
+            *counts.items(),
+            *(feature for part in parts for feature in part.items()),
+        ]
         values = [tensor.contiguous() for _, tensor in named]
         self._layout = [(name, tensor.dtype, tensor.shape) for (name, _), tensor in zip(named, values)]
         self._sizes = [len(part) for part in parts]
@@ -95,10 +99,10 @@ class _Packed:
             )
             at += _aligned(count * dtype.itemsize)
         (_, offsets), *features = tensors
-        targets = features.pop(0)[1] if self._has_targets else None
+        counts: dict[str, Any] = {name: features.pop(0)[1] for name in self._counts}
         left = iter(features)
         tokens, samples, items = (dict(itertools.islice(left, size)) for size in self._sizes)
-        batch = SequenceBatch(offsets, tokens, samples, items=items, targets=targets)
+        batch = SequenceBatch(offsets, tokens, samples, items=items, **counts)
         return PlannedBatch(self._plan, batch)
 
     def pin_memory(self) -> PlannedBatch:

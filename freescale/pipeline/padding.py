@@ -1,6 +1,6 @@
 """Batches padded to a few sizes, so that a step can be recorded once for each and replayed.
 
-    tokens     real ones, then pads up to the next of the sizes 1/16 apart: on average 3 % of them
+    tokens     real ones, then pads up to the next of a few sizes (`padding_sizes.py`)
     sequences  real ones, then some without tokens
     rows       the unique rows of the batch, then rows that nothing reads, and one that only pads read
 
@@ -12,9 +12,9 @@ so that a copy of one parcel onto another replaces one batch by the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,8 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.kernels import LayoutRoom, LayoutWishes, SequenceLayout
 from freescale.kernels.runtime import Parcel
-from freescale.pipeline.padding_source import FEWEST, Feature, PaddingSource, Template, padded_size
+from freescale.pipeline.padding_sizes import UNFORESEEN, PaddingSizes
+from freescale.pipeline.padding_source import Feature, PaddingSource, Template
 from freescale.pipeline.step_numbers import StepNumbers, no_numbers
 from freescale.pipeline.streams import record_stream
 
@@ -65,6 +66,8 @@ class PaddedBatch:
         sent: what the model is given, where somebody has asked for it.
         again: makes the same in this or other memory of the device.
         replayed: keys of batches that are replayed, so that nobody asks for their views.
+        foreseen: makes batches of all sizes that are foreseen, out of this one, to be recorded before others come;
+            None where its own size is not among them.
     """
 
     memory: tuple[Tensor, ...]
@@ -75,11 +78,17 @@ class PaddedBatch:
     sent: PaddedViews | None
     again: Callable[[Tensor], PaddedBatch]
     replayed: set[tuple[Any, ...]]
+    foreseen: Callable[[], Iterator[PaddedBatch]] | None = None
 
     @property
     def unique(self) -> Tensor:
         """[U] the numbers of the unique rows, with which every parcel begins."""
         return self.memory[0][: 8 * self.real_rows].view(torch.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        """Places for tokens."""
+        return int(self.key[1])
 
     @property
     def in_one_piece(self) -> bool:
@@ -112,6 +121,7 @@ class Padder:
         longest: tokens of the longest sequence there may be.
         table_rows: rows of the item table: no batch has more.
         numbers_of: step -> its numbers (`pack_numbers`).
+        sizes: that batches are padded to.
     """
 
     def __init__(
@@ -121,8 +131,9 @@ class Padder:
         longest: int,
         table_rows: int,
         numbers_of: Callable[[int], Array] = no_numbers,
+        sizes: PaddingSizes = UNFORESEEN,
     ) -> None:
-        self._numbers_of = numbers_of
+        self._numbers_of, self._sizes = numbers_of, sizes
         self._device, self._longest, self._table_rows = device, longest, table_rows
         self._wishes = LayoutWishes()
         self._templates: dict[tuple[Any, ...], Template] = {}
@@ -182,6 +193,13 @@ class Padder:
             self._templates[noted, *source.size] = Template(made.key, parcel.filled, lists)
         return made
 
+    def foreseen(self, source: PaddingSource) -> Iterator[PaddedBatch]:
+        """Batches of all sizes that are foreseen, with as much of this one as they hold; the largest comes first."""
+        for num_tokens in reversed(self._sizes.tokens):
+            made = self.send(source.cut(num_tokens))
+            # The first of a larger size may have found too little room, and left word of what it takes.
+            yield made if made.in_one_piece else self.send(source.cut(num_tokens))
+
     def _write(self, source: PaddingSource, template: Template) -> PaddedBatch:
         """The same parcel without any tensor of what is in it."""
         parcel = Parcel(self._device, room=template.num_bytes)
@@ -214,6 +232,8 @@ class Padder:
     def _made(
         self, source: PaddingSource, parcel: Parcel, key: tuple[Any, ...], views: PaddedViews | None
     ) -> PaddedBatch:
+        tokens, samples = source.room.tokens, len(source.offsets) - 1
+        foreseen = self._sizes.holds(tokens=tokens, samples=samples, rows=source.num_rows)
         return PaddedBatch(
             parcel.tensors(),
             parcel.filled,
@@ -223,14 +243,18 @@ class Padder:
             sent=views,
             again=lambda into: self.send(source, into=into),
             replayed=self._replayed,
+            foreseen=partial(self.foreseen, source) if foreseen else None,
         )
 
     def source(
         self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int, step: int = 0
     ) -> PaddingSource:
         """A batch and the size it is to have; the arguments are those of `pad`."""
-        num_tokens, num_samples = padded_size(batch.num_tokens), padded_size(len(batch), fewest=8)
-        rows = self._rows_for(len(unique))
+        num_tokens, num_samples = (
+            self._sizes.tokens_for(batch.num_tokens),
+            self._sizes.samples_for(len(batch)),
+        )
+        rows = self._sizes.rows_for(len(unique), table_rows=self._table_rows)
         item, target, negative = np.split(inverse.numpy().ravel(), [batch.num_tokens, 2 * batch.num_tokens])
         tokens = [Feature("item_index", item, rows - 1), Feature("target_index", target, rows - 1)]
         tokens += [Feature(name, x.numpy()) for name, x in batch.tokens.items() if name not in _NOT_SENT]
@@ -249,12 +273,6 @@ class Padder:
             global_tokens=global_tokens,
             numbers=numbers,
         )
-
-    def _rows_for(self, num_rows: int) -> int:
-        """Places for so many unique rows, and one for pads: all of a small table, else one of few sizes."""
-        if 2 * self._table_rows <= 3 * num_rows or self._table_rows < FEWEST:
-            return self._table_rows + 1
-        return min(self._table_rows + 1, padded_size(num_rows + 1, steps=4))
 
 
 def _longer(feature: Feature, shape: tuple[int, ...]) -> Array:

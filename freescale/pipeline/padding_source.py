@@ -6,7 +6,7 @@ Nothing here knows a device, so that loader processes can write parcels (`parcel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,17 @@ class PaddingSource:
         """All that decides how large its tensors are, and which kernels they are computed by."""
         kinds = ((f.name, f.values.dtype, f.values.shape[1:]) for f in (*self.tokens, *self.samples))
         return self.room, len(self.offsets), self.num_rows, is_long(np.diff(self.offsets)), *kinds
+
+    def cut(self, num_tokens: int) -> PaddingSource:
+        """As much of the batch as fits into places for so many tokens: whole sequences, then some without tokens."""
+        fitting = int(np.searchsorted(self.offsets, num_tokens, side="right")) - 1
+        end = int(self.offsets[fitting])
+        return replace(
+            self,
+            offsets=np.minimum(self.offsets, end),
+            tokens=[feature._replace(values=feature.values[:end]) for feature in self.tokens],
+            room=self.room._replace(tokens=num_tokens),
+        )
 
 
 class Template(NamedTuple):

@@ -84,7 +84,7 @@ class ParcelMaker:
         plan = self.sampler.plan(step)
         batch = self.examples.batch(plan.rows, step=step)
         rows, index = unique_rows(batch, self.id_map, self.table, step=step)
-        tokens = plan.global_tokens
+        tokens = plan.divisor
         return plan, batch, self.padder.source(batch, rows, index, global_tokens=tokens, step=step)
 
 

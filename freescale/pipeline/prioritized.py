@@ -42,10 +42,11 @@ from freescale.comm.traffic import Channels, Gate, TrafficQueue, open_channels
 from freescale.embedding import Lookup, ShardedEmbedding, as_leaf
 from freescale.errors import FreeScaleError
 from freescale.kernels.rows import unique
-from freescale.pipeline.in_flight import InFlightBatch, ReadyRows, count_plain
+from freescale.pipeline.in_flight import InFlightBatch, ReadyRows
 from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
 from freescale.pipeline.row_moves import RowMoves
 from freescale.pipeline.streams import Waitable, make_side, record_stream, wait_for
+from freescale.pipeline.traffic import count_plain
 from freescale.trace import stage
 
 B = TypeVar("B")
@@ -297,8 +298,9 @@ class PrioritizedPipeline(Generic[B]):
         whole = [lookup for name, lookup in ready.lookups.items() if name not in flight.tables]
         self._embedding.update_all(whole, lr=lr, step=flight.step + 1)
         if left:
-            parked = [flight.tables[name].parked for name in left]
-            flight.traffic.parked_rows += sum(len(subset.index) for subset in parked if subset is not None)
+            for name in left:
+                parked = flight.tables[name].parked
+                flight.traffic.of(name).parked_rows += 0 if parked is None else len(parked.index)
             self._left = (flight, left, lr)
         else:
             self._under_way.pop(flight.step)

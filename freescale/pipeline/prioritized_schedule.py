@@ -110,7 +110,7 @@ class PrioritizedSchedule:
         plan, batch = planned
         asked = asked_rows(batch, self._id_map, self._features, step=plan.step)
         if self._padder is not None:
-            tokens = plan.global_tokens
+            tokens = plan.divisor
             self._padded[plan.step] = self._padder.pad(
                 batch, *unique(asked[TABLE]), global_tokens=tokens, step=plan.step
             )

@@ -10,14 +10,15 @@ from torch import Tensor
 from freescale.comm.traffic import Bundle, Channels, Deadline, TrafficQueue
 from freescale.embedding import Lookup, RowSubset, ShardedEmbedding, exchange_all_ids, find_overlaps
 from freescale.kernels.runtime import on_device, to_host
-from freescale.pipeline.in_flight import InFlightBatch, TableFlight, off_rank_bytes
+from freescale.pipeline.in_flight import InFlightBatch, TableFlight
 from freescale.pipeline.order_check import RowOrder
 from freescale.pipeline.streams import BackgroundExecutor, CopyStream, record_stream
+from freescale.pipeline.traffic import ID_BYTES, off_rank_bytes
 from freescale.trace import compute, stage
 
 B = TypeVar("B")
 
-_ID_BYTES, _COUNT_BYTES = 8, 16
+_COUNT_BYTES = 16
 
 
 class RowMoves:
@@ -119,7 +120,7 @@ class RowMoves:
                 if table.late is not None:
                     storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
                     storage[name].index_copy_(0, record_stream(table.early.index), rows)
-                self._count(flight, table.early, rows, exposed=not flight.hidden)
+                self._count(flight, name, table.early, rows, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:
@@ -153,7 +154,7 @@ class RowMoves:
             leaving = []
             for name, subset in late.items():
                 leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
-                self._count(flight, subset, leaving[-1], exposed=True)
+                self._count(flight, name, subset, leaving[-1], exposed=True)
             routes = [subset.route for subset in late.values()]
             bundle = Bundle.of(
                 leaving, send=[route.receive for route in routes], receive=[route.send for route in routes]
@@ -182,8 +183,8 @@ class RowMoves:
                     leaving.append(grad.index_select(0, subset.index))
                     assert table.parked is not None
                     # They travel when this step has been reported, but they are its own.
-                    self._count(flight, table.parked, grad, exposed=False)
-                self._count(flight, subset, grad, exposed=True)
+                    self._count(flight, name, table.parked, grad, exposed=False)
+                self._count(flight, name, subset, grad, exposed=True)
                 urgent.append(subset)
             bundle = Bundle.of(
                 leaving,
@@ -247,24 +248,20 @@ class RowMoves:
                 table.apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
         self._order.updated(flight.step, name, owned.unique, stage="apply gradients")
 
-    def _count(self, flight: InFlightBatch[B], subset: RowSubset, rows: Tensor, *, exposed: bool) -> None:
+    def _count(
+        self, flight: InFlightBatch[B], name: str, subset: RowSubset, rows: Tensor, *, exposed: bool
+    ) -> None:
         count = off_rank_bytes(subset.route, self._embedding.rank, rows.shape[1] * rows.itemsize)
-        if exposed:
-            flight.traffic.exposed_bytes += count
-        else:
-            flight.traffic.hidden_bytes += count
+        flight.traffic.of(name).moved(count, exposed=exposed)
 
     def _count_ids(self, flight: InFlightBatch[B], name: str) -> None:
         table, rank = flight.tables[name], self._embedding.rank
-        request, traffic = table.request, flight.traffic
+        request, traffic = table.request, flight.traffic.of(name)
         traffic.unique_rows += len(request.unique)
         traffic.shared_rows += 0 if table.late is None else len(table.late.index)
-        moved = off_rank_bytes(request.route, rank, _ID_BYTES)
+        moved = off_rank_bytes(request.route, rank, ID_BYTES)
         moved += 2 * _COUNT_BYTES * (len(request.route.send) - 1)
         if table.late is not None:
             # Two masks, this batch's and the one before's, of about as many bits.
             moved += off_rank_bytes(request.route, rank, 1) // 4
-        if flight.hidden:
-            traffic.hidden_bytes += moved
-        else:
-            traffic.exposed_bytes += moved
+        traffic.moved(moved, exposed=not flight.hidden)

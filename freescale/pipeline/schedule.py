@@ -26,12 +26,12 @@ from freescale.pipeline.ahead import Ahead, ReadAhead
 from freescale.pipeline.batch_ids import unique_rows
 from freescale.pipeline.batch_rows import NO_ROWS, TABLE, find_rows
 from freescale.pipeline.feature_ids import FeatureIds
-from freescale.pipeline.in_flight import Traffic, count_plain
 from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.padding import PaddedBatch, Padder
 from freescale.pipeline.parcel_loader import ParcelLoader
 from freescale.pipeline.streams import record_stream
+from freescale.pipeline.traffic import Traffic, count_plain
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class PlainSchedule:
         with traffic.exposed() if self._ahead is None else nullcontext():
             spec = self._embedding.plan_of(TABLE).spec
             rows, index = unique_rows(batch, self._id_map, spec, step=plan.step)
-            tokens = plan.global_tokens
+            tokens = plan.divisor
             padded = padder.pad(batch, rows, index, global_tokens=tokens, step=plan.step)
         return self._with_padded(planned, padded, traffic)
 

@@ -6,5 +6,6 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.profiling.measure import measure_profile
+    from freescale.profiling.stopwatch import Stopwatch
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -275,4 +275,5 @@ def _model_facts(config: Config, steps: StepTimes) -> dict[str, object]:
         "max_length": config.data.max_length,
         "dense_parameters": steps.dense_parameters,
         "row_bytes": steps.row_bytes,
+        **({"tables": steps.tables} if steps.tables else {}),
     }

@@ -21,7 +21,7 @@ from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding
 from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.step_times import StepTimes, measure_steps
-from freescale.recipe import Config, load_config, segment_rule
+from freescale.recipe import Config, build_features, build_source, load_config, sample_work
 from freescale.sim import Timing
 
 
@@ -83,7 +83,8 @@ def measure_side_by_side(
         launch([name], num_ranks=num_ranks, environment=environment, program=("-m", __name__))
         found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
     first = found[0]
-    steps = StepTimes(dense_parameters=first["dense_parameters"], row_bytes=first["row_bytes"])
+    kept = ("dense_parameters", "row_bytes", "tables")
+    steps = StepTimes(**{name: first[name] for name in kept})
     for one in found:
         for part, measured in one["steps"].items():
             steps.steps[part] += [MeasuredStep(*step) for step in measured]
@@ -103,6 +104,7 @@ def _rank(folder: Path) -> None:
     most_samples = plan["most_samples"]
     with join_ranks(device=config.run.device) as ranks:
         assert ranks.group is not None
+        features = build_features(config, build_source(config))
         mine = replace(config, run=replace(config.run, seed=config.run.seed + ranks.rank))
         steps = measure_steps(mine, ranks.device, seconds=plan["seconds"], most_samples=most_samples)
         ranks.barrier()
@@ -126,8 +128,10 @@ def _rank(folder: Path) -> None:
             "singles": steps.singles,
             "dense_parameters": steps.dense_parameters,
             "row_bytes": steps.row_bytes,
-            # A run counts the tokens and pairs that segments leave, parts measured alone those of whole histories.
-            "in_a_run": asdict(in_a_run if segment_rule(config) is None else InARun()),
+            "tables": steps.tables,
+            # A run counts the tokens and pairs that segments leave and features add; parts measured alone count those
+            # of whole histories.
+            "in_a_run": asdict(in_a_run if sample_work(config, features).is_whole else InARun()),
             "lines": lines,
             "rates": rates,
         }

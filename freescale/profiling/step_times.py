@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks
-from freescale.data import IntArray
-from freescale.errors import ConfigError
+from freescale.data import BatchFeatures, IntArray, SequenceBatch
+from freescale.embedding import Lookup, ShardedEmbedding, as_compute
 from freescale.kernels.rows import unique
 from freescale.model import dropout_keys
-from freescale.pipeline import TABLE, look_up
+from freescale.pipeline import TABLE, find_rows
 from freescale.profiling.stopwatch import Stopwatch
 from freescale.recipe import (
     Config,
+    asked_ids,
     build_examples,
     build_features,
     build_model,
@@ -26,6 +29,7 @@ from freescale.recipe import (
     build_source,
     build_tables,
 )
+from freescale.sim import TableLoad, write_tables
 
 PARTS = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
 # Fewer shapes than this cannot tell fixed, linear and quadratic cost apart and leave some to test on.
@@ -41,27 +45,25 @@ class StepTimes:
         steps: the median of the repeats of each shape.
         singles: every repeat of forward and backward together, for the spread.
         dense_parameters: of the model.
-        row_bytes: of a row as it travels.
+        row_bytes: of a row as it travels; of several tables, the mean of all rows that steps have looked up.
+        tables: what is known of them, where features have rows in some.
     """
 
     steps: dict[str, list[MeasuredStep]] = field(default_factory=lambda: {name: [] for name in PARTS})
     singles: list[MeasuredStep] = field(default_factory=list)
     dense_parameters: int = 0
     row_bytes: int = 0
+    tables: str = ""
 
 
 def measure_steps(config: Config, device: torch.device, *, seconds: float, most_samples: int) -> StepTimes:
     """Train on batches of many shapes until the time is over; at least FEWEST_SHAPES of them."""
     source = build_source(config)
     ranks = Ranks(rank=0, num_ranks=1, device=device)
-    model = build_model(config, source).to(device)
+    features = build_features(config, source)
+    model = build_model(config, source, features=features).to(device)
     examples = build_examples(config, source, "train", negatives=model.head.needs.negatives)
-    if build_features(config, source) is not None:
-        raise ConfigError(
-            "profiling knows no features yet: it measures models that look at items alone",
-            next_step="profile the same recipe on data without features, or with features.item alone",
-        )
-    tables = build_tables(config, source, ranks)
+    tables = build_tables(config, source, ranks, features)
     embedding, id_map = tables.embedding, tables.id_map
     optimizer = build_optimizer(config, model, device)
     watch = Stopwatch(device)
@@ -69,33 +71,52 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         dense_parameters=sum(each.numel() for each in model.parameters()),
         row_bytes=config.model.dim * 4,
     )
+    if features is not None:
+        found.tables = write_tables(table_loads(config, features, embedding))
+    widths = {name: plan.spec.dim for name, plan in embedding.plans.items()}
+    moved = [0, 0]
     # As in training: a CPU multiplies in float32 all the same.
     halves = config.model.dtype == "bfloat16" and device.type == "cuda"
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=halves)
+
+    def look_up_all(batch: SequenceBatch, step: int) -> tuple[dict[str, Lookup], SequenceBatch]:
+        asked, indexed = find_rows(batch, embedding, id_map, device, step=step, features=tables.features)
+        return embedding.lookups(asked), indexed
+
+    def forward(lookups: dict[str, Lookup], batch: SequenceBatch) -> Tensor:
+        rows = {name: lookup.rows for name, lookup in lookups.items()}
+        if features is None:
+            return cast(Tensor, model(rows[TABLE], batch))
+        assert model.items is not None
+        return cast(Tensor, model(as_compute(model.items(batch.items, rows)), batch, None, rows))
 
     def once(rows: IntArray, step: int) -> dict[str, float]:
         ms: dict[str, float] = {}
         batch = watch.run(lambda: examples.batch(rows, step=step))
         ms["host"] = watch.ms
-        lookup, indexed = watch.run(lambda: look_up(batch, embedding, id_map, device, step=step))
-        asked = lookup.unique[lookup.inverse].flatten()
+        lookups, indexed = watch.run(lambda: look_up_all(batch, step))
         whole = watch.ms
-        watch.run(lambda: unique(asked))
+        asked = {name: lookup.unique[lookup.inverse].flatten() for name, lookup in lookups.items()}
+        watch.run(lambda: [unique(ids) for ids in asked.values()])
         ms["find"] = watch.ms
-        watch.run(lambda: embedding.tables[TABLE].gather(lookup.unique))
+        watch.run(lambda: [embedding.tables[name].gather(each.unique) for name, each in lookups.items()])
         ms["gather"] = watch.ms
         ms["host"] += max(0.0, whole - ms["find"] - ms["gather"])
         optimizer.zero_grad(set_to_none=True)
         with autocast, dropout_keys(seed=config.run.seed, step=step):
-            loss = watch.run(lambda: model(lookup.rows, indexed) / max(1, batch.num_tokens))
+            loss = watch.run(lambda: forward(lookups, indexed) / max(1, batch.num_tokens))
         ms["forward"] = watch.ms
         watch.run(loss.backward)
         ms["backward"] = watch.ms
         watch.run(optimizer.step)
         ms["optimizer"] = watch.ms
-        watch.run(lambda: embedding.update(lookup, lr=config.embedding.lr, step=step + 1))
+        updated = list(lookups.values())
+        watch.run(lambda: embedding.update_all(updated, lr=config.embedding.lr, step=step + 1))
         ms["update"] = watch.ms
-        ms["rows"], ms["asked"] = float(len(lookup.unique)), float(asked.numel())
+        counts = {name: len(lookup.unique) for name, lookup in lookups.items()}
+        ms["rows"], ms["asked"] = float(sum(counts.values())), float(sum(map(len, asked.values())))
+        moved[0] += sum(counts.values())
+        moved[1] += sum(4 * widths[name] * count for name, count in counts.items())
         return ms
 
     began = time.monotonic()
@@ -108,7 +129,18 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
             once(rows, 0)  # compiles kernels, fills caches
         repeats = [once(rows, number * _REPEATS + turn) for turn in range(_REPEATS)]
         _keep(found, examples.lengths()[rows], repeats)
+    found.row_bytes = round(moved[1] / moved[0]) if moved[0] else found.row_bytes
     return found
+
+
+def table_loads(config: Config, features: BatchFeatures, embedding: ShardedEmbedding) -> list[TableLoad]:
+    """Every table of a recipe, for `freescale simulate`."""
+    asked = asked_ids(config, features)
+    specs = {name: plan.spec for name, plan in embedding.plans.items()}
+    return [
+        TableLoad(name, specs[name].num_rows, 4 * specs[name].dim, each.per_event, each.per_sample)
+        for name, each in asked.items()
+    ]
 
 
 def _keep(found: StepTimes, rows: IntArray, repeats: list[dict[str, float]]) -> None:

@@ -6,7 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.recipe.assembly import build_run, same_recipe
-    from freescale.recipe.balance import build_sampler
+    from freescale.recipe.balance import build_sampler, sample_work
     from freescale.recipe.config import Config
     from freescale.recipe.data import build_examples, build_source
     from freescale.recipe.feature_parts import export_features
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from freescale.recipe.model import build_model, encoder_shape
     from freescale.recipe.optim import build_optimizer
     from freescale.recipe.run_tables import build_tables
-    from freescale.recipe.segments import segment_rule
     from freescale.recipe.start_rows import start_digests, start_names, start_tables
+    from freescale.recipe.table_traffic import asked_ids, expected_ids
     from freescale.recipe.tables import TableOptions, table_options
     from freescale.recipe.trace import open_span_file
 else:

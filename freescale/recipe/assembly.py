@@ -9,7 +9,7 @@ import torch
 
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
-from freescale.data import SequenceSource, digest_data
+from freescale.data import LogSource, SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
@@ -21,6 +21,13 @@ from freescale.recipe.feature_parts import build_featured_items
 from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
 from freescale.recipe.items import build_item_encoder, digest_content, item_content
+from freescale.recipe.log import (
+    build_log,
+    build_log_evaluation,
+    check_log,
+    digest_log,
+    window_timetable,
+)
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import schedule_opener
@@ -37,7 +44,9 @@ from freescale.train import (
     RunState,
     StepExtension,
     StopRequest,
+    Timetable,
     TrainStep,
+    WindowTimetable,
     agree_on_data,
     id_reports,
     lengths_of_split_experts,
@@ -54,8 +63,14 @@ def build_run(
 ) -> Run:
     """A whole run, ready for `train`; it ends early where `stop` says so."""
     stop = stop or StopRequest()
+    if isinstance(source, LogSource):
+        check_log(config, source, ranks)
     content = item_content(config, source)
-    data = digest_data(source, content=digest_content(content))
+    data = (
+        digest_log(source)
+        if isinstance(source, LogSource)
+        else digest_data(source, content=digest_content(content))
+    )
     hosts = agree_on_data(ranks, data)
 
     # What learns: the dense part and the tables.
@@ -73,7 +88,12 @@ def build_run(
     train = build_examples(config, source, "train", negatives=model.head.needs.negatives)
     decisions = first_decisions(config, ranks)
     sampler = build_sampler(config, train, ranks, decisions)
-    timetable = timetable_of(config, steps_per_epoch=sampler.batches.steps_in_epoch(0))
+    log = build_log(config, sampler, train, tables, ranks)
+    timetable: Timetable | WindowTimetable
+    if log is not None:
+        timetable = window_timetable(config, log)
+    else:
+        timetable = timetable_of(config, steps_per_epoch=sampler.batches.steps_in_epoch(0))
 
     ranks.agree(agreement(embedding), subject="the run")
 
@@ -94,7 +114,8 @@ def build_run(
         model=model,
         tables=tables,
         lr_factor=lr_factor,
-        usual_tokens=sampler.usual_tokens()[1],
+        sampler=sampler,
+        examples=train,
     )
     open_schedule = schedule_opener(
         config,
@@ -152,11 +173,14 @@ def build_run(
         train_step=train_step,
         rebalancer=build_rebalancer(config, ranks, decisions),
         switch=switch,
-        evaluation=build_evaluation(config, source, model=model, items=items, ranks=ranks),
+        evaluation=build_log_evaluation(config, log, model=model, items=items)
+        if log is not None
+        else build_evaluation(config, source, model=model, items=items, ranks=ranks),
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
         progress=progress,
         accounts=build_accounts(config, ranks, progress),
         stop=stop,
+        log=log,
     )
 
 

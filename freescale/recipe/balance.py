@@ -68,10 +68,12 @@ def build_sampler(
 ) -> BalancedSampler:
     """Which samples make a step, and who computes them."""
     from freescale.balance import BalancedSampler
+    from freescale.data import LogExamples
+    from freescale.recipe.log import build_window_batches
 
     tokens = config.data.global_tokens
     return BalancedSampler(
-        train.lengths(),
+        build_window_batches(config, train) if isinstance(train, LogExamples) else train.lengths(),
         global_batch=None if tokens else config.data.global_batch,
         global_tokens=tokens,
         num_ranks=ranks.num_ranks,
@@ -80,7 +82,7 @@ def build_sampler(
         balancer=build_balancer(config),
         max_tokens_ratio=config.balance.max_tokens_ratio,
         window=config.balance.window,
-        groups=train.groups,
+        groups=None if isinstance(train, LogExamples) else train.groups,
         shuffle_rows=config.data.shuffle_rows,
         decisions=decisions,
         work=sample_work(config, getattr(train, "features", None)),

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from freescale.balance import BalancedSampler, StepPlan
     from freescale.comm.world import Ranks
+    from freescale.data import Examples
     from freescale.embedding import EmbeddingTable, ShardedEmbedding
     from freescale.model import Recommender
-    from freescale.pipeline import Padder
+    from freescale.pipeline import Padder, PaddingSizes
     from freescale.recipe.config import Config
     from freescale.recipe.run_tables import RunTables
     from freescale.train import Progress, Recorder
@@ -45,7 +47,8 @@ def build_capture(
     model: Recommender,
     tables: RunTables,
     lr_factor: Callable[[int], float],
-    usual_tokens: int = 0,
+    sampler: BalancedSampler,
+    examples: Examples,
 ) -> Capture:
     """What pads batches and what records their steps; neither where steps cannot be recorded, which is told once."""
     from freescale.train import Recorder
@@ -55,12 +58,38 @@ def build_capture(
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
         return Capture()
-    reason = why_not(config, model, tables, usual_tokens=usual_tokens)
+    reason = why_not(config, model, tables, usual_tokens=sampler.usual_tokens()[1])
     if reason is not None:
         tell(reason)
         return Capture()
     recorder = Recorder(ranks.device, tell=tell)
-    return assemble_capture(config, recorder, ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor)
+    return assemble_capture(
+        config,
+        recorder,
+        ranks=ranks,
+        embedding=tables.embedding,
+        lr_factor=lr_factor,
+        sizes=foreseen_sizes(sampler, examples, tables),
+    )
+
+
+def foreseen_sizes(sampler: BalancedSampler, examples: Examples, tables: RunTables) -> PaddingSizes:
+    """The sizes that batches will have, by the plan of the first epoch; the largest of its batches is read.
+
+    A log grows: which windows there are when a run starts must not decide how its sums are rounded.
+    """
+    from freescale.balance import WindowBatches
+    from freescale.pipeline import TABLE, PaddingSizes, foresee_sizes, unique_rows
+
+    if isinstance(sampler.batches, WindowBatches):
+        return PaddingSizes()
+    table = tables.embedding.plan_of(TABLE).spec
+
+    def rows_of(plan: StepPlan) -> int:
+        batch = examples.batch(plan.rows, step=plan.step)
+        return len(unique_rows(batch, tables.id_map, table, step=plan.step)[0])
+
+    return foresee_sizes(sampler, rows_of=rows_of, table_rows=table.num_rows)
 
 
 def assemble_capture(
@@ -70,10 +99,11 @@ def assemble_capture(
     ranks: Ranks,
     embedding: ShardedEmbedding,
     lr_factor: Callable[[int], float],
+    sizes: PaddingSizes | None = None,
 ) -> Capture:
     """The parts, for a run whose steps can be recorded."""
     from freescale.kernels.dropout import key_of_step
-    from freescale.pipeline import TABLE, Padder, pack_numbers
+    from freescale.pipeline import TABLE, Padder, PaddingSizes, pack_numbers
 
     table, seed = embedding.tables[TABLE], config.run.seed
 
@@ -86,7 +116,13 @@ def assemble_capture(
         )
 
     rows = embedding.plans[TABLE].spec.num_rows
-    padder = Padder(ranks.device, longest=config.data.max_length, table_rows=rows, numbers_of=numbers_of)
+    padder = Padder(
+        ranks.device,
+        longest=config.data.max_length,
+        table_rows=rows,
+        numbers_of=numbers_of,
+        sizes=sizes or PaddingSizes(),
+    )
     # Rows that travel, and tables whose update is not one kernel, are dealt with around the recorded part of a step.
     inside = ranks.num_ranks == 1 and (table.not_fused is None or ranks.device.type == "cpu")
     return Capture(padder, recorder, table if inside else None)
@@ -94,6 +130,7 @@ def assemble_capture(
 
 def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
+    from freescale.data import is_log
     from freescale.model import drawn_by_rank, takes_pads
 
     reasons = {
@@ -103,7 +140,10 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",
         "there are features besides items": tables.features is not None,
+        "data.path is a log, and older events have no loss": is_log(config.data.path),
         "rows are found on the GPU by a map that learns": tables.learns,
+        f"model.mask={config.model.mask} hides more than what comes later": config.model.mask != "causal",
+        "experts are given as many tokens as choose them (ffn.kind=moe)": config.ffn.kind == "moe",
         f"model.kind={config.model.kind} as it is built here takes no padded batches": not takes_pads(
             model.encoder
         ),

@@ -21,12 +21,12 @@ class DataSection:
 
     path: str = key(
         "synthetic",
-        "'synthetic', a prepared folder, or a raw file to prepare on the way; also s3://, gs://, ...",
+        "'synthetic', a prepared folder, a log of windows, or a raw file to prepare on the way; also s3://, ...",
         free=True,
     )
     source: str = key(
         "auto",
-        "what reads data.path; auto: the embedded data set for 'synthetic', else Parquet",
+        "what reads data.path; auto: the embedded data set for 'synthetic', else a log or Parquet",
         free=True,
         family="source",
         besides=("auto",),
@@ -48,6 +48,7 @@ class DataSection:
         at_least=0,
         free=True,
     )
+    passes: int = key(1, "of a log: how often each window is gone through before the next", at_least=1)
     use_time: bool = key(True, "use time stamps where the data has them")
     split: Literal["leave_one_out", "temporal"] = key(
         "leave_one_out", "the last two events of every user held back, or all events from a moment on"
@@ -125,10 +126,13 @@ def loader_processes(config: Config, *, replayed: bool) -> int:
 
 def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:
     """One split of the data; only training draws negatives, where the head needs them."""
-    from freescale.data import Examples
+    from freescale.data import Examples, LogSource
     from freescale.recipe.features import build_features
+    from freescale.recipe.log import build_log_examples
     from freescale.recipe.requests import build_requests
 
+    if isinstance(source, LogSource):
+        return build_log_examples(config, source, negatives=negatives)
     requests = build_requests(config, source, split)
     if requests is not None:
         return requests

@@ -34,7 +34,11 @@ class EmbeddingSection:
     eviction: Literal["none", "ttl", "lru", "lfu"] = key(
         "none", "zero_collision: which id gives way when all rows it may live in are taken"
     )
-    ttl: int | None = key(None, "eviction=ttl: steps an id stays after it was last seen", at_least=1)
+    ttl: int | None = key(
+        None,
+        "eviction=ttl: steps an id stays after it was last seen; with a log, seconds of its data",
+        at_least=1,
+    )
     admit_after: int = key(1, "zero_collision: steps an id must be seen in to get a row", at_least=1)
     admission: Literal["count_min", "exact"] = key(
         "count_min", "admit_after: how ids without a row are counted"

@@ -36,8 +36,10 @@ class EvalSection:
         "leave items of the history out, in metrics and by the export, so that a target among them is a miss; "
         "auto: unless 5% or more of the training targets repeat an earlier item",
     )
-    protocol: Literal["full", "sampled"] = key(
-        "full", "the target ranked among all items, or among a few random ones as some papers do"
+    protocol: Literal["full", "sampled", "next_window"] = key(
+        "full",
+        "the target ranked among all items, or among a few random ones as some papers do; with a log always "
+        "next_window: every window is evaluated, among all items known so far, before it is learnt",
     )
     sampled: int = key(100, "protocol=sampled: random items the target is ranked among", at_least=1)
     batch: int = key(256, "histories evaluated at once on a rank", at_least=1, free=True)

@@ -105,11 +105,18 @@ def check_features(config: Config, features: BatchFeatures) -> None:
     from freescale.errors import ConfigError
 
     rule = token_rule(config, features)
+    placed = [each for each in token_features(config, features.schema) if each.place != "join"]
+    front = [each.name for each in placed if each.place == "front"]
+    if front and config.model.mask == "window":
+        raise ConfigError(
+            "model.mask=window does not go with features in front: later events would not see them",
+            got=", ".join(front),
+            next_step="say as: join for them, which adds them to every event, or leave model.mask out",
+        )
     if rule is not None and config.segments.recent is not None:
-        placed = [each.name for each in token_features(config, features.schema) if each.place != "join"]
         raise ConfigError(
             "segments.recent does not go with features that have tokens of their own",
-            got=", ".join(placed),
+            got=", ".join(each.name for each in placed),
             next_step="say as: join for them, or leave segments.recent out",
         )
     if config.items.kind != "ids":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from freescale.pipeline import Padder, Schedule, Switch
     from freescale.recipe.config import Config
     from freescale.recipe.run_tables import RunTables
-    from freescale.train import StopRequest, Timetable
+    from freescale.train import StopRequest, Timetable, WindowTimetable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def schedule_opener(
     ranks: Ranks,
     gate: Gate,
     switch: Switch,
-    timetable: Timetable,
+    timetable: Timetable | WindowTimetable,
     stop: StopRequest,
     padder: Padder | None = None,
     rows_in_step: bool = False,
@@ -98,7 +98,6 @@ def schedule_opener(
     )
     from freescale.recipe.comm import row_channels
     from freescale.recipe.data import loader_processes
-    from freescale.train import due_at
 
     embedding, id_map = tables.embedding, tables.id_map
     # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
@@ -108,10 +107,7 @@ def schedule_opener(
 
     def may_look_past(step: int) -> bool:
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
-        return not tables.learns or not (
-            stop.last_step == step + 1
-            or any(due_at(step + 1, every=timetable.eval_every, save_every=timetable.checkpoint_every))
-        )
+        return not tables.learns or not (stop.last_step == step + 1 or any(timetable.due(step + 1)))
 
     alone = padder is not None and ranks.num_ranks == 1
     workers = loader_processes(config, replayed=alone)

@@ -24,6 +24,9 @@ class RunSection:
     seed: int = key(
         1, "seed of batches, negatives, initial weights and dropout", at_least=0, at_most=2**63 - 1
     )
+    follow: bool = key(
+        False, "with a log: at its end wait for new windows and go on, instead of stopping", free=True
+    )
     log_every: int = key(20, "steps between two log lines", at_least=1, free=True)
     eval_every: int | None = key(
         None,
@@ -57,6 +60,8 @@ class RunSection:
 def problems(config: Config) -> list[str]:
     """A run needs a folder, and evaluations where something depends on them."""
     found = [] if config.run.out.strip() else ["run.out: must name a folder, got nothing"]
+    if config.run.follow and config.run.steps is not None:
+        found.append("run.steps: a run that follows a log has no last step; leave one of the two out")
     if config.run.eval_every == 0 and config.run.patience is not None:
         found.append("run.patience: needs evaluations, and run.eval_every=0 has none")
     return found

@@ -11,5 +11,6 @@ if TYPE_CHECKING:
     from freescale.sim.answers.terminal import answer_lines, profile_table
     from freescale.sim.command import described_keys, simulate_from_options
     from freescale.sim.inputs.profile import Profile, Timing, cost_model_of
+    from freescale.sim.inputs.table_loads import TableLoad, write_tables
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -79,6 +79,8 @@ def setting_before_changes(*, profile: str, cluster: str, lengths: str | None = 
         workload = replace(workload, row_bytes=int(measured.model["row_bytes"]))
     if "dense_parameters" in measured.model:
         workload = replace(workload, dense_bytes=4.0 * float(measured.model["dense_parameters"]))
+    if "tables" in measured.model:
+        workload = replace(workload, tables=str(measured.model["tables"]))
     where = load_cluster(cluster, measured=measured.slowdowns())
     return profiled_cluster(Setting(workload=workload, profile=measured, cluster=where))
 

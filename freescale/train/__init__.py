@@ -7,6 +7,7 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.train.extension import StepExtension
     from freescale.train.featured_items import FeaturedItems
+    from freescale.train.growing_log import GrowingLog, WindowTimetable
     from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
     from freescale.train.learning_rate import lr_factor
     from freescale.train.log.accounting import AccountedStep, Accounts
@@ -29,18 +30,27 @@ if TYPE_CHECKING:
     from freescale.train.quality.baselines import popularity_quality, repeat_quality
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule
+    from freescale.train.quality.next_window import NextWindowEvaluation, NextWindowProtocol
     from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
     from freescale.train.run import Run, RunState, Timetable, due_at
     from freescale.train.state.agreement import from_first
-    from freescale.train.state.checkpoint import Checkpoints, best_in, read_meta, saved_in, step_of
+    from freescale.train.state.checkpoint import (
+        Checkpoints,
+        best_in,
+        load_tensors,
+        read_meta,
+        saved_in,
+        step_of,
+    )
     from freescale.train.state.export import load_export, write_export
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
-    from freescale.train.state.run_state import load_run
+    from freescale.train.state.run_state import load_run, run_tensors
     from freescale.train.state.same_data import agree_on_data
     from freescale.train.state.served_features import ExportFeatures, request_needs
+    from freescale.train.state.shared_folder import check_shared
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:

@@ -75,7 +75,19 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
     run.checkpoints.reserve(run_tensors(run))
     run.stop.wait_for_a_step()
     reports = reports_of(run)
-    if run.evaluation.pending:
+    learn(run, covered, reports)
+    while is_at_the_end_of_the_log(run, covered.step) and more_data(run, covered.step):
+        learn(run, covered, reports)
+    if run.stop.last_step == covered.step:
+        run.ranks.barrier()  # nobody leaves before all have saved
+        raise stopped(run, covered.step)
+    status = "finished" if covered.tokens else "was already complete"
+    return {"status": status, **finish(run, covered.step, speed=covered.speed(run))}
+
+
+def learn(run: Run, covered: Covered, reports: StepReports) -> None:
+    """Take all steps that are known of, from where the run stands."""
+    if run.evaluation.due(covered.step):
         catch_up(run, covered.step)
     if not run.evaluation.out_of_patience:
         with (
@@ -90,16 +102,27 @@ def train(run: Run, *, resume_from: Path | None = None, first_step: int = 0) -> 
                 maybe_switch(run, covered.step, 1000 * seconds)
                 report_checkpoint(run, run.checkpoints.finished())
                 agree_to_stop(run, covered.step, reports)
+                if run.log is not None:
+                    run.log.tell(covered.step, run.progress)
                 if evaluate_and_save(run, covered.step, schedule, reports):
                     break
             reports.flush()
             run.accounts.pause()
+            if (story := run.train_step.capture_story()) is not None:
+                run.progress.notice(covered.step, story)
     report_checkpoint(run, run.checkpoints.wait())
-    if run.stop.last_step == covered.step:
-        run.ranks.barrier()  # nobody leaves before all have saved
-        raise stopped(run, covered.step)
-    status = "finished" if covered.tokens else "was already complete"
-    return {"status": status, **finish(run, covered.step, speed=covered.speed(run))}
+
+
+def is_at_the_end_of_the_log(run: Run, step: int) -> bool:
+    """Whether the data may go on where all known steps are taken."""
+    return run.log is not None and run.stop.last_step is None and step == run.log.batches.num_steps
+
+
+def more_data(run: Run, step: int) -> bool:
+    """Wait for more windows, if the run is to follow its log."""
+    assert run.log is not None
+    with stage("wait for data", step=step):
+        return run.log.wait_for_more(step, stop=run.stop, progress=run.progress)
 
 
 def take_steps(run: Run, schedule: Schedule) -> None:
@@ -157,6 +180,7 @@ def reports_of(run: Run) -> StepReports:
         lag=lag_of(run.ranks, run.train_step.extensions),
         stop=run.stop,
         beside=is_beside(run.ranks, run.train_step.extensions),
+        tables=[name for name, plan in run.state.embedding.plans.items() if not plan.replicated],
     )
 
 

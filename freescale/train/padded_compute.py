@@ -3,7 +3,8 @@
 A step of a small model is a few hundred kernels of some microseconds each; to start them takes the host ten times as
 long as the GPU needs to run them. Recorded, they are started by one call. A recording has fixed sizes and addresses, so
 
-    batches     are padded to a few sizes (`pipeline/padding.py`); a size is recorded when it is met for the fourth time
+    batches     are padded to a few sizes (`pipeline/padding.py`); those that are foreseen are recorded together, when
+                the first of them comes, others when they are met again
     what a batch brings    is copied over what the recording reads: features and lists by one copy, rows by another
     what it leaves         lies in the same place after every step: loss, gradients of weights, gradients of rows
 
@@ -26,14 +27,17 @@ from torch import Tensor, nn
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import PaddedBatch, PaddedViews
 
-RECORD_AT = 4
-"""How often a size is met before it is recorded: kernels are compiled and loaded by then, and rare sizes never pay."""
+RECORD_AT = 2
+"""How often a size that was not foreseen is met before it is recorded: what comes once never pays."""
 
 MOST_RECORDINGS = 16
 """Each takes 10 to 60 MB of the driver's memory."""
 
 _MOST_FAILURES = 3
 _MOST_RARE = 200
+_FIRST_STEP, _EARLY = "the first step", "made ready before all was known that its kernels read"
+_TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
+_FULL, _OFF = "of too many sizes", "while nothing is recorded"
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,34 +156,64 @@ class PaddedCompute:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
-        self._rooms: dict[tuple[Any, ...], _RowRoom] = {}
-        self._rare = 0
+        self._rooms: dict[int, _RowRoom] = {}
+        self._like: Tensor | None = None
+        self._replays = 0
+        self._ahead = False
+        self.usual: Counter[str] = Counter()
+        """Why steps were computed as usual, and how many."""
         self._met: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
 
     def is_recorded(self, padded: PaddedBatch) -> bool:
-        """Whether a batch will be replayed; records its size where it is time to."""
-        if padded.key in self._recordings:
-            return True
-        if not self._recorder.on or not padded.in_one_piece:
-            return False
+        """Whether a batch will be replayed; records its size where it is time to, and with it all that are foreseen."""
+        reason = None if padded.key in self._recordings else self._why_not(padded)
+        if reason is not None:
+            self.usual[reason] += 1
+        self._replays += reason is None
+        return reason is None
+
+    def story(self) -> str | None:
+        """How many steps were replayed, and why others were not; None where there was no padded step."""
+        others = sum(self.usual.values())
+        if not others + self._replays:
+            return None
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in self.usual.most_common())
+        told = f"{self._replays:,} of {self._replays + others:,} steps replayed from {len(self._recordings)} recordings"
+        return f"{told}; not replayed: {reasons}" if reasons else told
+
+    def _why_not(self, padded: PaddedBatch) -> str | None:
+        """Why a batch is not replayed; None: it was recorded now."""
+        if not self._recorder.on:
+            return _OFF
+        if self._like is None:
+            return _FIRST_STEP
+        if not padded.in_one_piece:
+            return _TOO_LARGE
         self._met[padded.key] += 1
-        if self._met[padded.key] < RECORD_AT:
-            self._rare += 1
-            if self._rare == _MOST_RARE and not self._recordings:
+        if padded.foreseen is None and self._met[padded.key] < RECORD_AT:
+            if self.usual[_RARE] == _MOST_RARE and not self._recordings:
                 self._recorder.give_up(f"no size of a batch came {RECORD_AT} times in {_MOST_RARE} steps")
-            return False
-        if len(self._recordings) == MOST_RECORDINGS:
+            return _RARE
+        if len(self._recordings) >= MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
-            return False
-        return self._record(padded)
+            return _FULL
+        if not self._record(padded):
+            return _EARLY if self._recorder.on else _OFF
+        if padded.foreseen is not None and not self._ahead:
+            self._ahead = True
+            for other in padded.foreseen():
+                if other.in_one_piece and other.key not in self._recordings:
+                    self._record(other)
+        return None
 
     def run(self, rows: Tensor, padded: PaddedBatch) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and the gradient of its rows; both are overwritten by the next call.
 
         Gradients of the parameters are in their `.grad`.
         """
-        room = self._room(rows, padded)
+        self._like = rows[:0].detach() if self._like is None else self._like
+        room = self._room(padded)
         with torch.no_grad():
             room.rows[: padded.real_rows].copy_(rows)
         found = self._recordings.get(padded.key)
@@ -196,25 +230,32 @@ class PaddedCompute:
         found = self._recordings.get(padded.key)
         if found is None:
             assert self._whole is not None
-            weight = self._whole.table.weight
-            like = as_compute(weight.new_zeros(0, weight.shape[1]))
-            self._compute(self._room(like, padded), padded.views)
+            if self._like is None:
+                weight = self._whole.table.weight
+                self._like = as_compute(weight.new_zeros(0, weight.shape[1]))
+            self._compute(self._room(padded), padded.views)
         else:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
         return self._loss, self._norm
 
-    def _room(self, rows: Tensor, padded: PaddedBatch) -> _RowRoom:
+    def _room(self, padded: PaddedBatch) -> _RowRoom:
         """Rows that are not filled stay what they are: pads read the last one, which never is, and nothing the rest."""
-        key = (padded.num_rows, rows.shape[1], rows.dtype)
-        if key not in self._rooms:
-            zeros = rows.new_zeros(padded.num_rows, rows.shape[1])
-            self._rooms[key] = _RowRoom(zeros.requires_grad_(), torch.zeros_like(zeros))
-        return self._rooms[key]
+        if padded.num_rows not in self._rooms:
+            assert self._like is not None
+            zeros = self._like.new_zeros(padded.num_rows, self._like.shape[1])
+            self._rooms[padded.num_rows] = _RowRoom(zeros.requires_grad_(), torch.zeros_like(zeros))
+        return self._rooms[padded.num_rows]
 
     def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
         if self._whole is not None:
             self._read_step(self._whole, room, views)
+        self._forward_backward(room, views)
+        if self._whole is not None:
+            self._update(self._whole, room, views)
+
+    def _forward_backward(self, room: _RowRoom, views: PaddedViews) -> None:
+        """Loss and gradients to where they belong."""
         with self._precision():
             loss = self._model(room.rows, views.batch, views.layout) / views.divisor
         # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
@@ -225,8 +266,6 @@ class PaddedCompute:
         with torch.no_grad():
             self._loss.copy_(loss.detach())
             torch._foreach_copy_([to for to, _ in pairs], [grad for _, grad in pairs])
-        if self._whole is not None:
-            self._update(self._whole, room, views)
 
     @torch.no_grad()
     def _read_step(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
@@ -259,9 +298,12 @@ class PaddedCompute:
         again = padded.again(memory)
         if again.key != padded.key:
             return False  # it was made before all was known; the next one is not
-        views = again.views
+        room = self._room(padded)
+        # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
+        # what it leaves is overwritten by the step to come.
+        self._forward_backward(room, padded.views)
+        views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
-        room = next(room for (num_rows, *_), room in self._rooms.items() if num_rows == padded.num_rows)
         graph = self._recorder.record(lambda: self._compute(room, views))
         if graph is not None:
             self._recordings[padded.key] = _Recording(graph, memory, again)

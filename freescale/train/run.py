@@ -15,6 +15,7 @@ from freescale.errors import ConfigError
 from freescale.model import Recommender
 from freescale.pipeline import Schedule, Switch
 from freescale.train.extension import StepExtension, check_names
+from freescale.train.growing_log import GrowingLog, WindowTimetable
 from freescale.train.log.accounting import Accounts
 from freescale.train.log.events import Progress
 from freescale.train.owned_parameters import OwnedParameters
@@ -104,11 +105,12 @@ class Run:
         progress: where events go.
         accounts: where step lines wait until their time is accounted for.
         stop: whether and where it is told to stop.
+        log: the log it learns from, where the data grow.
     """
 
     ranks: Ranks
     state: RunState
-    timetable: Timetable
+    timetable: Timetable | WindowTimetable
     open_schedule: Callable[[int], Schedule]
     usual_tokens: tuple[int, int]
     train_step: TrainStep
@@ -119,6 +121,7 @@ class Run:
     progress: Progress
     accounts: Accounts
     stop: StopRequest = field(default_factory=StopRequest)
+    log: GrowingLog | None = None
 
     def __post_init__(self) -> None:
         if self.accounts.busy is not None:  # balance and accounts mean the same by compute

@@ -63,8 +63,8 @@ class StepResult:
 class TrainStep:
     """Forward, backward and both updates of one batch.
 
-    The loss is the sum over this rank's tokens divided by the GLOBAL number of tokens, and gradients are summed over
-    ranks. So it does not matter which rank computes which sample, or whether a rank has any.
+    The loss is the sum over this rank's tokens divided by the GLOBAL number of tokens that have a loss, and gradients
+    are summed over ranks. So it does not matter which rank computes which sample, or whether a rank has any.
 
     Args:
         model: the dense part.
@@ -216,7 +216,7 @@ class TrainStep:
         for extension in self.extensions:
             extension.begin(ready)
         captured = self._padded.is_recorded(padded)
-        with self.timer.padded(ready.batch):
+        with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
             losses, norms = self._padded.run_whole(padded)
         if not losses.is_cuda:
             losses, norms = losses.clone(), None if norms is None else norms.clone()
@@ -226,6 +226,10 @@ class TrainStep:
         if loss.here:  # as above
             self.check(ready.plan, ready.batch.samples["row"], result)
         return result
+
+    def capture_story(self) -> str | None:
+        """How many steps were replayed, and why others were not; None where none could be."""
+        return None if self._padded is None else self._padded.story()
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
@@ -244,7 +248,7 @@ class TrainStep:
         parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         layouts = ready.layouts or (None,) * len(parts)
-        tokens = max(1, ready.plan.global_tokens)
+        tokens = ready.plan.divisor
         if self._loss_weights is not None:
             # Tasks are divided by their own weight over all ranks, not by the number of tokens.
             totals = self._ranks.sum_on_cpu(self._loss_weights(items.batch).cpu()).to(self._ranks.device)
@@ -264,7 +268,7 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.is_recorded(padded)
-        with self.timer.padded(ready.batch):
+        with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
             loss, grad = self._padded.run(items.rows, padded)
             # Gradients of rows may still be on their way when the next step overwrites them.
             items.rows.grad = grad if self._flat_sum is None else grad.clone()

@@ -226,6 +226,28 @@ def test_lacking_rows_may_be_missing_values(tmp_path: Path) -> None:
     assert any("i.csv lacks: 1, such as 'c': their features are missing" in line for line in summary.taken)
 
 
+def test_items_without_events_are_counted_or_kept(tmp_path: Path) -> None:
+    items = ITEMS + 'zz,Y,jazz,7,"[5, 6]"\nnew,Z,folk,8,\n'
+    left = made(tmp_path, items=items)
+    assert left.num_items == 3
+    wanted = "items of i.csv without an event: 2, left out (`--new-items keep` keeps them)"
+    assert wanted in left.taken
+    kept = made(tmp_path, items=items, new_items="keep")
+    assert kept.num_items == 5
+    assert "items of i.csv without an event: 2, kept, to be recommended by their features" in kept.taken
+    source = ParquetSource(tmp_path / "out")
+    names = list(source.item_names(source.items.ids))
+    assert sorted(names) == ["a", "b", "c", "new", "zz"]
+    assert (np.diff(source.items.ids) > 0).all()
+    by_name = dict(zip(names, source.items.counts.tolist()))
+    assert by_name == {"a": 3, "b": 2, "c": 2, "zz": 0, "new": 0}
+    found = source.item_features().take(np.array([names.index("zz")]), ["price", "cover"])
+    assert found["price"].tolist() == [7.0]
+    assert found["cover"].tolist() == [[5.0, 6.0]]
+    with pytest.raises(DataError, match="new_items is neither"):
+        made(tmp_path, new_items="all")
+
+
 def test_long_lists_are_cut_and_told(tmp_path: Path) -> None:
     schema = {**SCHEMA, "genres": {"of": "item", "is": "ids", "width": 1}}
     summary = made(tmp_path, schema=schema)

@@ -107,6 +107,8 @@ def test_the_printed_plan_has_a_line_for_each_rank_and_table():
     assert rows[0]["MiB"] == f"{5001 * 64 * 4 / MIB:.1f}"
     assert rows[0]["traffic MiB/step"] == f"{plans[0].traffic_mib(1000):.2f}"
     assert plan_rows([], unique_ids=5) == []
+    each = plan_rows(plans, unique_ids={"item": 10**9})
+    assert each[0]["traffic MiB/step"] == f"{plans[0].traffic_mib(10_001):.2f}"
 
 
 def test_two_tables_of_one_name_are_refused():

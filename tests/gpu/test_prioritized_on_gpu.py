@@ -30,13 +30,21 @@ def batches(rank: int) -> list[torch.Tensor]:
     return [(NUM_ROWS * torch.rand(8_000, generator=draw) ** 4).long() for draw in draws]
 
 
+def spread(specs: list[TableSpec], *, num_ranks: int, replicate_below_mb: float = 0.0) -> list[TablePlan]:
+    """The plan of one rank as if there were others."""
+    return [TablePlan(spec=spec, num_ranks=1, replicated=False) for spec in specs]
+
+
 def busy(matrix: torch.Tensor) -> None:
     """Work that keeps the main stream behind the CPU, so that a missing wait would show."""
     for _ in range(20):
         matrix.copy_((matrix @ matrix).clamp(-1, 1))
 
 
-def train(embedding: ShardedEmbedding, rank: int, *, prioritized: bool) -> dict[str, torch.Tensor]:
+def train(
+    embedding: ShardedEmbedding, rank: int, *, prioritized: bool, steady: float = float("inf")
+) -> dict[str, torch.Tensor]:
+    """The table afterwards; from step `steady` on nobody may wait for the GPU."""
     matrix = torch.randn(1024, 1024, device=embedding.device)
     with PrioritizedPipeline(
         batches(rank),
@@ -46,12 +54,14 @@ def train(embedding: ShardedEmbedding, rank: int, *, prioritized: bool) -> dict[
         check=False,
     ) as pipeline:
         for ready in pipeline:
+            torch.cuda.set_sync_debug_mode("error" if ready.step >= steady else "default")
             busy(matrix)
             vectors = ready.vectors["item"]
             weight = torch.cos(torch.arange(len(vectors), device=vectors.device))[:, None]
             (weight * vectors.square() + vectors).sum().backward()
             busy(matrix)
             pipeline.update(ready, lr=0.1 / (1 + ready.step))
+        torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     table = embedding.tables["item"]
     return {"weight": table.weight.cpu(), **{name: value.cpu() for name, value in table.state.items()}}
@@ -62,10 +72,6 @@ def test_one_gpu_with_a_stream_beside_has_the_bits_of_the_plain_path(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank whose table is treated as spread out: every stage runs, only the wire is missing."""
-
-    def spread(specs: list[TableSpec], *, num_ranks: int, replicate_below_mb: float = 0.0) -> list[TablePlan]:
-        return [TablePlan(spec=spec, num_ranks=1, replicated=False) for spec in specs]
-
     monkeypatch.setattr("freescale.embedding.sharded.plan_tables", spread)
     spec = TableSpec(name="item", num_rows=NUM_ROWS, dim=DIM, optimizer=optimizer, init_std=1.0)
     plain, ours = (
@@ -73,6 +79,15 @@ def test_one_gpu_with_a_stream_beside_has_the_bits_of_the_plain_path(
     )
     for name, values in plain.items():
         assert torch.equal(ours[name], values), name
+
+
+def test_no_thread_waits_for_the_gpu_in_a_steady_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freescale.embedding.sharded.plan_tables", spread)
+    spec = TableSpec(name="item", num_rows=NUM_ROWS, dim=DIM, optimizer=RowwiseAdagrad(), init_std=1.0)
+    try:
+        train(ShardedEmbedding([spec], device="cuda"), 0, prioritized=True, steady=20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)

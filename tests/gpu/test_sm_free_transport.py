@@ -24,7 +24,9 @@ from freescale.comm.rings.cuda_driver import CudaDriver
 from freescale.comm.rings.rounds import GPU_CUT
 from freescale.comm.transport import Transport
 from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.gpu_sharing import virtual_gpus_here
 from freescale.comm.world.launcher import QUEUES
+from freescale.comm.world.ranks import backend_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +49,8 @@ def run_on_gpu(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: floa
         # CUDA reads it when it starts, and importing this module starts it.
         with pytest.MonkeyPatch.context() as patch:
             for name, value in QUEUES.items():
-                patch.setenv(name, value)
+                if not virtual_gpus_here():  # whoever shares it has set what fits the number of ranks
+                    patch.setenv(name, value)
             for process in processes:
                 process.start()
         deadline = time.monotonic() + timeout
@@ -76,7 +79,10 @@ def _rank(fn: Callable[..., Any], rank: int, num_ranks: int, folder: str, answer
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     try:
         torch.cuda.set_device(GPU)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+        backend = backend_for(GPU) if virtual_gpus_here() else "gloo"
+        dist.init_process_group(
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
+        )
         answers.put((rank, True, fn(rank, *args)))
         dist.barrier()
         dist.destroy_process_group()

@@ -73,3 +73,26 @@ def test_of_many_decisions_the_last_are_told(tmp_path: Path) -> None:
     assert "2 earlier tries are not listed." in page.text
     assert "Up to step 20 " not in page.text
     assert "Up to step 30 " in page.text
+
+
+def test_tables_have_a_panel_where_there_are_several(tmp_path: Path) -> None:
+    events = run_events(40)
+    for event in events:
+        if event["event"] == "step":
+            moved = {"rows": 30, "overlap": 0.5, "exposed_bytes": 1_500_000, "hidden_bytes": 0}
+            event["tables"] = {"artist": moved, "item": {**moved, "exposed_bytes": 9_000_000, "rows": 1234}}
+    events[0]["facts"] = {"tables": {"item": "1,000 x 16, hash", "artist": "90 x 16", "hour": "24 x 16"}}
+    picture = {"event": "ids_artist", "step": 40, "occupancy": 0.25, "slots": 100}
+    page = report_of(write_run(tmp_path / "demo", [*events, picture]))
+    place = page.text.index("table unique rows overlap exposed rows taken what it is")
+    text = page.text[place:]
+    # That which moves most comes first.
+    assert text.index("item 1,234 50.0% 9.00 MB - 1,000 x 16, hash") < text.index(
+        "artist 30 50.0% 1.50 MB 25.0% 90 x 16"
+    )
+    assert "hour - - - - 24 x 16" in text
+
+
+def test_one_table_has_no_panel(tmp_path: Path) -> None:
+    page = report_of(write_run(tmp_path / "demo", run_events(40)))
+    assert "unique rows" not in page.text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model import HSTU, Recommender, RetrievalHead
+from freescale.model import HSTU, Decoder, Recommender, RetrievalHead, SASRec, takes_pads
 from freescale.pipeline import Padder, padded_size
 from freescale.train.padded_compute import PaddedCompute, Recorder
 
@@ -47,9 +47,18 @@ def make_batch(lengths, draws, *, items=30):
     )
 
 
-def make_model():
+ENCODERS = {
+    "hstu": lambda **shape: HSTU(**shape, time_bias=True),
+    "hstu with a feed-forward part": lambda **shape: HSTU(**shape, ffn={"kind": "dense", "hidden": 12}),
+    "sasrec": SASRec,
+    "llama": lambda **shape: Decoder(**shape, kv_heads=1),
+}
+
+
+def make_model(kind="hstu"):
     torch.manual_seed(0)
-    encoder = HSTU(dim=DIM, layers=2, heads=2, max_length=LONGEST, time_bias=True)
+    encoder = ENCODERS[kind](dim=DIM, layers=2, heads=2, max_length=LONGEST)
+    assert takes_pads(encoder)
     model = Recommender(encoder=encoder, head=RetrievalHead()).double()
     with torch.no_grad():
         for param in model.parameters():
@@ -73,15 +82,16 @@ def compute_of(model):
     return PaddedCompute(model, list(model.parameters()), precision=nullcontext, recorder=Recorder(CPU))
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("kind", ENCODERS)
+@settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, LONGEST), min_size=1, max_size=9).filter(any),
     seed=st.integers(0, 99),
 )
-def test_padded_computes_what_the_batch_alone_computes(lengths, seed):
+def test_padded_computes_what_the_batch_alone_computes(kind, lengths, seed):
     batch = make_batch(lengths, np.random.default_rng(seed))
     unique, inverse, with_index = indexed(batch)
-    model = make_model()
+    model = make_model(kind)
     rows = torch.randn(len(unique), DIM, dtype=torch.float64)
 
     leaf = rows.clone().requires_grad_()
@@ -98,10 +108,11 @@ def test_padded_computes_what_the_batch_alone_computes(lengths, seed):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
-def test_what_stands_in_pads_changes_no_bit():
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_what_stands_in_pads_changes_no_bit(kind):
     batch = make_batch([7, 0, 31, 2], np.random.default_rng(3))
     unique, inverse, _ = indexed(batch)
-    model, rows = make_model(), torch.randn(len(unique), DIM, dtype=torch.float64)
+    model, rows = make_model(kind), torch.randn(len(unique), DIM, dtype=torch.float64)
     results = []
     for poison in (False, True):
         padded = Padder(CPU, longest=LONGEST, table_rows=30).pad(batch, unique, inverse, global_tokens=9)

@@ -15,12 +15,11 @@ from freescale.comm.world.ranks import Ranks
 from freescale.errors import DataError, TrainingError
 from freescale.pipeline import Padder, ParcelLoader, ParcelMaker
 from freescale.recipe import assembly, build_run, build_source, load_config
-from freescale.recipe.capture import assemble_capture
 from freescale.recipe.data import loader_processes
-from freescale.train import Recorder as StepRecorder
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors
+from tests.padded_runs import padded_capture
 from tests.small_run import SMALL, Recorder
 
 CPU = torch.device("cpu")
@@ -31,13 +30,7 @@ made: list[ParcelMaker] = []
 @pytest.fixture
 def padded_runs(monkeypatch):
     """Runs on a CPU that pad batches, as runs on a GPU do."""
-
-    def capture(config, ranks, progress, *, tables, lr_factor, **_):
-        return assemble_capture(
-            config, StepRecorder(CPU), ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor
-        )
-
-    monkeypatch.setattr(assembly, "build_capture", capture)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
 
 
 def small_run(tmp_path, *keys):

@@ -200,3 +200,22 @@ def test_no_virtual_gpu_is_refused_before_anything_is_measured(monkeypatch: pyte
 def test_virtual_gpus_on_a_cpu_are_refused() -> None:
     with pytest.raises(TrainingError, match=r"run\.device=cpu"):
         measure.measure_profile(load_config(None, SMALL), device="cpu", virtual_gpus=2)
+
+
+def test_models_with_features_are_measured_with_all_their_tables() -> None:
+    from freescale.profiling.step_times import measure_steps
+    from freescale.sim.command import setting_before_changes
+    from freescale.sim.inputs.table_loads import read_tables
+
+    keys = ("synthetic.features=true", "tables.home.dim=5")
+    config = load_config(None, [*SMALL, *keys])
+    found = measure_steps(config, torch.device("cpu"), seconds=0.0, most_samples=3)
+    tables = {table.name: table for table in read_tables(found.tables)}
+    assert set(tables) == {"item", "genre", "country", "hour", "home"}
+    assert (tables["home"].rows, tables["home"].row_bytes) == (1000, 20)
+    assert (tables["item"].ids_per_token, tables["item"].ids_per_sample) == (1, 4)
+    assert (tables["country"].ids_per_token, tables["country"].ids_per_sample) == (0, 1)
+    assert 20 < found.row_bytes <= 64
+    assert all(len(steps) == FEWEST_SHAPES for steps in found.steps.values())
+    assert min(step.ms for step in found.steps["update"]) > 0
+    assert setting_before_changes(profile="h200", cluster="h100").workload.tables == ""

@@ -35,6 +35,15 @@ def test_segments_do_not_go_with_tokens_in_front_or_behind() -> None:
     make_run(["synthetic.features=true", "segments.recent=8", "segments.length=4", joined])
 
 
+def test_a_window_does_not_go_with_tokens_in_front() -> None:
+    told = refused("model.mask=window", "model.window=4")
+    assert told.startswith("model.mask=window does not go with features in front")
+    assert "got:     country" in told
+    assert "say as: join for them" in told
+    joined = "features.country={of: user, is: id, values: [de, fr, in, us], as: join}"
+    make_run(["synthetic.features=true", "model.mask=window", "model.window=4", joined])
+
+
 @pytest.mark.parametrize("kind", ["text", "content"])
 def test_vectors_of_items_are_made_by_one(kind: str, tmp_path: Path) -> None:
     write, name = (write_made_up_texts, "x.parquet") if kind == "text" else (write_made_up_content, "x.npy")

@@ -7,12 +7,12 @@ import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import assembly, build_run, build_source, load_config
-from freescale.recipe.capture import assemble_capture, why_not
+from freescale.recipe.capture import why_not
 from freescale.recipe.run_tables import RunTables
-from freescale.train import Recorder as StepRecorder
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors
+from tests.padded_runs import padded_capture
 from tests.small_run import SMALL, Recorder
 
 CPU = torch.device("cpu")
@@ -40,13 +40,7 @@ def trained(tmp_path, *keys):
 @pytest.mark.parametrize("keys", [("pipeline.ahead=false",), ("pipeline.ahead=true", "model.dropout=0.3")])
 def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, keys):
     plain, steps = trained(tmp_path / "plain", *EXACT, *keys)
-
-    def capture(config, ranks, progress, *, tables, lr_factor, **_):
-        return assemble_capture(
-            config, StepRecorder(CPU), ranks=ranks, embedding=tables.embedding, lr_factor=lr_factor
-        )
-
-    monkeypatch.setattr(assembly, "build_capture", capture)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
     padded, ours = trained(tmp_path / "padded", *EXACT, *keys)
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in steps], rel=1e-12)
     assert [step["grad_norm"] for step in ours] == pytest.approx(
@@ -65,13 +59,16 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
         ("model.dropout=0.1", None),
         ("optim.accumulate=2", "accumulate"),
         ("model.dtype=float64", "float64"),
-        ("model.kind=sasrec", "takes no padded batches"),
-        ("ffn.kind=dense", "takes no padded batches"),
+        ("model.kind=sasrec", None),
+        ("model.kind=llama", None),
+        ("ffn.kind=dense", None),
+        ("ffn.kind=moe", "experts"),
+        ("model.mask=window model.window=8", "model.mask=window"),
         ("embedding.id_map=zero_collision", "learns"),
     ],
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
-    run, config, _ = small_run(tmp_path, *SMALL, key)
+    run, config, _ = small_run(tmp_path, *SMALL, *key.split())
     found = why_not(config, run.state.model, tables_of(run))
     assert found is None if reason is None else reason in found
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from freescale.comm.transports.registry import (
         TransportKind,
         describe_transport,
+        find_transport_kind,
         is_foreign,
         kind_for_cpu,
         make_transport,

@@ -1,7 +1,7 @@
 """GPU rows over a group that reads CPU memory only: copied out, exchanged by gloo, copied in.
 
-This is `collective` for ranks that share one GPU, where NCCL refuses to work. The host waits for the rows to be
-copied out before gloo may read them, so it is the plain way that other transports are compared with.
+This is `collective` for ranks that share one GPU where NCCL is older than 2.30 and takes one rank a GPU. The host waits
+for the rows to be copied out before gloo may read them, so it is the plain way that other transports are compared with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GlooStagedTransport:
     name = "collective"
     engine = "gloo, staged through page-locked memory"
     sm_free = True
-    reason = "the ranks share one GPU, where NCCL refuses to work, and gloo cannot read GPU memory"
+    reason = "the ranks share one GPU, which this NCCL does not allow, and gloo cannot read GPU memory"
 
     def __init__(self, group: dist.ProcessGroup, *, device: torch.device | str) -> None:
         self._group, self._device = group, torch.device(device)

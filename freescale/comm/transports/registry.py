@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import AloneTransport, Transport, own_group
-from freescale.comm.world import GroupFacts, gather_facts, own_facts
+from freescale.comm.world import GroupFacts, gather_facts, no_shared_nccl, own_facts
 from freescale.errors import ConfigError, TrainingError
 from freescale.registry import find, meant, names
 
@@ -81,7 +81,7 @@ def pick(facts: GroupFacts) -> tuple[str, str]:
         if facts.one_machine and facts.launched_here:
             return "local", "CPU ranks of one machine"
         return "collective", "CPU ranks on several machines"
-    if facts.shared_gpu and facts.backend != "nccl":
+    if facts.shared_gpu:
         because = "several ranks share one GPU"
         if not facts.one_machine:
             return "collective", f"{because}; not host_staged: between machines it is experimental"
@@ -190,7 +190,8 @@ def hypothetical_groups() -> dict[str, GroupFacts]:
     if len(gpus) > 1:
         groups["a rank on every GPU"] = GroupFacts([own_facts(gpu) for gpu in gpus], 0, gpus[0], "nccl")
     if gpus:
-        groups["ranks that share GPU 0"] = GroupFacts([own_facts(gpus[0])] * 2, 0, gpus[0], "gloo")
+        backend = "gloo" if no_shared_nccl() else "nccl"
+        groups["ranks that share GPU 0"] = GroupFacts([own_facts(gpus[0])] * 2, 0, gpus[0], backend)
     return groups
 
 

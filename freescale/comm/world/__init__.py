@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     )
     from freescale.comm.world.facts import GroupFacts, gather_facts, on_one_machine, own_facts
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
-    from freescale.comm.world.launcher import as_rank, launch
+    from freescale.comm.world.launcher import as_rank, end_with_launcher, launch
     from freescale.comm.world.mps import is_mps_client
+    from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
+    from freescale.comm.world.nccl_trial import try_shared_nccl
     from freescale.comm.world.network import choose_interface
     from freescale.comm.world.nodes import Nodes, check_start, nodes_asked_for
     from freescale.comm.world.private_sockets import PrivateListener, call

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from freescale.comm.world.mps import MpsError, ended_by_signals, mps_daemon
+from freescale.comm.world.nccl import sharing_variables
 from freescale.errors import TrainingError
 
 NUM_VIRTUAL_GPUS = "FREESCALE_VIRTUAL_GPUS"
@@ -185,6 +186,7 @@ def _side_by_side(num_ranks: int, gpu: Gpu, first: str, clients: Mapping[str, st
     environment = {
         **_common(num_ranks),
         **clients,
+        **{name: os.environ.get(name, value) for name, value in sharing_variables(sms).items()},
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent),
         # The daemon sees one GPU and numbers it anew; only a UUID means the same to both.
         "CUDA_VISIBLE_DEVICES": first if first.startswith(("GPU-", "MIG-")) else "0",

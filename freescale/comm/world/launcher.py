@@ -92,7 +92,7 @@ def launch(
                             LINE: str(of_rank.fileno()),
                         },
                         pass_fds=numbers,
-                        preexec_fn=_end_with_launcher if sys.platform == "linux" else None,
+                        preexec_fn=end_with_launcher if sys.platform == "linux" else None,
                     )
                 )
             with _requests_passed_on(processes) as requests:
@@ -119,7 +119,7 @@ def as_rank(work: Callable[[], None]) -> NoReturn:
     end_process(0)
 
 
-def _end_with_launcher() -> None:
+def end_with_launcher() -> None:
     """In a new rank: the kernel kills it when the launcher dies, or it would train on beside the next run."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from freescale.comm.world.environment import Membership, own_membership, publish
 from freescale.comm.world.facts import RankFacts, gather_facts
 from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
+from freescale.comm.world.mps import is_mps_client
+from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
 from freescale.comm.world.network import choose_interface
 from freescale.comm.world.rendezvous import Meeting, store_of_launcher
 from freescale.comm.world.watch import Watch, open_watch, say
@@ -28,6 +31,7 @@ from freescale.errors import FreeScaleError, Preempted, TrainingError
 from freescale.trace import exchange
 
 _ABORT_S = 2.0
+_TRY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -241,8 +245,7 @@ def _prepare_device(device: torch.device) -> None:
 def _join(device: torch.device, who: Membership, *, timeout_s: float, silent_s: float) -> Watch:
     """Find the other processes, watch them, and open the first process group."""
     timeout = datetime.timedelta(seconds=timeout_s)
-    # NCCL refuses two ranks on one GPU. What gloo cannot move from there, goes by way of the CPU or a transport.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not virtual_gpus_here() else "gloo"
+    backend = backend_for(device)
     place: dict[str, Any]
     if file := os.environ.get(RENDEZVOUS):  # our launcher has started all of them on this machine
         watch = open_watch(who.rank, who.num_ranks, silent_s=silent_s)
@@ -262,7 +265,40 @@ def _join(device: torch.device, who: Membership, *, timeout_s: float, silent_s: 
                 backend, rank=who.rank, world_size=who.num_ranks, timeout=timeout, **place
             )
         )
+        if virtual_gpus_here() and "nccl" in backend:
+            _try_nccl(device)
     return watch
+
+
+def backend_for(device: torch.device) -> str:
+    """What serves tensors of a rank: gloo those of a CPU, NCCL those of a GPU.
+
+    Ranks that share a GPU have NCCL from 2.30 on, side by side under MPS: taking turns, each would wait for the other
+    until its own turn is over. What gloo cannot move from there, goes by way of the CPU or a transport.
+    """
+    if device.type != "cuda":
+        return "gloo"
+    if virtual_gpus_here() and (not is_mps_client() or no_shared_nccl() is not None):
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
+
+
+def _try_nccl(device: torch.device) -> None:
+    """See whether NCCL really works between ranks that share a GPU, before anything waits for it without an end."""
+    assert dist.group.WORLD is not None
+    mark = torch.ones(1, device=device)
+    work = dist.all_reduce(mark, async_op=True)
+    assert work is not None
+    deadline = time.monotonic() + _TRY_S
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    sharing = virtual_gpus_here()
+    if not work.is_completed() or int(mark) != sharing:
+        raise TrainingError(
+            f"NCCL does not come to an end between {sharing} ranks that share one GPU",
+            got=f"NCCL {'.'.join(map(str, loaded_nccl() or ()))}, one number of each rank, {_TRY_S:.0f} s",
+            next_step="FREESCALE_SHARED_NCCL=0 goes on without NCCL; so may fewer ranks or a smaller NCCL_MAX_CTAS",
+        )
 
 
 def _part(watch: Watch) -> None:

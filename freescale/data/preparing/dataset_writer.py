@@ -126,7 +126,7 @@ class DatasetWriter:
             self._close_shard()
         lengths = np.concatenate(self._lengths)
         np.save(self._folder / LENGTHS_FILE, lengths, allow_pickle=False)
-        ids, counts, train_counts = catalogue or self._items.merged()
+        ids, counts, train_counts = self._extra.catalogue(*(catalogue or self._items.merged()))
         write_catalogue(self._folder, ids, counts, train_counts, self._extra.items(ids, train_counts))
         digests: dict[str, str] = {}
         if words is not None:

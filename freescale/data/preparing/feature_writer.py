@@ -29,6 +29,9 @@ from freescale.errors import DataError
 STOP, NONE_ROW = "stop", "none"
 LACKING = (STOP, NONE_ROW)
 """What becomes of items and users of the events that their files lack."""
+LEAVE, KEEP = "leave", "keep"
+NEW_ITEMS = (LEAVE, KEEP)
+"""What becomes of items of their file that no event names."""
 
 
 def arrow_type(feature: Feature) -> Any:
@@ -48,6 +51,7 @@ class FeatureWriter:
         sides: tables of "item" and "user", where there are such files.
         kinds: of raw ids, by the name of their feature.
         lacking: "stop" where a file lacks an item or user of the events, or "none": its features are missing.
+        new_items: "leave" out items of their file that no event names, or "keep" them in the catalogue.
     """
 
     def __init__(
@@ -57,13 +61,15 @@ class FeatureWriter:
         sides: Mapping[str, SideTable],
         kinds: IdKinds = MappingProxyType({}),
         lacking: str = STOP,
+        new_items: str = LEAVE,
     ) -> None:
         self.schema = schema
         self._kinds = kinds
         self.users = schema.stored("user")
         self._items = schema.stored("item")
         self._sides = sides
-        self._lacking = lacking
+        self._lacking, self._new_items = lacking, new_items
+        self._num_new = 0
         self._lacked: dict[str, tuple[int, list[IntArray]]] = {}
         self._statistics = FeatureStatistics(schema)
         self._item_digest: str | None = None
@@ -100,6 +106,20 @@ class FeatureWriter:
         columns = self._take("user", users) if self.users else {}
         self._statistics.add(columns, np.ones(len(users), dtype=bool))
         return columns
+
+    def catalogue(self, ids: IntArray, *counts: IntArray) -> tuple[IntArray, ...]:
+        """Items and how often they occur; with those that only their file names, where they are kept."""
+        if not self._items:
+            return ids, *counts
+        known = self._sides["item"].ids
+        new = known[~np.isin(known, ids, assume_unique=True)]
+        self._num_new = len(new)
+        if self._new_items == LEAVE or not len(new):
+            return ids, *counts
+        every = np.concatenate([ids, new])
+        order = np.argsort(every, kind="stable")
+        filled = (np.concatenate([each, np.zeros(len(new), each.dtype)])[order] for each in counts)
+        return every[order], *filled
 
     def items(self, ids: IntArray, train_counts: IntArray) -> dict[str, Any]:
         """The columns of the items of the catalogue."""
@@ -149,7 +169,15 @@ class FeatureWriter:
         times = [each.name for owner in self._lacked for each in self._of(owner) if each.kind == "time"]
         if times:
             raise DataError("A time cannot be missing", got=f"{'; '.join(said)}; {', '.join(times)} of them")
-        return [f"{line}: their features are missing" for line in said]
+        return [*(f"{line}: their features are missing" for line in said), *self._said_of_new()]
+
+    def _said_of_new(self) -> list[str]:
+        if not self._num_new:
+            return []
+        file = self._sides["item"].remarks[0].split(":")[0]
+        done = "kept, to be recommended by their features" if self._new_items == KEEP else "left out"
+        hint = "" if self._new_items == KEEP else " (`--new-items keep` keeps them)"
+        return [f"items of {file} without an event: {self._num_new:,}, {done}{hint}"]
 
     def manifest(self, features: Sequence[str], words: Mapping[str, str]) -> dict[str, Any]:
         """What dataset.json says of the features.

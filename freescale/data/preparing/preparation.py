@@ -23,7 +23,7 @@ from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
 from freescale.data.preparing.dataset_writer import DatasetWriter
 from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.feature_writer import LACKING, FeatureWriter
+from freescale.data.preparing.feature_writer import KEEP, LACKING, NEW_ITEMS, FeatureWriter
 from freescale.data.preparing.grouped_index import index_input
 from freescale.data.preparing.preparation_checks import (
     check_header,
@@ -112,6 +112,7 @@ def prepare(
     item_header: Sequence[str] | None = None,
     user_header: Sequence[str] | None = None,
     lacking: str = LACKING[0],
+    new_items: str = NEW_ITEMS[0],
     id_kinds: IdKinds = MappingProxyType({}),
     rewrite: bool = False,
     overwrite: bool = False,
@@ -144,6 +145,8 @@ def prepare(
         item_header: names of the fields of csv of items without a header line.
         user_header: the same of users.
         lacking: "stop" where these files lack an item or user of the events, or "none": its features are missing.
+        new_items: "leave" out items of their file that no event names, or "keep" them: models recommend them by their
+            features.
         id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
         rewrite: copy histories also where Parquet that is grouped by user could be read as it is.
         overwrite: replace an existing data set.
@@ -155,8 +158,9 @@ def prepare(
     check_header(source, format, header)
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
-    if lacking not in LACKING:
-        raise DataError("lacking is neither", got=lacking, allowed=", ".join(LACKING))
+    for word, given, allowed in (("lacking", lacking, LACKING), ("new_items", new_items, NEW_ITEMS)):
+        if given not in allowed:
+            raise DataError(f"{word} is neither", got=given, allowed=", ".join(allowed))
     known_schema = _schema_of(schema)
     asked = schema_input(
         known_schema,
@@ -165,6 +169,7 @@ def prepare(
         headers={"item": item_header, "user": user_header},
         time_unit=time_unit,
         bad_lines=bad_lines,
+        keeps_all=("item",) if new_items == KEEP else (),
     )
     columns = asked.columns
     values = ValueReader(
@@ -231,7 +236,13 @@ def prepare(
             extra = (
                 None
                 if known_schema is None
-                else FeatureWriter(known_schema, sides=found.sides, kinds=found.id_kinds, lacking=lacking)
+                else FeatureWriter(
+                    known_schema,
+                    sides=found.sides,
+                    kinds=found.id_kinds,
+                    lacking=lacking,
+                    new_items=new_items,
+                )
             )
             writer = DatasetWriter(
                 work, found.events.features, min_events, id_kinds=found.id_kinds, extra=extra

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -45,6 +45,7 @@ def schema_input(
     headers: Mapping[str, Sequence[str] | None],
     time_unit: str,
     bad_lines: str,
+    keeps_all: Collection[str] = (),
 ) -> SchemaInput:
     """What a schema asks of an input; without one, what it always was.
 
@@ -55,6 +56,7 @@ def schema_input(
         headers: names of their fields, where their first lines do not have them.
         time_unit: of times that are plain numbers.
         bad_lines: "stop" or "skip".
+        keeps_all: owners of whose files every row may be kept, also those that no event asks for.
     """
     _check_files(schema, files)
     if schema is None:
@@ -83,6 +85,7 @@ def schema_input(
             key=getattr(merged, owner),
             time_unit=time_unit,
             bad_lines=bad_lines,
+            keeps_all=owner in keeps_all,
         )
         for owner in _SIDES
         if (path := files.get(owner)) is not None

@@ -44,6 +44,7 @@ class SideFile:
         key: what the events call the column of their ids; tried first.
         time_unit: of times that are plain numbers.
         bad_lines: "stop" or "skip".
+        keeps_all: rows that no event asks for may be kept, so the words of all its ids are.
     """
 
     owner: Literal["item", "user"]
@@ -53,6 +54,7 @@ class SideFile:
     key: str | None = None
     time_unit: str = "auto"
     bad_lines: str = "stop"
+    keeps_all: bool = False
 
 
 class SideTable:
@@ -144,7 +146,8 @@ def read_side(side: SideFile, *, kinds: IdKinds, words: IdWords, memory: int) ->
         values=values,
         roles=(side.owner,),
     )
-    parts = [words.take(events, key=side.owner) for events, _ in read_events(side.path, kind, reading)]
+    key = None if side.keeps_all else side.owner
+    parts = [words.take(events, key=key) for events, _ in read_events(side.path, kind, reading)]
     names = (side.owner, *(each.name for each in side.features))
     columns = {name: concat_columns([part[name] for part in parts]) for name in names}
     return _by_id(side, columns, values)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from freescale.embedding.hashing import keyed
+from freescale.embedding.hashing import start_of
 from freescale.embedding.id_map import TableRows
 from freescale.errors import ConfigError
+from freescale.kernels.rows import hashed_rows
 from freescale.registry import register
 
 if TYPE_CHECKING:
@@ -63,11 +64,11 @@ class HashMap:
 
     def __init__(self, num_rows: int, *, seed: int = 0) -> None:
         self.num_rows = num_rows
-        self._seed = seed
+        self._start = start_of(seed)
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id."""
-        return keyed(self._seed, ids).remainder(self.num_rows)
+        return hashed_rows(ids, self._start, self.num_rows)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The map is a formula: nothing to keep."""

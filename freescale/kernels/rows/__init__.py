@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from freescale.kernels.rows.api import (
         adam_direction,
         add_scaled,
+        hashed_rows,
         mean_squares,
         overlap,
         sum_by_row,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         update_rows,
     )
     from freescale.kernels.rows.plan import RowPlan, UpdateRule, plan_of_unique
+    from freescale.kernels.rows.reference import GOLDEN, mix64
     from freescale.kernels.rows.split_loops import split_index, split_values, split_wanted
     from freescale.kernels.rows.triton.sums import sum_by_index, sum_by_position
 else:

@@ -29,6 +29,17 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(values), torch.from_numpy(inverse).view(ids.shape)
 
 
+def hashed_rows(ids: Tensor, start: int, num_rows: int) -> Tensor:
+    """A row for every id, by its 64-bit hash; `start` picks another one. In the shape of the ids."""
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return reference.hashed_rows(ids, start, num_rows)
+    from freescale.kernels.rows import hash_loops
+
+    flat = ids.long().contiguous().view(-1).numpy()
+    rows = hash_loops.hashed_rows(flat, np.int64(start).astype(np.uint64), num_rows)
+    return torch.from_numpy(rows).view(ids.shape)
+
+
 def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:
     """Sum of the values with the same index, added up in the order they stand, on every device."""
     shape = (num_rows, *values.shape[1:])

@@ -16,9 +16,32 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
+# Constants of splitmix64 as signed numbers.
+GOLDEN = -7046029254386353131
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+
+
 def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Unique values of ids, ascending, and the position of every id among them, in the shape of the ids."""
     return torch.unique(ids, return_inverse=True)
+
+
+def mix64(x: Tensor) -> Tensor:
+    """Every input bit reaches every output bit; int64 in, int64 out. int64 arithmetic wraps."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def hashed_rows(ids: Tensor, start: int, num_rows: int) -> Tensor:
+    """A row for every id, by its hash."""
+    return mix64(ids.long() * GOLDEN + start).remainder(num_rows)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch shifts int64 arithmetically, so the sign bits are cleared."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def row_plan(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -166,7 +166,9 @@ class HSTU(nn.Module):
     @property
     def takes_pads(self) -> bool:
         """Whether pads behind the last sequence change nothing: masks and experts would have to know them."""
-        return self.mask is None and all(layer.feed_forward is None for layer in self.layers)
+        return self.mask is None and not any(
+            isinstance(each, FeedForward) and not isinstance(each.ffn, DenseFFN) for each in self.modules()
+        )
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""

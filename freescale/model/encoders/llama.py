@@ -152,6 +152,11 @@ class Decoder(nn.Module):
         self.dropout = Dropout(dropout)
         self._initialise()
 
+    @property
+    def takes_pads(self) -> bool:
+        """Whether pads behind the last sequence change nothing: masks and experts would have to know them."""
+        return self.mask is None and all(isinstance(layer.ffn, DenseFFN) for layer in self.layers)
+
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
         return self.encode(vectors_TD, masked_view(batch, layout, self.mask))

@@ -77,6 +77,11 @@ class SASRec(nn.Module):
         self.layers = nn.ModuleList(SASRecLayer(dim=dim, heads=heads, dropout=dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim, eps=1e-8)
 
+    @property
+    def takes_pads(self) -> bool:
+        """Whether pads behind the last sequence change nothing: masks would have to know them."""
+        return self.mask is None
+
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
         return self.encode(vectors_TD, masked_view(batch, layout, self.mask))

@@ -12,6 +12,7 @@ from freescale.errors import ConfigError, nearest
 from freescale.sim.costs.durations import Features, Setting
 from freescale.sim.costs.plans import BALANCERS
 from freescale.sim.inputs.cluster import checked_number, numbers, with_numbers
+from freescale.sim.inputs.table_loads import FORM, read_tables
 from freescale.sim.inputs.workload import Workload
 
 _SETTING = {
@@ -29,6 +30,10 @@ _FEATURES = {
 }
 
 
+OF_ONE_TABLE = ("table_rows", "row_bytes", "ids_per_token", "ids_per_sample")
+"""Numbers of the workload that speak of one table."""
+
+
 def known_keys() -> dict[str, str]:
     """Key -> one line of help."""
     workload = {
@@ -37,7 +42,11 @@ def known_keys() -> dict[str, str]:
         if "help" in item.metadata
     }
     cluster = {f"cluster.{name}": limits["help"] for name, limits in numbers().items()}
-    return {**workload, "workload.lengths": "a distribution or a file", **cluster, **_SETTING, **_FEATURES}
+    texts = {
+        "workload.lengths": "a distribution or a file",
+        "workload.tables": f"several tables, instead of {', '.join(OF_ONE_TABLE)}: {FORM}",
+    }
+    return {**workload, **texts, **cluster, **_SETTING, **_FEATURES}
 
 
 def value_of(setting: Setting, features: Features, key: str) -> Any:
@@ -71,7 +80,7 @@ def changed(setting: Setting, features: Features, key: str, text: object) -> tup
             given = {name: (checked_number(name, text), "given")}
             return replace(setting, cluster=with_numbers(setting.cluster, given)), features
         if section == "workload":
-            value = _workload_value(name, text)
+            value = _workload_value(setting.workload, name, text)
             return replace(setting, workload=replace(setting.workload, **{name: value})), features
         if section == "setting":
             number = _number(text, at_least=0.0)
@@ -116,9 +125,14 @@ def _meant(key: str) -> list[str]:
     return holding or ([close] if close else [])
 
 
-def _workload_value(name: str, text: object) -> Any:
+def _workload_value(workload: Workload, name: str, text: object) -> Any:
     if name == "lengths":
         return str(text)
+    if name == "tables":
+        read_tables(str(text))
+        return str(text)
+    if workload.tables and name in OF_ONE_TABLE:
+        raise ValueError("workload.tables says it for every table; change it there, or set workload.tables=")
     item = next(item for item in dataclasses.fields(Workload) if item.name == name)
     number = _number(text, at_least=item.metadata["at_least"], at_most=item.metadata["at_most"])
     return int(number) if isinstance(item.default, int) else number

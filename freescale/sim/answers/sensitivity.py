@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freescale.sim.answers.keys import changed, value_of
+from freescale.sim.answers.keys import OF_ONE_TABLE, changed, value_of
 from freescale.sim.answers.whatif import Prediction, predict
 from freescale.sim.costs.durations import Features, Setting
 
@@ -80,6 +80,8 @@ def influences(
 
     middle = run(setting, features)
     found = []
+    if setting.workload.tables:
+        keys = [key for key in keys if key.removeprefix("workload.") not in OF_ONE_TABLE]
     for key in keys:
         low, high = _range(key, float(value_of(setting, features, key)))
         ends = [run(*changed(setting, features, key, value)) for value in (low, high)]

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freescale.balance import CostModel, FloatArray
-from freescale.sim.costs.id_traffic import IdModel
 from freescale.sim.costs.links import Links
+from freescale.sim.costs.moved_rows import ID_BYTES, moved_rows
 from freescale.sim.costs.plans import Loads
 from freescale.sim.inputs.cluster import Cluster
 from freescale.sim.inputs.profile import Profile, Timing, cost_model_of
 from freescale.sim.inputs.workload import Workload
 
-_ID_BYTES = 8
 # Of an HSTU training step on an H200, attention and matrix products take about half; the rest waits for memory.
 MEMORY_BOUND = 0.5
 
@@ -141,7 +140,7 @@ def measure_out(
     shape = (num_steps, num_ranks)
     times, work, cpu = setting.profile.times, setting.workload, setting.profile.device == "cpu"
     slow = _noise(setting, shape) * setting.scale() / setting.speeds(num_ranks)
-    rows = _rows(setting, loads, features, num_ranks=num_ranks)
+    rows = moved_rows(setting.workload, loads, dedup=features.dedup)
     links, own_links = Links(_with_profile(setting, num_ranks), num_ranks), setting.profile.has_links
 
     def at_owner(counts: FloatArray, name: str) -> FloatArray:
@@ -149,8 +148,8 @@ def measure_out(
         mean = np.broadcast_to(counts.mean(axis=1, keepdims=True), shape)
         return times[name].seconds(tokens=mean) * slow
 
-    def travel(counts: FloatArray, width: float) -> FloatArray:
-        return links.all_to_all(counts * width, sm_free=features.sm_free and not cpu)
+    def travel(num_bytes: FloatArray) -> FloatArray:
+        return links.all_to_all(num_bytes, sm_free=features.sm_free and not cpu)
 
     forward, backward = (
         times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares) * slow
@@ -160,19 +159,19 @@ def measure_out(
         _measured_sum(setting, nbytes, num_ranks) if own_links else links.sum_of(nbytes)
         for nbytes in (work.dense_bytes, min(work.dense_bytes, work.bucket_bytes))
     )
-    early_rows, parked_grads = travel(rows.alone, work.row_bytes), travel(rows.alone, work.row_bytes)
+    early_rows, parked_grads = travel(rows.alone_bytes), travel(rows.alone_bytes)
     find = times["find"].seconds(tokens=rows.asked) * slow
-    ids, masks = travel(rows.moved, _ID_BYTES), travel(rows.moved, 0.25)
+    ids, masks = travel(rows.moved * ID_BYTES), travel(rows.moved * 0.25)
     update_parked, gather_early = at_owner(rows.alone, "update"), at_owner(rows.alone, "gather")
     flat = np.ones(shape)
     beside = early_rows + parked_grads + ids + masks if features.prioritized else np.zeros(shape)
     compute = forward + backward
     contention = _slowing(setting, compute, beside, dense_total, features)
     counts = flat * links.latency()
-    rows_out, grads = (travel(rows.moved, work.row_bytes) for _ in range(2))
+    rows_out, grads = (travel(rows.moved_bytes) for _ in range(2))
     gather, gather_late = at_owner(rows.moved, "gather"), at_owner(rows.shared, "gather")
     update, update_urgent = at_owner(rows.moved, "update"), at_owner(rows.shared, "update")
-    late_rows, urgent_grads = (travel(rows.shared, work.row_bytes) for _ in range(2))
+    late_rows, urgent_grads = (travel(rows.shared_bytes) for _ in range(2))
     if cpu and features.prioritized:
         # One core a rank: all that the plain schedule does with rows is still done, and hiding adds to it. What the
         # communication thread does of it is taken from the model.
@@ -182,7 +181,7 @@ def measure_out(
         )
         # So beside it nothing of that hides the host.
         find, gather_early, update_parked = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    exposed, hidden = _bytes(rows, work, features, num_ranks)
+    exposed, hidden = rows.bytes_of_a_rank(num_ranks, prioritized=features.prioritized)
     return Durations(
         control=flat
         * (_measured_s(setting, "control_us", num_ranks) if own_links else links.latency(per_peer=False)),
@@ -213,28 +212,6 @@ def measure_out(
         exposed_bytes=exposed,
         hidden_bytes=hidden,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """[steps, ranks] ids asked for, rows that travel each way, and how many of those the next batch needs or not."""
-
-    asked: FloatArray
-    moved: FloatArray
-    shared: FloatArray
-    alone: FloatArray
-
-
-def _rows(setting: Setting, loads: Loads, features: Features, *, num_ranks: int) -> _Rows:
-    work = setting.workload
-    ids = IdModel(work.table_rows, work.zipf)
-    asked = loads.tokens * work.ids_per_token + loads.samples * work.ids_per_sample
-    other = float(asked.sum(axis=1).mean())
-    if features.dedup:
-        moved, shared = ids.distinct(asked), ids.shared(asked, other)
-    else:
-        moved, shared = asked, asked * ids.shared_occurrences(other)
-    return _Rows(asked, moved, shared, np.maximum(moved - shared, 0.0))
 
 
 def _noise(setting: Setting, shape: tuple[int, int]) -> FloatArray:
@@ -309,13 +286,3 @@ def _measured_sum(setting: Setting, nbytes: float, num_ranks: int) -> float:
     if num_ranks == 1 or nbytes == 0:
         return 0.0
     return _measured_s(setting, "sum_us", num_ranks) + nbytes / (1e9 * setting.profile.rates["sum_gb_per_s"])
-
-
-def _bytes(rows: _Rows, work: Workload, features: Features, num_ranks: int) -> tuple[float, float]:
-    """Bytes a step that one rank sends and receives while it stands still, and under compute; means."""
-    away = 2 * (num_ranks - 1) / num_ranks
-    both = away * (2 * work.row_bytes)
-    moved, shared = float(rows.moved.mean()), float(rows.shared.mean())
-    if not features.prioritized:
-        return moved * (both + away * _ID_BYTES), 0.0
-    return shared * both, (moved - shared) * both + moved * away * (_ID_BYTES + 0.25)

@@ -104,7 +104,9 @@ def _as_profiled(setting: Setting) -> Setting:
     rows = int(setting.profile.model.get("row_bytes", setting.workload.row_bytes))
     return replace(
         setting,
-        workload=replace(setting.workload, row_bytes=rows),
+        workload=replace(
+            setting.workload, row_bytes=rows, tables=str(setting.profile.model.get("tables", ""))
+        ),
         speed_spread=0.0,
         slow_ranks=(),
         jitter=0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from freescale.balance import IntArray, bucket_bytes
 from freescale.data import LENGTHS_FILE, damaged, is_dataset, load_manifest
 from freescale.errors import ConfigError, DataError, nearest
+from freescale.sim.inputs.table_loads import TableLoad, read_tables
 
 _KINDS = {
     "lognormal": "lognormal:MEDIAN,SIGMA,LONGEST",
@@ -41,17 +42,29 @@ class Workload:
     )
     max_length: int = _number(1 << 30, "longer histories are cut to their latest events", at_least=1)
     lengths: str = "lognormal:512,1.0,8192"
+    tables: str = ""
 
     def __post_init__(self) -> None:
         if not self.bucket_bytes:
             object.__setattr__(self, "bucket_bytes", float(bucket_bytes(self.dense_bytes)))
 
+    def table_loads(self) -> tuple[TableLoad, ...]:
+        """Every table: those of `tables`, or the one that the other numbers speak of."""
+        alone = TableLoad(
+            "item", self.table_rows, self.row_bytes, self.ids_per_token, self.ids_per_sample, self.zipf
+        )
+        several = read_tables(self.tables)
+        return tuple(replace(each, zipf=self.zipf) if each.zipf is None else each for each in several) or (
+            alone,
+        )
+
     def words(self, *, rank: str = "GPU") -> str:
         """One line about it; `rank` is what a rank computes on."""
-        return (
-            f"{self.samples_per_gpu} samples a {rank}, lengths {self.lengths}, {self.table_rows:,} rows of "
-            f"{self.row_bytes:,} bytes, Zipf {self.zipf:g}"
-        )
+        tables = self.table_loads()
+        rows = f"{self.table_rows:,} rows of {self.row_bytes:,} bytes"
+        if self.tables:
+            rows = f"{len(tables)} tables of {sum(table.rows for table in tables):,} rows"
+        return f"{self.samples_per_gpu} samples a {rank}, lengths {self.lengths}, {rows}, Zipf {self.zipf:g}"
 
 
 def draw_lengths(workload: Workload, count: int, *, seed: int) -> IntArray:

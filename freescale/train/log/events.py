@@ -121,6 +121,10 @@ class Progress:
         baseline |= {REPEAT + name: value for name, value in (repeat or {}).items()}
         self._write({"event": "eval", "step": step, **metrics, **baseline, "protocol": protocol, **others})
 
+    def window(self, step: int, facts: Mapping[str, object]) -> None:
+        """A window of a log that is learnt after this step."""
+        self._write({"event": "window", "step": step, **facts})
+
     def balance(self, step: int, decided: Mapping[str, object]) -> None:
         """What the ranks agreed on: cost model, its error, rank speeds, and from which step on."""
         self._write({"event": "balance", "step": step, **decided})

@@ -23,7 +23,7 @@ from freescale.comm import AloneTransport, Pending, Transport
 from freescale.comm.traffic import open_cpu_channel, start_all_reduce
 from freescale.comm.world import Ranks, on_one_machine
 from freescale.errors import TrainingError
-from freescale.pipeline import ReadyBatch, Traffic
+from freescale.pipeline import ReadyBatch, TableTraffic, Traffic
 from freescale.train.extension import StepExtension, check_fields
 from freescale.train.log.accounting import AccountedStep, Accounts
 from freescale.train.log.events import Progress, time_fields
@@ -70,6 +70,7 @@ class StepReports:
         stop: whether this rank was told to stop; travels with the numbers.
         told_to_stop: whether any rank was; all of them see it turn after the same step.
         beside: numbers are added up beside the next step: between machines, that is a round trip nobody waits for.
+        tables: whose rows travel between the ranks, in an order that is the same on all of them.
     """
 
     ranks: Ranks
@@ -82,6 +83,7 @@ class StepReports:
     stop: StopRequest = field(default_factory=StopRequest)
     told_to_stop: bool = False
     beside: bool = False
+    tables: Sequence[str] = ()
     _captured: deque[bool] = field(default_factory=lambda: deque(maxlen=100))
     _waiting: deque[_Taken] = field(default_factory=deque)
     _summing: _Summing | None = None
@@ -106,7 +108,8 @@ class StepReports:
         """Begin to add up over the ranks: loss, traffic and counts are those of the global batch."""
         self._report()
         self.check(taken.plan, taken.histories, taken.result)
-        own = torch.tensor([taken.result.loss, *taken.traffic.values()], dtype=torch.float64)
+        numbers = [taken.result.loss, *taken.traffic.values(self.tables)]
+        own = torch.tensor(numbers, dtype=torch.float64)
         alike = torch.tensor([*plan_numbers(taken.plan.plan_hash), self.stop.requested], dtype=torch.float64)
         parts = [own, *(counts.double() for counts in taken.result.counted), alike]
         arrival = trace.arrive(_SUM)
@@ -136,7 +139,7 @@ class StepReports:
             "bound": plan.bound,
             "epoch": plan.epoch,
             "plan": plan.plan_hash,
-            **traffic_fields(Traffic(*moved), self.ranks),
+            **traffic_fields(Traffic.from_values(moved, self.tables), self.ranks),
         }
         for extension, summed in zip(self.extensions, counted, strict=True):
             fields = extension.fields(summed, plan)
@@ -219,15 +222,32 @@ def busy_fields(accounted: AccountedStep) -> dict[str, object]:
     return fields
 
 
-def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, float]:
-    """What a step moved between the ranks; nothing where there is one rank only."""
+def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, object]:
+    """What a step moved between the ranks, table by table where there are several; nothing where one rank is alone."""
     if ranks.num_ranks == 1:
         return {}
-    return {
-        "overlap": traffic.overlap,
-        "exposed_bytes": int(traffic.exposed_bytes),
-        "hidden_bytes": int(traffic.hidden_bytes),
-        "parked_rows": int(traffic.parked_rows),
+    total = traffic.total
+    fields: dict[str, object] = {
+        "overlap": _share(total.shared_rows, total.unique_rows),
+        "exposed_bytes": int(total.exposed_bytes),
+        "hidden_bytes": int(total.hidden_bytes),
+        "parked_rows": int(total.parked_rows),
         "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
         "split_ms": traffic.split_ms / ranks.num_ranks,
     }
+    if len(traffic.tables) > 1:
+        fields["tables"] = {name: _table_fields(moved) for name, moved in traffic.tables.items()}
+    return fields
+
+
+def _table_fields(moved: TableTraffic) -> dict[str, float]:
+    return {
+        "rows": int(moved.unique_rows),
+        "overlap": round(_share(moved.shared_rows, moved.unique_rows), 4),
+        "exposed_bytes": int(moved.exposed_bytes),
+        "hidden_bytes": int(moved.hidden_bytes),
+    }
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -82,9 +82,10 @@ class StepTimer:
         self._add(_TimedStep(self._load_of(batch), self._start, self._end, away, moments))
 
     @contextmanager
-    def padded(self, batch: SequenceBatch) -> Iterator[None]:
-        """A padded batch, replayed or computed as usual, instead of `start` and `finish`.
+    def padded(self, batch: SequenceBatch, *, num_tokens: int) -> Iterator[None]:
+        """A batch padded to so many tokens, replayed or computed as usual, instead of `start` and `finish`.
 
+        What the device works is told of its padded size, what a sample costs of its own: pads are nobody's.
         A replay has no gap inside. But to start one takes the host longer than the device needs for a small step, and
         that lies between the two moments, too: what was seen kernel by kernel has the last word here as well.
         """
@@ -95,7 +96,8 @@ class StepTimer:
         self._waiting = self._last_gradient
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         moments = (self._began, self._last_gradient)
-        self._add(_TimedStep(self._load_of(batch), self._start, self._end, [], moments))
+        load = self._load_of(batch)
+        self._add(_TimedStep(load, self._start, self._end, [], moments), load._replace(tokens=num_tokens))
 
     def wait_for_sums(self) -> None:
         """Only now this rank begins to wait for dense gradients, not where the backward ended."""
@@ -126,8 +128,8 @@ class StepTimer:
     def _load_of(self, batch: SequenceBatch) -> MeasuredStep:
         return MeasuredStep.of(batch.lengths.numpy(), ms=0.0, work=self._work)
 
-    def _add(self, step: _TimedStep) -> None:
-        trace.describe(step.load)
+    def _add(self, step: _TimedStep, worked: MeasuredStep | None = None) -> None:
+        trace.describe(worked or step.load)
         self._running.append(step)
 
     def _measured(self, step: _TimedStep) -> MeasuredStep:

@@ -67,6 +67,10 @@ class Evaluation:
             return True
         return self.patience is not None and self.since_best >= self.patience
 
+    def due(self, step: int) -> bool:
+        """Whether an evaluation is to be made up for before the step after this many."""
+        return self.pending
+
     def validate(self, step: int, progress: Progress, *, give_up: GiveUp = lambda: False) -> bool:
         """Evaluate on the validation targets; True if this is the best state so far."""
         self.pending = True

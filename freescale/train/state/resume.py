@@ -66,6 +66,8 @@ def resume(
                 accept(path, meta)
             if not new_data:
                 check_same_data(meta, run.state.data, path=path)
+                if run.log is not None:
+                    run.log.check(meta, path=path)
             _load_finite(run, path)
         except DamagedCheckpointError as error:
             skipped.append((path, error))

@@ -54,6 +54,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
         **run.evaluation.state(),
         **facts_of_place(run),
         "data": run.state.data.state(),
+        **({} if run.log is None else {"log": run.log.position(step)}),
         "written": time.time(),
         "num_ranks": run.ranks.num_ranks,
         "balance_decisions": run.rebalancer.decisions.state(),

@@ -85,7 +85,7 @@ def test_auto_says_what_speaks_against_everything(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "where", "reason"),
     [
-        ("collective", facts("g0", "g0"), "NCCL takes one rank a GPU"),
+        ("collective", facts("g0", "g0"), "NCCL 2.28.9 takes one rank a GPU, 2.30.0 and later take several"),
         ("collective", facts("g0", "g1", backend="none"), "no backend for cuda tensors"),
         ("copy_engine", facts("", "", device="cpu", backend="gloo"), "these ranks compute on CPUs"),
         ("copy_engine", facts("g0", "g1", machines="ab"), "several machines"),
@@ -94,10 +94,22 @@ def test_auto_says_what_speaks_against_everything(monkeypatch: pytest.MonkeyPatc
         ("local", facts("", "", device="cpu", machines="ab"), "several machines"),
     ],
 )
-def test_a_named_transport_is_refused_with_its_reason(name: str, where: GroupFacts, reason: str) -> None:
+def test_a_named_transport_is_refused_with_its_reason(
+    name: str, where: GroupFacts, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freescale.comm.world.nccl.loaded_nccl", lambda: (2, 28, 9))
     with pytest.raises(TrainingError, match=f"comm.transport={name} cannot be used here") as caught:
         open_route(name, None, where, 1.0)  # type: ignore[arg-type]
     assert reason in str(caught.value)
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_ranks_that_share_a_gpu_may_name_nccl_from_2_30_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freescale.comm.world.nccl.loaded_nccl", lambda: (2, 31, 2))
+    assert find_transport_kind("collective").why_not(facts("g0", "g0")) is None
+    assert pick(facts("g0", "g0"))[0] == "copy_engine"  # faster there, and it takes no SM
+    monkeypatch.setenv("FREESCALE_SHARED_NCCL", "0")
+    assert find_transport_kind("collective").why_not(facts("g0", "g0")) == "FREESCALE_SHARED_NCCL=0"
 
 
 @pytest.mark.usefixtures("with_driver")

@@ -36,12 +36,14 @@ def test_a_padded_batch_is_measured_by_the_moments_around_it(monkeypatch: pytest
     now = [100.0]
     monkeypatch.setattr(timer_module.time, "perf_counter", lambda: now[0])
     timer = StepTimer(torch.device("cpu"))
-    recorder = Recorder()
+    recorder, described = Recorder(), []
+    monkeypatch.setattr(recorder, "describe", described.append)
     recorder.begin(1)
     record_into(recorder)
-    with timer.padded(SequenceBatch.from_sequences([{"item": torch.zeros(5)}])):
+    with timer.padded(SequenceBatch.from_sequences([{"item": torch.zeros(5)}]), num_tokens=64):
         now[0] += 2.0
     record_into(None)
+    assert [load.tokens for load in described] == [64], "the device works on pads, too"
     (step,) = timer.take()
     assert (step.tokens, step.ms) == (5, pytest.approx(2000.0))
     assert [(span.name, span.kind) for span in recorder.take()] == [("forward and backward", "compute")]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freescale.comm import Pending, Transport, backend_of, supports_device
 from freescale.comm.transports.gloo_staged import GlooStagedTransport
-from freescale.comm.world import GroupFacts
+from freescale.comm.world import GroupFacts, no_shared_nccl
 from freescale.registry import register
 
 _REASONS = {
@@ -29,7 +29,7 @@ class CollectiveRoute:
     def why_not(facts: GroupFacts) -> str | None:
         """What keeps a group from using it."""
         if facts.backend == "nccl" and facts.shared_gpu:
-            return "NCCL takes one rank a GPU, and here several ranks share one"
+            return no_shared_nccl()
         return (
             None if facts.backend != "none" else f"the group has no backend for {facts.device.type} tensors"
         )

@@ -6,6 +6,7 @@ versions than the ones this project has been measured on. So it is used when a r
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Sequence
 from typing import Any, cast
@@ -20,7 +21,7 @@ from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.nccl_one_sided import OneSidedTransport
 from freescale.comm.transports.nccl_padded import PaddedTransport
 from freescale.comm.transports.nccl_routes import NcclFacts, NcclRoute, choose_route, parse_version
-from freescale.comm.world import GroupFacts
+from freescale.comm.world import GroupFacts, loaded_nccl, no_shared_nccl
 from freescale.errors import TrainingError
 from freescale.registry import register
 
@@ -37,17 +38,14 @@ def route_of(facts: GroupFacts) -> NcclRoute:
             num_nodes=len({each.machine for each in facts.ranks}),
             num_ranks=len(facts.ranks),
             nccl2=asked == "1",
-            zero_cta=os.environ.get("NCCL_CTA_POLICY", "2") in ("2", "ZERO"),
+            zero_cta=os.environ.get("NCCL_CTA_POLICY", "2").strip().upper() in ("2", "ZERO"),
         )
     )
 
 
 def nccl_version() -> tuple[int, int, int]:
-    """Of the library torch uses; zeros without one."""
-    if not dist.is_nccl_available():
-        return (0, 0, 0)
-    major, minor, patch = torch.cuda.nccl.version()[:3]
-    return int(major), int(minor), int(patch)
+    """Of the library torch calls; zeros without one."""
+    return (dist.is_nccl_available() and loaded_nccl()) or (0, 0, 0)
 
 
 @register("transport", "experimental_nccl_zero_sm")
@@ -61,8 +59,8 @@ class NcclZeroSmRoute:
         """What keeps a group from using it."""
         if not facts.on_gpu or not facts.backend.startswith("nccl"):
             return f"these tensors are exchanged by {facts.backend}, not by NCCL"
-        if facts.shared_gpu:
-            return "NCCL takes one rank a GPU, and here several ranks share one"
+        if facts.shared_gpu and (problem := no_shared_nccl()) is not None:
+            return problem
         route = route_of(facts)
         return None if route.sm_free else route.reason
 
@@ -73,7 +71,7 @@ class NcclZeroSmRoute:
         control = own_group(group, backend="gloo", timeout_s=timeout_s)
         members = own_group(group, backend="nccl", timeout_s=timeout_s)
         if route.name == "padded":
-            return _build_padded(members, control, facts.device, route.reason)
+            return _build_padded(members, control, facts.device, route.reason, timeout_s=timeout_s)
         opened: dict[str, Any] = {
             "window": lambda size, places: C10dWindow(members, size, facts.device),
             "put_signal": lambda size, places: SymmetricWindow(members, size, places, facts.device),
@@ -83,13 +81,23 @@ class NcclZeroSmRoute:
 
 
 def _build_padded(
-    members: dist.ProcessGroup, control: dist.ProcessGroup, device: torch.device, reason: str
+    members: dist.ProcessGroup,
+    control: dist.ProcessGroup,
+    device: torch.device,
+    reason: str,
+    *,
+    timeout_s: float,
 ) -> Transport:
     kind: Any = dist.ProcessGroupNCCL
     options = kind.Options()
     options.config.cta_policy = kind.NCCL_CTA_POLICY_ZERO
+    options._timeout = datetime.timedelta(seconds=timeout_s)
     quiet: Any = dist.new_group(
-        dist.get_process_group_ranks(members), backend="nccl", pg_options=options, device_id=device
+        dist.get_process_group_ranks(members),
+        backend="nccl",
+        timeout=options._timeout,
+        pg_options=options,
+        device_id=device,
     )
     side = torch.cuda.Stream(device)
 

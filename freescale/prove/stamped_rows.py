@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from freescale.comm.transport import Transport
-from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.ranks import Ranks
+from freescale.comm import Transport
+from freescale.comm.transports import make_transport
+from freescale.comm.world import Ranks
 from freescale.errors import FreeScaleError
 
 
@@ -43,6 +43,7 @@ def open_all(ranks: Ranks, kinds: Sequence[str]) -> tuple[dict[str, Transport], 
 
 
 def exchange(transport: Transport, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """To its end, as far as the current stream is concerned."""
     return transport.start(rows, send=counts, receive=counts).wait()
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from freescale.comm.transport import Pending, Transport
-from freescale.comm.world.ranks import Ranks
+from freescale.comm import Pending, Transport
+from freescale.comm.world import Ranks
+from freescale.data import SequenceBatch
+from freescale.kernels import SequenceLayout
+from freescale.model import HSTU
 
 GATE_CYCLES = 60_000_000
 """About 30 ms."""
@@ -82,10 +85,6 @@ def nothing(times: int) -> None:
 
 def compute_jobs(device: torch.device, size: int) -> dict[str, Callable[[], Any]]:
     """A GEMM, and forward and backward of an HSTU layer on long-tailed sequences."""
-    from freescale.data.sequence_batch import SequenceBatch
-    from freescale.kernels import SequenceLayout
-    from freescale.model.encoders.hstu import HSTU
-
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     torch.manual_seed(0)
     lengths = torch.exp(5.3 + torch.randn(128)).long().clamp(8, 2048)
@@ -124,7 +123,7 @@ def as_graph(job: Callable[[], None]) -> Callable[[], Any]:
         torch.cuda.synchronize()
         return graph.replay
     except RuntimeError as error:
-        print(f"no CUDA graph of the HSTU layer, its launches are timed, too: {error}", file=sys.stderr)
+        warnings.warn(f"no CUDA graph of the HSTU layer: its launches are timed, too ({error})", stacklevel=2)
         return job
 
 

@@ -1,0 +1,129 @@
+"""The few sizes that the batches of a run are padded to, foreseen from its plan before the first step.
+
+Every size is a recording of its own, and a step whose size is not recorded takes ten times as long as one that is
+replayed; on several ranks all others wait for it. So sizes are few, and known at the start: its first steps
+are planned as they will come, and their tokens covered by as few sizes as pay. Sequences and rows have one size.
+
+    tokens of 32 steps   ··:·::::·:··           sizes   |    |     |        (the last one for what may still come)
+
+A batch takes the smallest size that holds it; what none holds is padded by coarse steps of its own. All of it follows
+from seed, data and recipe: never from what has been recorded yet, since a product of another size may round otherwise.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import NamedTuple
+
+from freescale.balance import BalancedSampler, StepPlan
+from freescale.pipeline.padding_source import FEWEST, padded_size
+
+_LOOKED_AT = 32
+"""Steps that tell what others will be like."""
+
+_PRICE = 128
+"""A further size must save at least such a part of all tokens, pads included: it has to be recorded, and kept."""
+
+_COARSE = 4
+"""Unforeseen sizes lie 1/4 apart: they are rare, and should meet again."""
+
+
+class PaddingSizes(NamedTuple):
+    """Sizes to pad to; without any all are 1/16 apart.
+
+    Args:
+        tokens: ascending.
+        samples: places for sequences.
+        rows: places for unique rows, and one for pads.
+    """
+
+    tokens: tuple[int, ...] = ()
+    samples: int = 0
+    rows: int = 0
+
+    def holds(self, *, tokens: int, samples: int, rows: int) -> bool:
+        """Whether such a size is one of these."""
+        return tokens in self.tokens and samples == self.samples and rows == self.rows
+
+    def tokens_for(self, num: int) -> int:
+        """Places for so many tokens."""
+        if not self.tokens:
+            return padded_size(num)
+        at = bisect_left(self.tokens, num)
+        return self.tokens[at] if at < len(self.tokens) else padded_size(num, steps=_COARSE)
+
+    def samples_for(self, num: int) -> int:
+        """Places for so many sequences."""
+        if num <= self.samples:
+            return self.samples
+        return padded_size(num, fewest=8, steps=_COARSE if self.samples else 16)
+
+    def rows_for(self, num: int, *, table_rows: int) -> int:
+        """Places for so many unique rows, and one for pads: all of a small table, else one of few sizes."""
+        if num < self.rows:
+            return self.rows
+        if 2 * table_rows <= 3 * num or table_rows < FEWEST:
+            return table_rows + 1
+        return min(table_rows + 1, padded_size(num + 1, steps=_COARSE))
+
+
+UNFORESEEN = PaddingSizes()
+"""Of batches that nobody has planned."""
+
+
+def foresee_sizes(
+    sampler: BalancedSampler, *, rows_of: Callable[[StepPlan], int], table_rows: int
+) -> PaddingSizes:
+    """The sizes of this rank's batches.
+
+    Args:
+        sampler: plans the run.
+        rows_of: how many unique rows a planned batch asks for; asked once, for it has to be read.
+        table_rows: no batch has more.
+    """
+    plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), _LOOKED_AT)]
+    tokens = [int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans]
+    largest = plans[max(range(len(plans)), key=tokens.__getitem__)]
+    most_samples = max(len(plan.rows) for plan in plans)
+    samples = min(_with_reserve(most_samples), max(plan.global_samples for plan in plans))
+    rows = PaddingSizes().rows_for(_with_reserve(rows_of(largest)), table_rows=table_rows)
+    sizes = choose_sizes(tokens)
+    return PaddingSizes(
+        tokens=(*sizes, padded_size(_with_reserve(sizes[-1]))),
+        samples=padded_size(samples, fewest=8),
+        rows=rows,
+    )
+
+
+def _whole_steps(sampler: BalancedSampler) -> Iterator[int]:
+    """Steps, but for the last of each epoch: it may be short, and is padded up to the others."""
+    for step in count():
+        epoch, _ = sampler.batches.locate(step)
+        last = sampler.batches.first_step(epoch + 1) - 1
+        if step < last or sampler.batches.steps_in_epoch(epoch) == 1:
+            yield step
+
+
+def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:
+    """The sizes that cover such batches with fewest pads, where each further size has its price."""
+    needed = sorted(padded_size(num) for num in tokens)
+    price = sum(needed) / _PRICE
+    # Of every size: what it costs to cover all batches up to it, and the size below it.
+    ends = [end for end in range(len(needed)) if end + 1 == len(needed) or needed[end + 1] > needed[end]]
+    best: dict[int, tuple[float, int]] = {-1: (0.0, -1)}
+    for end in ends:
+        best[end] = min(
+            (cost + (end - below) * needed[end] + price, below) for below, (cost, _) in best.items()
+        )
+    chosen, end = [], ends[-1]
+    while end >= 0:
+        chosen.append(needed[end])
+        end = best[end][1]
+    return tuple(reversed(chosen))
+
+
+def _with_reserve(num: int) -> int:
+    """An eighth more than was seen."""
+    return num + -(-num // 8)

@@ -1,0 +1,1 @@
+"""The claims that ship: one file each, called what `freescale prove --only` calls it (`freescale.registry`)."""

@@ -1,0 +1,99 @@
+"""contention: what exchanges cost the compute beside them, and what compute leaves of their rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from freescale.comm.transports import find_transport_kind, make_transport
+from freescale.comm.world import Ranks, gather_facts
+from freescale.prove.beside import beside, compute_jobs, exchanges
+from freescale.prove.claim import (
+    NOT_PROVEN,
+    NOT_TRIED,
+    PROVEN,
+    Evidence,
+    Facts,
+    Finding,
+    Report,
+    Setting,
+    Table,
+    evidence_of,
+)
+from freescale.prove.stamped_rows import rows_of, warm_up
+from freescale.registry import names, register
+
+MOST_SLOWDOWN = 1.05
+"""Of a GEMM beside a transport that takes no SM. Layers bound by memory are slowed by whatever moves memory."""
+_NUM_BYTES = 4 << 20
+
+
+@register("claim", "contention")
+class Contention:
+    """Rank 0 computes while all ranks exchange: each alone, then both."""
+
+    title = "Transports that take no SM leave a GEMM beside them its speed"
+    order = 54
+    limit_s = 150.0
+    environment: ClassVar = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
+
+    @staticmethod
+    def why_not(facts: Facts) -> str | None:
+        """Cores have nothing that would run beside."""
+        if facts.device != "cuda":
+            return "these ranks compute on CPUs"
+        return "there is one rank only" if facts.num_ranks == 1 else None
+
+    @staticmethod
+    def cases(facts: Facts) -> Sequence[str]:
+        """All transports."""
+        return names("transport")
+
+    @staticmethod
+    def measure(ranks: Ranks, setting: Setting) -> Evidence:
+        """A GEMM, and an HSTU layer forward and backward."""
+        assert ranks.group is not None
+        problem = find_transport_kind(setting.case).why_not(gather_facts(ranks.group, ranks.device))
+        if problem is not None:
+            return {"not_usable": problem}
+        transport = make_transport(ranks.group, device=ranks.device, kind=setting.case, timeout_s=60)
+        warm_up(transport, ranks, _NUM_BYTES)
+        rows, counts = rows_of(ranks, _NUM_BYTES)
+        comm = exchanges([transport], rows, counts, on_the_way=2)
+        moved = _NUM_BYTES * (ranks.num_ranks - 1)
+        jobs = compute_jobs(ranks.device, 4096 if setting.quick else 8192)
+        return {
+            "sm_free": transport.sm_free,
+            "engine": transport.engine,
+            "jobs": {name: beside(ranks, job, comm, moved) for name, job in jobs.items()},
+        }
+
+    @staticmethod
+    def judge(reports: Sequence[Report], setting: Setting) -> list[Finding]:
+        """The GEMM decides for transports that take no SM; for others the figures are what there is to say."""
+        seen = evidence_of(reports, setting.case)
+        if isinstance(seen, Finding):
+            return [seen]
+        if "not_usable" in seen[0]:
+            return [Finding(setting.case, NOT_TRIED, seen[0]["not_usable"])]
+        jobs = seen[0]["jobs"]
+        rows = [
+            [
+                name,
+                f"{one['slowdown']:.2f}",
+                f"{one['gb_s_alone']:.1f}",
+                f"{one['gb_s_loaded']:.1f}",
+                f"{one['rate_kept']:.0%}",
+            ]
+            for name, one in jobs.items()
+        ]
+        table = Table(("beside", "times its time alone", "GB/s alone", "GB/s beside", "rate kept"), rows)
+        gemm = next(iter(jobs.values()))
+        says = (
+            f"{seen[0]['engine']}: a GEMM takes {gemm['slowdown']:.2f} times as long beside it, exchanges keep "
+            f"{gemm['rate_kept']:.0%} of {gemm['gb_s_alone']:.1f} GB/s"
+        )
+        if not seen[0]["sm_free"]:
+            return [Finding(setting.case, NOT_TRIED, f"it takes SMs and says so; {says}", jobs, table)]
+        held = gemm["slowdown"] <= MOST_SLOWDOWN
+        return [Finding(setting.case, PROVEN if held else NOT_PROVEN, says, jobs, table)]

@@ -1,0 +1,131 @@
+"""sm_free: a transport that says it takes no SM comes to its end while a kernel holds every one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from freescale.comm.transports import find_transport_kind, make_transport
+from freescale.comm.world import Ranks, gather_facts
+from freescale.prove.claim import (
+    NOT_PROVEN,
+    NOT_TRIED,
+    PROVEN,
+    Evidence,
+    Facts,
+    Finding,
+    Report,
+    Setting,
+    evidence_of,
+)
+from freescale.prove.hog import Hog
+from freescale.prove.stamped_rows import exchange, rows_of, settle, wanted_at, warm_up
+from freescale.registry import names, register
+
+WAIT_S = 1.0
+"""What is not through by then, beside a kernel that holds every SM, waits for that kernel."""
+_NUM_BYTES = 1 << 20
+
+
+@register("claim", "sm_free")
+class SmFree:
+    """Every SM is held; a tiny kernel must wait, an exchange without SMs must not."""
+
+    title = "Transports that take no SM end while every SM is held"
+    order = 52
+    limit_s = 90.0
+    environment: ClassVar = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
+    """Ranks that share a GPU may use all of it here: a share could not be held as a whole."""
+
+    @staticmethod
+    def why_not(facts: Facts) -> str | None:
+        """CPUs have no SMs."""
+        if facts.device != "cuda":
+            return "these ranks compute on CPUs, which have no SMs"
+        return "there is one rank only" if facts.num_ranks == 1 else None
+
+    @staticmethod
+    def cases(facts: Facts) -> Sequence[str]:
+        """All transports."""
+        return names("transport")
+
+    @staticmethod
+    def measure(ranks: Ranks, setting: Setting) -> Evidence:
+        """Ranks that share a GPU let the first of them hold it; others hold each their own."""
+        assert ranks.group is not None
+        facts = gather_facts(ranks.group, ranks.device)
+        problem = find_transport_kind(setting.case).why_not(facts)
+        if problem is not None:
+            return {"not_usable": problem}
+        transport = make_transport(ranks.group, device=ranks.device, kind=setting.case, timeout_s=30)
+        rows, counts = rows_of(ranks, _NUM_BYTES)
+        wanted = wanted_at(ranks, _NUM_BYTES)
+        landing = torch.empty_like(wanted, pin_memory=True)
+        warm_up(transport, ranks, _NUM_BYTES)
+        small, stream = torch.zeros(64, device=ranks.device), torch.cuda.Stream(ranks.device)
+        tries: dict[str, Callable[[], Any]] = {
+            "tiny kernel": lambda: small.add_(1),
+            "exchange": lambda: landing.copy_(exchange(transport, rows, counts), non_blocking=True),
+        }
+        for act in (*tries.values(), *tries.values()):  # every kernel is loaded before one spins
+            with torch.cuda.stream(stream):
+                act()
+            settle(ranks)
+        holds = ranks.is_first or not facts.shared_gpu
+        hog = Hog(ranks.device) if holds else None
+        found: Evidence = {"says_sm_free": transport.sm_free, "engine": transport.engine, "holds": holds}
+        for name, act in tries.items():
+            landing.zero_()
+            settle(ranks)
+            if hog is not None:
+                hog.hold()
+            ranks.barrier()
+            began = time.perf_counter()
+            with torch.cuda.stream(stream):
+                act()
+                event = torch.cuda.Event()
+                event.record()
+            found[name] = _finishes(event)
+            found[f"{name} ms"] = 1000 * (time.perf_counter() - began)
+            found[f"{name} held"] = hog is None or hog.holds
+            found[f"{name} right"] = torch.equal(landing, wanted)
+            ranks.barrier()  # nobody gives SMs back before all have looked
+            if hog is not None:
+                hog.release()
+            stream.synchronize()
+        found["right afterwards"] = torch.equal(landing, wanted)
+        return found
+
+    @staticmethod
+    def judge(reports: Sequence[Report], setting: Setting) -> list[Finding]:
+        """The control first: where a tiny kernel ends, SMs were free and nothing is shown."""
+        seen = evidence_of(reports, setting.case)
+        if isinstance(seen, Finding):
+            return [seen]
+        if "not_usable" in seen[0]:
+            return [Finding(setting.case, NOT_TRIED, seen[0]["not_usable"])]
+        ended = [each["exchange"] and each["exchange right"] and each["exchange held"] for each in seen]
+        control = [each["tiny kernel"] for each in seen if each["holds"]]
+        says_free = bool(seen[0]["says_sm_free"])
+        figures = {"says_sm_free": says_free, "ended_on": sum(ended), "ms": seen[0]["exchange ms"]}
+        what = f"{seen[0]['engine']}: ended on {sum(ended)} of {len(seen)} ranks while every SM was held"
+        if any(control):
+            return [Finding(setting.case, NOT_PROVEN, "SMs were free: a tiny kernel ended beside", figures)]
+        if not all(each["right afterwards"] for each in seen):
+            return [Finding(setting.case, NOT_PROVEN, "wrong rows once the SMs were free again", figures)]
+        if not says_free:
+            return [Finding(setting.case, NOT_TRIED, f"it takes SMs and says so; {what}", figures)]
+        return [Finding(setting.case, PROVEN if all(ended) else NOT_PROVEN, what, figures)]
+
+
+def _finishes(event: torch.cuda.Event) -> bool:
+    """Whether a stream gets there within the time, without the host waiting in the driver."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if event.query():
+            return True
+        time.sleep(0.001)
+    return False

@@ -1,0 +1,116 @@
+"""Short trainings on embedded data, for claims about training."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from freescale.comm.world import Ranks
+from freescale.recipe import build_run, build_source, load_config
+from freescale.trace import record_into
+from freescale.train import Progress, run_tensors, take_steps
+
+SMALL = (
+    "synthetic.users=300",
+    "synthetic.items=150",
+    "synthetic.mean_length=12",
+    "synthetic.max_length=80",
+    "data.max_length=40",
+    "data.global_batch=24",
+    "model.dim=12",
+    "model.layers=1",
+    "model.dropout=0",
+    "model.dtype=float64",
+    "head.num_negatives=16",
+    "run.log_every=1",
+    "embedding.replicate_below_mb=0",
+)
+"""In float64: what differs then is not rounding."""
+
+
+@dataclass
+class Steps:
+    """A sink that keeps what was said of each step."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Keep it if it is a step."""
+        if event["event"] == "step":
+            self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the global batches, step by step."""
+        return [float(event["loss"]) for event in self.events]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a short training has left.
+
+    Args:
+        steps: what was said of them; known to rank 0.
+        tensors: this rank's part of every tensor, or the whole ones where they were asked for, on the CPU.
+        transport: what moved its rows.
+    """
+
+    steps: Steps
+    tensors: dict[str, torch.Tensor]
+
+
+def train_shortly(
+    ranks: Ranks,
+    keys: Sequence[str],
+    *,
+    whole: bool = False,
+    before_step: Callable[[int], None] | None = None,
+) -> Trained:
+    """Train on these ranks; every one of them must call it.
+
+    Args:
+        ranks: who takes part.
+        keys: of the recipe.
+        whole: bring the parts of all ranks together.
+        before_step: called with the number of each step that is about to be taken.
+    """
+    steps = Steps()
+    with tempfile.TemporaryDirectory(prefix="freescale-prove-") as folder:
+        config = load_config(None, [*keys, f"run.device={ranks.device.type}", f"run.out={folder}"])
+        run = build_run(config, build_source(config), ranks, Progress([steps]))
+        try:
+            with run.open_schedule(0) as schedule:
+                if before_step is not None:
+                    _announce(run, before_step)
+                take_steps(run, schedule)
+                schedule.flush()
+        finally:
+            run.accounts.close()
+            record_into(None)
+        tensors = {
+            name: _on_cpu(value.full_tensor() if whole and hasattr(value, "full_tensor") else value)
+            for name, value in run_tensors(run).items()
+        }
+    return Trained(steps, tensors)
+
+
+def _on_cpu(value: Any) -> torch.Tensor:
+    local = value.to_local() if hasattr(value, "to_local") else value
+    return local.detach().cpu().clone()
+
+
+def _announce(run: Any, before_step: Callable[[int], None]) -> None:
+    step = run.train_step.run
+
+    def announced(ready: Any, schedule: Any) -> Any:
+        before_step(ready.plan.step)
+        return step(ready, schedule)
+
+    run.train_step.run = announced

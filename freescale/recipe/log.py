@@ -1,0 +1,240 @@
+"""Runs over a log of sealed windows: what they refuse, and how their parts are built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from freescale.errors import ConfigError
+from freescale.recipe.keys import changed
+
+if TYPE_CHECKING:
+    from freescale.balance import BalancedSampler, WindowBatches, WindowIndex
+    from freescale.comm.world import Ranks
+    from freescale.data import DataDigest, Examples, LogExamples, LogSource
+    from freescale.model import Recommender
+    from freescale.recipe.config import Config
+    from freescale.recipe.run_tables import RunTables
+    from freescale.train import (
+        GrowingLog,
+        ItemEncoder,
+        NextWindowEvaluation,
+        NextWindowProtocol,
+        WindowTimetable,
+    )
+
+
+def check_log(config: Config, source: LogSource, ranks: Ranks) -> None:
+    """Know as many windows as rank 0 does, and refuse what would make old steps depend on new windows."""
+    from freescale.train import from_first
+
+    source.use(from_first(lambda: source.num_windows, ranks=ranks, what="look at the log"))
+    found = problems(config, source)
+    if found:
+        raise ConfigError(
+            f"{source.name} is a log of windows:\n  - " + "\n  - ".join(found), next_step="change these keys"
+        )
+
+
+def problems(config: Config, source: LogSource) -> list[str]:
+    """What does not go with a log, all of it."""
+    refused = {
+        "embedding.id_map: direct has a row for each id of a catalogue that grows; use zero_collision or hash": (
+            config.embedding.id_map == "direct"
+        ),
+        "embedding.rows: the size of the table is not known from a log; set it": config.embedding.rows
+        is None,
+        "optim.schedule: cosine needs the last step, which a log does not have; use constant": (
+            config.optim.schedule == "cosine"
+        ),
+        "data.global_tokens: steps of a log are counted by samples; set data.global_batch": (
+            config.data.global_tokens is not None
+        ),
+        "data.split: a log is split by its windows": config.data.split != "leave_one_out",
+        "eval.protocol: a log is evaluated by next_window": config.eval.protocol == "sampled",
+        "items.kind: vectors from content or texts need all items before the first step; use ids": (
+            config.items.kind != "ids"
+        ),
+        "head.kind: tasks have no windows yet; use retrieval or ranking": config.head.kind == "tasks",
+        "run.epochs: windows are gone through data.passes times each": bool(changed(config.run, "epochs")),
+        "run.patience: the latest state of a run over a log is the one that counts": (
+            config.run.patience is not None
+        ),
+        "run.eval_every: every window is evaluated before it is learnt; null, or 0 for never": (
+            config.run.eval_every not in (None, 0)
+        ),
+        f"data.max_length: rows of this log have up to {source.max_length} inputs; got {config.data.max_length}": (
+            config.data.max_length < source.max_length
+        ),
+    }
+    return [text for text, holds in refused.items() if holds]
+
+
+def digest_log(source: LogSource) -> DataDigest:
+    """Which log it is: what was there first. How far a run has come is kept beside it, see GrowingLog."""
+    from freescale.data import DataDigest
+
+    return DataDigest(
+        name=source.name,
+        histories=0,
+        events=0,
+        items=0,
+        features=source.features,
+        lengths="",
+        groups="",
+        catalogue="",
+        parts={"window-000000": f"sealed:{source.entry(0).fingerprint}"},
+    )
+
+
+def build_log_examples(config: Config, source: LogSource, *, negatives: bool) -> LogExamples:
+    """Rows of the log to learn from."""
+    from freescale.data import LogExamples
+
+    return LogExamples(
+        source=source,
+        max_length=config.data.max_length,
+        use_time=config.data.use_time,
+        num_negatives=config.head.num_negatives if negatives else 0,
+        seed=config.run.seed,
+    )
+
+
+def build_window_batches(config: Config, train: LogExamples) -> WindowBatches:
+    """Which rows make a step."""
+    from freescale.balance import WindowBatches
+
+    source = train.source
+    return WindowBatches(
+        [entry.rows for entry in source.log.windows],
+        _IndexOf(source),
+        global_batch=config.data.global_batch,
+        seed=config.run.seed,
+        passes=config.data.passes,
+        shuffle_rows=config.data.shuffle_rows,
+        window=config.balance.window,
+    )
+
+
+class _IndexOf:
+    """(window) -> what is known of it without reading its histories; loader processes hold it, too."""
+
+    def __init__(self, source: LogSource) -> None:
+        self._source = source
+
+    def __call__(self, window: int) -> WindowIndex:
+        import numpy as np
+
+        from freescale.balance import WindowIndex
+
+        stored = self._source.window(window)
+        return WindowIndex(np.asarray(stored.lengths) - 1, stored.groups, self._source.targets(window))
+
+
+def build_log(
+    config: Config, sampler: BalancedSampler, train: Examples, tables: RunTables, ranks: Ranks
+) -> GrowingLog | None:
+    """The log of a run; ids age by its clock. None where the data does not grow."""
+    from freescale.balance import WindowBatches
+    from freescale.data import LogExamples
+    from freescale.embedding import ShardedIdMap
+    from freescale.train import GrowingLog
+
+    if not isinstance(train, LogExamples):
+        if config.run.follow or config.eval.protocol == "next_window":
+            raise ConfigError(
+                "run.follow and eval.protocol=next_window are for logs",
+                got=f"data.path={config.data.path}",
+                next_step="`freescale log append LOG INPUT` makes a log; set data.path=LOG",
+            )
+        return None
+    assert isinstance(sampler.batches, WindowBatches)
+    log = GrowingLog(source=train.source, batches=sampler.batches, ranks=ranks, follow=config.run.follow)
+    for id_map in tables.id_maps.values():
+        if isinstance(id_map, ShardedIdMap) and config.embedding.eviction == "ttl":
+            id_map.clock = log.clock
+    return log
+
+
+def window_timetable(config: Config, log: GrowingLog) -> WindowTimetable:
+    """How long the run is, and what is due when."""
+    from freescale.train import WindowTimetable
+
+    return WindowTimetable(
+        batches=log.batches,
+        most_steps=config.run.steps,
+        evaluates=config.run.eval_every != 0,
+        checkpoint_every=config.run.checkpoint_every,
+    )
+
+
+def build_log_evaluation(
+    config: Config, log: GrowingLog, *, model: Recommender, items: ItemEncoder
+) -> NextWindowEvaluation:
+    """How the run is judged: by every window, before it is learnt."""
+    from freescale.data import NextExamples, NextWindow
+    from freescale.recipe.eval import metric_of
+    from freescale.train import Evaluator, NextWindowEvaluation, Rule
+
+    source, options = log.source, config.eval
+
+    def examples_of(window: int) -> NextExamples:
+        return NextExamples(
+            source=NextWindow(source, window),
+            split="test",
+            max_length=config.data.max_length,
+            use_time=config.data.use_time,
+        )
+
+    shown = build_log_examples(config, source, negatives=False)
+    protocol = _protocol(config, source, model)
+    return NextWindowEvaluation(
+        evaluator=Evaluator(
+            model=model,
+            items=items,
+            ranks=log.ranks,
+            rule=protocol.rule or Rule(),
+            cutoffs=options.cutoffs,
+            batch=options.batch,
+            item_chunk=options.item_chunk,
+        ),
+        valid=shown,
+        test=shown,
+        metric=metric_of(config, model.head),
+        protocol=protocol,
+        popularity={},
+        repeat={},
+        patience=None,
+        begins_at=log.begins_at,
+        examples_of=examples_of,
+    )
+
+
+def _protocol(config: Config, source: LogSource, model: Recommender) -> NextWindowProtocol:
+    """By full ranking; whether seen items are filtered is decided by the first window, not by what comes later."""
+    from freescale.data import Examples, measure_repeats
+    from freescale.model import retrieves
+    from freescale.recipe.eval import REPEATS_MATTER
+    from freescale.train import NextWindowProtocol, Rule
+
+    rule = repeats = None
+    if retrieves(model.head):
+        asked = config.eval.filter_seen
+        if not source.entry(0).deleted:
+            first = Examples(source=source.window(0), split="test", max_length=config.data.max_length)
+            repeats = measure_repeats(first)
+        elif asked == "auto":
+            raise ConfigError(
+                "eval.filter_seen: auto looks at the first window, and that was deleted",
+                next_step="set it to true or false, as the run had it (config.yaml, summary of the run)",
+            )
+        share = 0.0 if repeats is None else repeats.share
+        rule = Rule(filter_seen=share < REPEATS_MATTER if asked == "auto" else asked == "true")
+    return NextWindowProtocol(
+        rule=rule,
+        num_items=0,
+        users={"valid": 0, "test": 0},
+        split={"split": "next_window"},
+        split_words="each window before it is learnt",
+        repeats=repeats,
+        max_users=config.eval.max_users,
+    )

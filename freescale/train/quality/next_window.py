@@ -1,0 +1,85 @@
+"""Test, then train: every window of a log is the test of what was learnt before it, and is learnt afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from freescale.data import NextExamples
+from freescale.train.log.events import Progress
+from freescale.train.quality.evaluate import GivenUpError, GiveUp
+from freescale.train.quality.protocol import EvalProtocol
+from freescale.train.quality.run_evaluation import Evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextWindowProtocol(EvalProtocol):
+    """How every window of a log is evaluated."""
+
+    def words(self, split: str) -> str:
+        """What a line of metrics says of how they were measured."""
+        ranked = self.labels
+        if self.rule is not None:
+            ranked = f"full ranking, {'seen filtered' if self.rule.filter_seen else 'seen kept'}"
+        return f"{ranked}, {self.split_words}"
+
+
+@dataclass(kw_only=True)
+class NextWindowEvaluation(Evaluation):
+    """The evaluations of a run over a log; there is no best state, the latest is.
+
+    Args:
+        begins_at: (steps) -> the window that begins after so many steps, if it is known.
+        examples_of: (window) -> its targets, ranked among the items known before it.
+        evaluated: the last window that was evaluated; 0: none.
+    """
+
+    begins_at: Callable[[int], int | None]
+    examples_of: Callable[[int], NextExamples]
+    evaluated: int = 0
+
+    def due(self, step: int) -> bool:
+        """Whether a window begins here that was not evaluated."""
+        return self.pending or (self.begins_at(step) or 0) > self.evaluated
+
+    def validate(self, step: int, progress: Progress, *, give_up: GiveUp = lambda: False) -> bool:
+        """Evaluate the window that begins here, if it is there; never the best state so far."""
+        window = self.begins_at(step)
+        if window is None or window <= self.evaluated:
+            self.pending = False
+            return False
+        self.pending = True
+        examples = self.examples_of(window)
+        num_targets, unknown = len(examples.source.unknown), int(examples.source.unknown.sum())
+        asked = self.protocol.max_users
+        try:
+            metrics = self.evaluator.run(examples, max_users=asked, give_up=give_up)
+        except GivenUpError:
+            return False
+        self.pending, self.evaluated = False, window
+        items = len(examples.source.items.ids)
+        few = f"first {asked:,} of " if asked is not None and asked < num_targets - unknown else ""
+        progress.evaluation(
+            step,
+            metrics,
+            protocol=f"{self.protocol.words('test')}, {few}{num_targets - unknown:,} targets among {items:,} items, "
+            f"{unknown:,} targets of unknown items left out",
+            popularity=None,
+            repeat=None,
+            split="next",
+            window=window,
+            targets=num_targets,
+            unknown=unknown,
+            **self.protocol.seen_facts(),
+        )
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {**super().state(), "evaluated_window": self.evaluated}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was."""
+        super().load_state(state)
+        self.evaluated = int(state.get("evaluated_window", 0))

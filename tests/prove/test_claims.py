@@ -1,0 +1,169 @@
+"""What evidence proves: judges of claims, given what ranks would have seen."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freescale.prove import Facts, Report, Setting, chosen
+from freescale.prove.claims.balance import LessBubble
+from freescale.prove.claims.checkpoints import WrittenAndRead
+from freescale.prove.claims.clocks import Clocks
+from freescale.prove.claims.even_ranks import EvenRanks
+from freescale.prove.claims.killed_rank import KilledRank
+from freescale.prove.claims.machine import Machine
+from freescale.prove.claims.one_curve import OneCurve
+from freescale.prove.claims.same_bits import SameBits
+from freescale.prove.claims.shared_folder import SharedFolder
+from freescale.prove.claims.transports import Transports
+
+SETTING = Setting(out=Path("out"), quick=True, case="local", device="cpu")
+
+
+def seen(*evidence: dict[str, Any]) -> list[Report]:
+    return [Report(rank, each, exit_code=0) for rank, each in enumerate(evidence)]
+
+
+def judged(claim: Any, *evidence: dict[str, Any]) -> tuple[str, str]:
+    (finding,) = claim.judge(seen(*evidence), SETTING)
+    return finding.status, finding.says
+
+
+def test_every_claim_has_what_the_protocol_asks_for():
+    claims = chosen(())
+    assert [claim.order for _, claim in claims] == sorted(claim.order for _, claim in claims)
+    for name, claim in claims:
+        assert claim.title, name
+        assert claim.limit_s > 0
+        for part in ("why_not", "cases", "measure", "judge"):
+            assert callable(getattr(claim, part)), (name, part)
+
+
+def test_one_rank_alone_is_told_what_is_not_tried():
+    alone = Facts(device="cpu", num_ranks=1, num_machines=1, quick=True)
+    untried = {name for name, claim in chosen(()) if claim.why_not(alone)}
+    assert {"one_curve", "same_bits", "transports", "clocks", "killed_rank", "balance"} <= untried
+    assert not {"machine", "checkpoints"} & untried
+
+
+@pytest.mark.parametrize("claim", [claim for _, claim in chosen(())], ids=lambda claim: claim.__name__)
+def test_a_rank_that_hangs_or_dies_proves_nothing(claim):
+    for bad in (
+        Report(1, None, timed_out=True, seconds=60.0, exit_code=-9),
+        Report(1, None, error="ValueError: no such thing", exit_code=70),
+        Report(1, None, exit_code=-signal.SIGSEGV),
+    ):
+        for finding in claim.judge(
+            [Report(0, None, error="another rank failed", exit_code=76), bad], SETTING
+        ):
+            assert finding.status == "not proven"
+            assert "rank" in finding.says
+
+
+def test_what_went_wrong_is_told_by_the_rank_it_went_wrong_on():
+    reports = [
+        Report(0, None, error="PeerError: another rank has failed", exit_code=76),
+        Report(1, None, error="Traceback ...\nValueError: 7 is no number of rows", exit_code=70),
+    ]
+    (finding,) = OneCurve.judge(reports, SETTING)
+    assert finding.says.startswith("rank 1: ")
+    assert "7 is no number of rows" in finding.says
+
+
+def test_a_curve_that_leaves_the_other_is_found():
+    good = {"losses": [4.0, 3.0], "alone": [4.0, 3.0 * (1 + 1e-12)], "weights_apart": 1e-13, "tensors": 3}
+    assert judged(OneCurve, good, {})[0] == "proven"
+    assert judged(OneCurve, {**good, "losses": [4.0, 3.0 + 1e-6]}, {})[0] == "not proven"
+    assert judged(OneCurve, {**good, "weights_apart": 1e-3}, {})[0] == "not proven"
+
+
+def test_one_bit_of_one_rank_is_found():
+    same = {"differing": [], "tensors": 3, "losses_equal": True, "steps": 12}
+    assert judged(SameBits, same, same)[0] == "proven"
+    status, says = judged(SameBits, same, {**same, "differing": ["table.item.weight"]})
+    assert (status, "rank 1: table.item.weight" in says) == ("not proven", True)
+
+
+def test_a_wrong_clock_is_named():
+    right, wrong = {"ahead_s": 0.001, "error_s": 0.0005}, {"ahead_s": -75.0, "error_s": 0.001}
+    assert judged(Clocks, right, right)[0] == "proven"
+    status, says = judged(Clocks, right, right, wrong)
+    assert (status, "clock of rank 2 is 75.0 s behind" in says) == ("not proven", True)
+
+
+def test_a_slow_rank_is_named_and_a_little_slower_one_is_not():
+    assert judged(EvenRanks, {"ms": 10.0}, {"ms": 11.0}, {"ms": 10.2})[0] == "proven"
+    status, says = judged(EvenRanks, {"ms": 10.0}, {"ms": 13.0}, {"ms": 10.2})
+    assert (status, "rank 1 takes 1.27 times as long" in says) == ("not proven", True)
+    status, says = judged(EvenRanks, {"ms": 13.0}, {"ms": 10.0})
+    assert (status, "rank 0 takes 1.30 times as long" in says) == ("not proven", True)
+
+
+def test_a_wrong_number_names_the_pair_and_hides_the_rates():
+    rates = [{"bytes": 4096, "us": 100.0, "gb_s": 0.04}, {"bytes": 8 << 20, "us": 9000.0, "gb_s": 0.9}]
+    good = {"engine": "x", "sm_free": True, "exchanges": 300, "seconds": 1.0, "wrong_from": [0, 0]}
+    status, says = judged(Transports, {**good, "rates": rates}, {**good, "rates": rates})
+    assert (status, "every number right" in says) == ("proven", True)
+    status, says = judged(Transports, good, {**good, "wrong_from": [3, 0]})
+    assert (status, "from rank 0 to rank 1" in says) == ("not proven", True)
+    assert judged(Transports, {"not_usable": "no GPU"}, {"not_usable": "no GPU"}) == ("not tried", "no GPU")
+
+
+def test_a_folder_that_is_not_shared_is_told_as_the_training_would():
+    problem = {"problem": "run.out is not shared: rank 1 does not see", "got": "x"}
+    assert judged(SharedFolder, {"problem": ""}, {"problem": ""})[0] == "proven"
+    assert judged(SharedFolder, problem, problem)[0] == "not proven"
+
+
+def killed(*others: Report) -> tuple[str, str]:
+    (finding,) = KilledRank.judge([*others, Report(len(others), None, exit_code=-9, seconds=5.0)], SETTING)
+    return finding.status, finding.says
+
+
+def test_a_killed_rank_must_be_named_by_all_and_soon():
+    told = {"heard": "PeerError: rank 2 ended without a word", "seconds": 1.0}
+    late = {**told, "seconds": 12.0}
+    vague = {"heard": "RuntimeError: Connection closed by peer", "seconds": 1.0}
+    assert killed(Report(0, told), Report(1, told))[0] == "proven"
+    assert (
+        killed(Report(0, told), Report(1, None, error="error: rank 2 has ended", seconds=9.0))[0] == "proven"
+    )
+    assert (
+        killed(Report(0, told), Report(1, None, error="error: rank 2 has ended", seconds=29.0))[0]
+        == "not proven"
+    )
+    assert killed(Report(0, told), Report(1, late))[0] == "not proven"
+    status, says = killed(Report(0, told), Report(1, vague))
+    assert (status, "ranks [1] did not name it" in says) == ("not proven", True)
+    (finding,) = KilledRank.judge([Report(0, told), Report(1, {"heard": ""}, exit_code=0)], SETTING)
+    assert "was to be killed and was not" in finding.says
+
+
+def test_other_versions_are_named():
+    one = dict.fromkeys(
+        ("freescale", "torch", "python", "nccl", "driver", "triton", "numpy", "processor"), "1"
+    )
+    assert judged(Machine, one, one)[0] == "proven"
+    assert judged(Machine, one, {**one, "torch": "2"}) == ("not proven", "rank 1 has torch 2, rank 0 1")
+
+
+def test_bits_that_do_not_come_back_are_found():
+    one = {"bytes": 10**6, "seconds": [0.1, 0.2, 0.1], "wrong": []}
+    assert judged(WrittenAndRead, one, one)[0] == "proven"
+    assert judged(WrittenAndRead, one, {**one, "wrong": ["item"]}) == (
+        "not proven",
+        "ranks [1] read other bits than they wrote",
+    )
+
+
+def test_balance_must_lessen_the_wait_and_keep_the_losses():
+    def way(straggler: float, loss: float = 3.0) -> list[dict[str, Any]]:
+        shares = {"bubble": straggler + 0.1, "straggler": straggler, "comm": 0.05, "host": 0.05}
+        return [{"losses": [4.0, loss], "step_ms": 10.0, "imbalance": 1 + straggler, **shares}] * 2
+
+    assert judged(LessBubble, {"all off": way(0.3), "all on": way(0.02)}, {})[0] == "proven"
+    assert judged(LessBubble, {"all off": way(0.1), "all on": way(0.2)}, {})[0] == "not proven"
+    assert judged(LessBubble, {"all off": way(0.3), "all on": way(0.02, 3.1)}, {})[0] == "not proven"

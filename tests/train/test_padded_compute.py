@@ -1,0 +1,109 @@
+"""Which sizes are recorded, when, and what is told of steps that are not replayed; the recordings are made up."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from freescale.pipeline import Padder, PaddingSizes
+from freescale.train.padded_compute import PaddedCompute, Recorder
+from tests.pipeline.test_padding import DIM, LONGEST, indexed, make_batch, make_model
+
+CPU = torch.device("cpu")
+SIZES = PaddingSizes(tokens=(64, 96, 160), samples=8, rows=31)
+
+
+class MadeUp(Recorder):
+    """Records nothing, and says it has."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.on = True
+        self.count = 0
+
+    on = True  # type: ignore[assignment]
+
+    def record(self, work):
+        self.count += 1
+        return self
+
+    def replay(self) -> None:
+        """Nothing was recorded."""
+
+
+class Steps:
+    """Batches of some lengths, and whether they would be replayed."""
+
+    def __init__(self, sizes=SIZES):
+        self.padder = Padder(CPU, longest=LONGEST, table_rows=30, sizes=sizes)
+        self.padder._wishes.note("device_offsets")
+        model = make_model()
+        self.recorder = MadeUp()
+        self.compute = PaddedCompute(
+            model, list(model.parameters()), precision=nullcontext, recorder=self.recorder
+        )
+        self.draws = np.random.default_rng(1)
+
+    def pad(self, *lengths):
+        batch = make_batch(lengths, self.draws)
+        unique, inverse, _ = indexed(batch)
+        return self.padder.pad(batch, unique, inverse, global_tokens=9)
+
+    def take(self, *lengths, padded=None):
+        padded = padded or self.pad(*lengths)
+        replayed = self.compute.is_recorded(padded)
+        self.compute.run(torch.randn(padded.real_rows, DIM, dtype=torch.float64), padded)
+        return replayed
+
+
+def test_all_foreseen_sizes_are_recorded_with_the_first_of_them():
+    steps = Steps()
+    assert not steps.take(20, 20)
+    assert steps.take(20, 30)
+    assert steps.recorder.count == 3
+    assert all(steps.take(*lengths) for lengths in [(40, 40, 10), (40, 40, 40, 39), (1,), (40, 40, 40)])
+    assert steps.recorder.count == 3
+    assert steps.compute.story() == "5 of 6 steps replayed from 3 recordings; not replayed: 1 the first step"
+
+
+def test_another_size_is_recorded_when_it_is_met_again():
+    steps = Steps()
+    steps.take(20), steps.take(20)
+    large = (40, 40, 40, 40, 40)
+    assert not steps.take(*large)
+    assert steps.take(*large)
+    assert "1 of a size that was not foreseen" in steps.compute.story()
+    other = Steps(PaddingSizes())
+    assert [other.take(20, 20) for _ in range(4)] == [False, False, True, True]
+
+
+def test_batches_made_before_all_lists_were_known_are_computed_as_usual():
+    steps = Steps()
+    early = [steps.pad(20, 20), steps.pad(30)]
+    steps.take(padded=early[0])
+    steps.padder._wishes.note("by_length")
+    assert not steps.take(padded=early[1])
+    assert steps.recorder.count == 0
+    assert steps.take(30)
+    assert steps.recorder.count == 3
+    assert "1 made ready before all was known that its kernels read" in steps.compute.story()
+
+
+def test_the_parts_of_a_batch_that_fit_make_the_smaller_sizes():
+    padded = Steps().pad(40, 5, 30, 0, 11)
+    made = list(padded.foreseen())
+    assert [one.views.layout.num_tokens for one in made] == [160, 96, 64]
+    assert [one.views.layout.lengths.tolist()[:5] for one in made] == [
+        [40, 5, 30, 0, 11],
+        [40, 5, 30, 0, 11],
+        [40, 5, 0, 0, 0],
+    ]
+    assert all(one.num_rows == 31 and len(one.views.layout.lengths) == 8 for one in made)
+    for one in made:
+        real = one.views.layout.num_real
+        assert torch.equal(
+            one.views.batch.tokens["item_index"][:real], padded.views.batch.tokens["item_index"][:real]
+        )
+        assert (one.views.batch.tokens["item_index"][real:] == 30).all()
