@@ -135,7 +135,7 @@ def predicted(config: Config, profile: Profile, num_ranks: int, features: Featur
     )
     told = SimSetting(workload=workload, profile=profile, cluster=load_cluster("cpu"), jitter=None)
     loads = loads_of(
-        lambda step: batches.lengths[batches.batch(step)],
+        lambda step: batches.lengths_of(batches.batch(step)),
         num_ranks=num_ranks,
         num_steps=_STEPS,
         balancer=features.balancer,
