@@ -203,6 +203,11 @@ def test_a_claim_that_is_not_there_is_refused_by_its_name() -> None:
     assert "did you mean 'one_curve'" in str(caught.value)
 
 
+def test_another_device_is_refused() -> None:
+    done = CliRunner().invoke(app, ["prove", "--device", "gpu"])
+    assert "there is no such device" in str(done.exception)
+
+
 def test_claims_are_listed_without_starting_anything() -> None:
     done = CliRunner().invoke(app, ["prove", "--list"])
     assert done.exit_code == 0
