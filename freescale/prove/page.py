@@ -60,7 +60,7 @@ def _problems(proof: Proof) -> list[str]:
 
 def _claim(each: Tried) -> str:
     """One panel: the claim, its status, a line for each finding, and tables below."""
-    kind = {PROVEN: "", NOT_PROVEN: " open", NOT_TRIED: " none"}[each.status]
+    kind = {PROVEN: "", NOT_PROVEN: " open"}.get(each.status, " none")
     mark = f'<span class="state{kind}">{escape(each.status)}</span>'
     lines = "".join(
         f"<dt>{escape(finding.what)}</dt><dd>{escape(_told(finding, each))}</dd>" for finding in each.findings

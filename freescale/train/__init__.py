@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from freescale.train.recorder import Recorder
     from freescale.train.run import Run, RunState, Timetable, due_at
     from freescale.train.state.agreement import from_first
+    from freescale.train.state.chain import ASIDE, Publisher, is_chain, load_version, read_current
+    from freescale.train.state.chain_model import ChainModel
     from freescale.train.state.checkpoint import (
         Checkpoints,
         best_in,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from freescale.train.state.same_data import agree_on_data
     from freescale.train.state.served_features import ExportFeatures, request_needs
     from freescale.train.state.shared_folder import check_shared
+    from freescale.train.state.version import Version, read_version
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:

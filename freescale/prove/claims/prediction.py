@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -118,7 +119,7 @@ def predicted(config: Config, profile: Profile, num_ranks: int, features: Featur
     """Step time and bubble of the very batches that are trained."""
     source = build_source(config)
     one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
-    batches = build_sampler(config, build_examples(config, source, "train", negatives=True), one).batches
+    batches: Any = build_sampler(config, build_examples(config, source, "train", negatives=True), one).batches
     workload = Workload(
         samples_per_gpu=max(1, config.data.global_batch // num_ranks),
         ids_per_token=2.0,
@@ -130,7 +131,7 @@ def predicted(config: Config, profile: Profile, num_ranks: int, features: Featur
     )
     told = SimSetting(workload=workload, profile=profile, cluster=load_cluster("cpu"), jitter=None)
     loads = loads_of(
-        lambda step: batches.lengths[batches.batch(step)],
+        lambda step: batches.lengths_of(batches.batch(step)),
         num_ranks=num_ranks,
         num_steps=_STEPS,
         balancer=features.balancer,
