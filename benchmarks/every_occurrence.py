@@ -25,15 +25,15 @@ from freescale.embedding import Lookup, ShardedEmbedding, UniqueRows
 def counted_owners(out: Path, *, every: bool) -> Iterator[None]:
     """Runs inside write the rows that this rank had to serve a step, by table; `every`: all occurrences travel."""
     found: dict[str, list[int]] = {}
-    before = (ShardedEmbedding.lookups, ShardedEmbedding.find, examples._with_items)
+    before = (ShardedEmbedding.lookups, ShardedEmbedding._find, examples._with_items)
     ShardedEmbedding.lookups = _counting(before[0], found)  # type: ignore[method-assign]
     if every:
-        ShardedEmbedding.find = _find_every  # type: ignore[method-assign]
+        ShardedEmbedding._find = _find_every  # type: ignore[method-assign]
         examples._with_items = _with_every_item
     try:
         yield
     finally:
-        ShardedEmbedding.lookups, ShardedEmbedding.find, examples._with_items = before  # type: ignore[method-assign]
+        ShardedEmbedding.lookups, ShardedEmbedding._find, examples._with_items = before  # type: ignore[method-assign]
     out.write_text(json.dumps(found))
 
 
@@ -51,7 +51,7 @@ def _counting(lookups: Callable[..., dict[str, Lookup]], found: dict[str, list[i
 
 
 def _find_every(self: ShardedEmbedding, name: str, asked: Tensor) -> UniqueRows:
-    """In the place of `ShardedEmbedding.find`: sorted, so that rows stand by owner, and none left out."""
+    """In the place of `ShardedEmbedding._find`: sorted, so that rows stand by owner, and none left out."""
     rows, order = asked.long().cpu().flatten().sort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))

@@ -293,9 +293,12 @@ def profile(name: str, watched: str, *, steps: int, warm: int) -> None:
         print("\n".join(line[:150] for line in text.getvalue().splitlines()[6:]))
 
 
-def measure(name: str, *, rounds: int, steps: int, warm: int, before: str | None) -> dict[str, Any]:
+def measure(
+    name: str, *, rounds: int, steps: int, warm: int, before: str | None, wanted: list[str]
+) -> dict[str, Any]:
     _, keys = WORKLOADS[name]
     ways = {"usual": (*keys, "run.capture='off'"), "replayed": (*keys, "run.capture=auto")}
+    ways = {way: ways[way] for way in wanted}
     found: dict[str, list[dict[str, float]]] = {way: [] for way in (*(["before"] if before else []), *ways)}
     for _ in range(rounds):
         if before:
@@ -337,6 +340,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=80)
     parser.add_argument("--before", default=None)
     parser.add_argument("--only", default="A,B")
+    parser.add_argument("--ways", default="usual,replayed")
     parser.add_argument("--profile", action="store_true", help="what the threads do, instead of times")
     parser.add_argument("--no-check", action="store_true", help="where the check has just passed")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
@@ -362,7 +366,12 @@ def main() -> None:
     print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}{'MFU':>8}")
     for name in options.only.split(","):
         rows[name] = measure(
-            name, rounds=options.rounds, steps=options.steps, warm=options.warm, before=options.before
+            name,
+            rounds=options.rounds,
+            steps=options.steps,
+            warm=options.warm,
+            before=options.before,
+            wanted=options.ways.split(","),
         )
         print(WORKLOADS[name][0])
         for way, row in rows[name].items():

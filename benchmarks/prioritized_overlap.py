@@ -130,7 +130,7 @@ def count_bytes(rank: int, num_ranks: int, *, rows: int, exponent: float, events
         narrow = 2 * 4 + (0 if used else ID_BYTES)
         wide = 2 * ROW_BYTES + (0 if used else ID_BYTES)
         # Sent and received are both counted: halve it to get bytes that cross the wire once over all ranks.
-        moved[way] = traffic.total.exposed_bytes / narrow * wide / 2
+        moved[way] = traffic.exposed_bytes / narrow * wide / 2
     before = torch.cat([made.rows(1, other) for other in range(num_ranks)]).unique()
     after = torch.cat([made.rows(3, other) for other in range(num_ranks)]).unique()
     mine = batches[2]

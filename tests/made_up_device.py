@@ -80,6 +80,7 @@ class Program:
         idle_ms: what the host does in a step beside launching.
         kernel_us: length of a kernel at 1,000 tokens.
         replayed: forward and backward are one replay.
+        copy_us: a copy beside them, somewhere in the time in which the host is idle.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class Program:
         *,
         kernel_us: float,
         idle_ms: float = 0.0,
+        copy_us: float = 0.0,
         replayed: bool = False,
         meter: BusyMeter | None = None,
         ranks: Any = None,
         every: int = 20,
     ) -> None:
         self.device, self.kernel_us, self.idle_ms, self.replayed = device, kernel_us, idle_ms, replayed
+        self.copy_us = copy_us
         self.recorder = Recorder(device)
         self.written: list[AccountedStep] = []
         self.told: list[str] = []
@@ -127,6 +130,9 @@ class Program:
         device, recorder = self.device, self.recorder
         self.step += 1
         tokens = self.random.randint(500, 1500)
+        begin = device.now + self.random.random() * (self.idle_ms - self.copy_us / 1000) / 1000
+        if self.copy_us and begin >= device.tail:
+            device.kernels.append((begin, begin + self.copy_us * 1e-6))
         device.now += self.idle_ms / 1000
         self._stretch("forward and backward", tokens, kernels=30, whole=self.replayed)
         recorder.describe(MeasuredStep(num_samples=10, tokens=tokens, squares=float(tokens), ms=0.0))

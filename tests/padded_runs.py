@@ -26,5 +26,5 @@ def padded_capture(
         ranks=ranks,
         embedding=tables.embedding,
         lr_factor=lr_factor,
-        sizes=foreseen_sizes(sampler, examples, tables),
+        sizes=foreseen_sizes(sampler, examples, tables, num_parts=config.optim.accumulate),
     )

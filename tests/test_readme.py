@@ -109,4 +109,4 @@ def test_every_command_is_listed() -> None:
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     names = [command.name or command.callback.__name__ for command in app.registered_commands]
-    assert [name for name in names if f"| `freescale {name}" not in text] == []
+    assert [name for name in names if f"`freescale {name}" not in text] == []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freescale.app import cli_data, cli_log, cli_prove, cli_run, cli_tables, cli_time
+from freescale.app import cli_data, cli_log, cli_prove, cli_run, cli_serve, cli_tables, cli_time
 from freescale.app.arguments import say
 from freescale.app.exit_codes import run_to_exit_code
 
@@ -23,6 +23,9 @@ for _command in (
     cli_data.prepare,
     cli_run.evaluate,
     cli_run.export,
+    cli_serve.publish,
+    cli_serve.compact,
+    cli_serve.serve,
     cli_run.replay,
     cli_time.report,
     cli_time.profile,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,13 @@ def evaluate_run(run_dir: Path, *, device: str = "auto", cached: bool = False) -
 def export_run(run_dir: Path, out: Path) -> Path:
     """Export the best checkpoint of a run for serving."""
     config, run, path = open_run(run_dir, device="cpu")
+    return write_run_export(out, config, run, read_meta(path), run_dir)
+
+
+def write_run_export(out: Path, config: Config, run: Run, meta: Mapping[str, Any], run_dir: Path) -> Path:
+    """Export the state that a run has, which is that of a checkpoint with these facts."""
     source = run.evaluation.test.source
-    meta = read_meta(path)
-    catalog = known_items(run)
+    catalog = known_items(run, meta)
     features = run.evaluation.test.features
     # How experts were computed in training says nothing about the machine that serves them.
     served = dataclasses.replace(config.moe, backend="auto", save="preact")
@@ -106,12 +111,15 @@ def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int
     return replay(events, open_tracker(to, where, **facts)), where
 
 
-def known_items(run: Run) -> IntArray:
+def known_items(run: Run, meta: Mapping[str, Any] | None = None) -> IntArray:
     """Items the model has vectors for, ascending: those with rows of their own, where such rows are all there is."""
     id_map = run.state.id_maps.get(TABLE)
     if id_map is not None and learns_ids(id_map) and run.state.model.items is None:
         ids: IntArray = id_map.residents()[0].cpu().numpy()
         return ids
+    if run.log is not None and meta is not None:
+        # Not those of windows that came later.
+        return run.log.source.items_of(max(1, int(meta["log"]["windows"])) - 1).ids
     return run.evaluation.test.source.items.ids
 
 

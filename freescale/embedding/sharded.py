@@ -109,15 +109,23 @@ class ShardedEmbedding:
 
         Ids on the CPU are sorted there, from any thread, and nobody waits for a GPU.
         """
-        spec = self.plan_of(name).spec
-        check_whole(asked, what="rows")
+        return self.find_all({name: asked})[name]
+
+    def find_all(self, asked: Mapping[str, Tensor]) -> dict[str, UniqueRows]:
+        """The same of several tables."""
+        for name, rows in asked.items():
+            self.plan_of(name)
+            check_whole(rows, what="rows")
+        with compute("find distinct rows"):
+            return {name: self._find(name, rows) for name, rows in asked.items()}
+
+    def _find(self, name: str, asked: Tensor) -> UniqueRows:
+        spec = self.plans[name].spec
         if asked.is_cuda and self.tables[name].not_fused is None:
-            with compute("find distinct rows"):
-                found = UniqueRows(*unique_of(self.tables[name].plan(asked, num_rows=spec.num_rows), asked))
+            found = UniqueRows(*unique_of(self.tables[name].plan(asked, num_rows=spec.num_rows), asked))
             self._check_rows(name)
             return found
-        with compute("find distinct rows"):
-            found = UniqueRows(*unique(asked.long()))
+        found = UniqueRows(*unique(asked.long()))
         check_range(spec, found.unique)
         if self.device.type == "cuda" and not asked.is_cuda:
             return UniqueRows(found.unique.pin_memory(), found.inverse.pin_memory())
@@ -136,13 +144,20 @@ class ShardedEmbedding:
         """
         if not updates_done:
             self.wait_for_updates()
+        unknown = {name: rows for name, rows in asked.items() if not isinstance(rows, UniqueRows)}
+        new = self.find_all(unknown) if unknown else {}
         found = {
-            name: (rows if isinstance(rows, UniqueRows) else self.find(name, rows)).to(self.device)
+            name: (rows if isinstance(rows, UniqueRows) else new[name]).to(self.device)
             for name, rows in asked.items()
         }
         sharded = {name: rows for name, rows in found.items() if not self.plan_of(name).replicated}
         fetched = self._fetch(sharded) if sharded else {}
-        return {name: fetched.get(name) or self._read(name, rows) for name, rows in found.items()}
+        if len(fetched) < len(found):
+            with compute("gather rows"):
+                fetched |= {
+                    name: self._read(name, rows) for name, rows in found.items() if name not in fetched
+                }
+        return {name: fetched[name] for name in found}
 
     def update(self, lookup: Lookup, *, lr: float, step: int) -> None:
         """Send the gradients of one lookup home, sum them in rank order and update the rows; step counts from 1."""
@@ -250,8 +265,7 @@ class ShardedEmbedding:
 
     def _read(self, name: str, found: UniqueRows) -> Lookup:
         """Rows of a table that every rank holds."""
-        with compute("gather rows"):
-            return Lookup(name, as_leaf(self.tables[name].gather(found.unique)), found.inverse, found.unique)
+        return Lookup(name, as_leaf(self.tables[name].gather(found.unique)), found.inverse, found.unique)
 
     def _fetch(self, found: Mapping[str, UniqueRows]) -> dict[str, Lookup]:
         """Rows of tables that are spread over the ranks."""
@@ -289,10 +303,12 @@ class ShardedEmbedding:
         home: dict[str, list[Home]] = {}
         for lookup, part in zip(lookups, self._send_home(lookups)):
             home.setdefault(lookup.table, []).append(part)
-        for name, parts in home.items():
-            gradients = merged(parts, self.tables[name])
-            with compute("update rows"):
-                gradients.apply(self.tables[name], lr=lr, step=step)
+        if not home:
+            return
+        # One span for all tables: a dozen of them would cost as much to account for as the rows to update.
+        with compute("update rows"):
+            for name, parts in home.items():
+                merged(parts, self.tables[name]).apply(self.tables[name], lr=lr, step=step)
 
     def _send_home(self, lookups: Sequence[Lookup | DirectLookup]) -> list[Home]:
         """Of each, the local rows that any rank looked up, and their gradients in rank order, summed or planned."""
@@ -314,7 +330,8 @@ class ShardedEmbedding:
                 receive=[route.receive for route in routes],
             )
             arrived = bundle.start(self.transport).wait()
-        return [self._summed(lookup, values) for lookup, values in zip(lookups, arrived)]
+        with compute("sum row gradients"):
+            return [self._summed(lookup, values) for lookup, values in zip(lookups, arrived)]
 
     def _summed(self, lookup: Lookup, values: Tensor) -> Home:
         owned = lookup.owned
@@ -322,8 +339,7 @@ class ShardedEmbedding:
             assert owned.keys is not None
             return Home(owned.keys, values, owned)
         assert owned is not None
-        with compute("sum row gradients"):
-            return Home(owned.unique, owned.sum(values))
+        return Home(owned.unique, owned.sum(values))
 
     def _at_home(self, lookup: Lookup | DirectLookup) -> Home:
         """Gradients of rows that every rank holds."""

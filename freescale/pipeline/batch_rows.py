@@ -49,7 +49,7 @@ def find_rows(
     # Ids are mapped and made unique where the map lives. Formulas work on the CPU, where ids come from: nobody waits
     # for the GPU to learn how many rows are unique.
     asked = asked_rows(batch, id_map, features, step=step)
-    found = {name: embedding.find(name, rows).to(device) for name, rows in asked.items()}
+    found = {name: rows.to(device) for name, rows in embedding.find_all(asked).items()}
     inverse = {name: rows.inverse for name, rows in found.items()}
     return found, indices(batch, inverse, features, device)
 

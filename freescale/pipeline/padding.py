@@ -13,7 +13,7 @@ so that a copy of one parcel onto another replaces one batch by the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.kernels import LayoutRoom, LayoutWishes, SequenceLayout
 from freescale.kernels.runtime import Parcel
+from freescale.pipeline.batch_ids import with_indices
 from freescale.pipeline.padding_sizes import UNFORESEEN, PaddingSizes
 from freescale.pipeline.padding_source import Feature, PaddingSource, Template
 from freescale.pipeline.step_numbers import StepNumbers, no_numbers
@@ -33,6 +34,7 @@ from freescale.pipeline.streams import record_stream
 Array = npt.NDArray[Any]
 _NOT_SENT = ("item", "target", "negatives")
 """Raw ids; the model reads their indices."""
+_INDICES = ("item_index", "target_index", "negative_index")
 
 
 class PaddedViews(NamedTuple):
@@ -68,6 +70,7 @@ class PaddedBatch:
         replayed: keys of batches that are replayed, so that nobody asks for their views.
         foreseen: makes batches of all sizes that are foreseen, out of this one, to be recorded before others come;
             None where its own size is not among them.
+        rest: the other micro-batches of its step.
     """
 
     memory: tuple[Tensor, ...]
@@ -79,6 +82,12 @@ class PaddedBatch:
     again: Callable[[Tensor], PaddedBatch]
     replayed: set[tuple[Any, ...]]
     foreseen: Callable[[], Iterator[PaddedBatch]] | None = None
+    rest: tuple[PaddedBatch, ...] = ()
+
+    @property
+    def parts(self) -> tuple[PaddedBatch, ...]:
+        """The micro-batches of the step; it alone where steps have one."""
+        return self, *self.rest
 
     @property
     def unique(self) -> Tensor:
@@ -106,8 +115,9 @@ class PaddedBatch:
 
     def record_stream(self) -> None:
         """This stream uses what another one has copied to the device."""
-        for tensor in self.memory:
-            record_stream(tensor)
+        for part in self.parts:
+            for tensor in part.memory:
+                record_stream(tensor)
 
 
 class Padder:
@@ -122,6 +132,7 @@ class Padder:
         table_rows: rows of the item table: no batch has more.
         numbers_of: step -> its numbers (`pack_numbers`).
         sizes: that batches are padded to.
+        num_parts: micro-batches a step; all have the rows of the step.
     """
 
     def __init__(
@@ -132,8 +143,9 @@ class Padder:
         table_rows: int,
         numbers_of: Callable[[int], Array] = no_numbers,
         sizes: PaddingSizes = UNFORESEEN,
+        num_parts: int = 1,
     ) -> None:
-        self._numbers_of, self._sizes = numbers_of, sizes
+        self._numbers_of, self._sizes, self._num_parts = numbers_of, sizes, num_parts
         self._device, self._longest, self._table_rows = device, longest, table_rows
         self._wishes = LayoutWishes()
         self._templates: dict[tuple[Any, ...], Template] = {}
@@ -152,7 +164,13 @@ class Padder:
             global_tokens: of all ranks.
             step: counted from 0.
         """
-        return self.pad_source(self.source(batch, unique, inverse, global_tokens=global_tokens, step=step))
+        indexed = with_indices(batch, inverse)
+        parts = indexed.split(self._num_parts) if self._num_parts > 1 else [indexed]
+        first, *rest = (
+            self.pad_source(self._source(part, unique, global_tokens=global_tokens, step=step))
+            for part in parts
+        )
+        return replace(first, rest=tuple(rest)) if rest else first
 
     def pad_source(self, source: PaddingSource) -> PaddedBatch:
         """The same of a batch whose size is known."""
@@ -249,18 +267,26 @@ class Padder:
     def source(
         self, batch: SequenceBatch, unique: Tensor, inverse: Tensor, *, global_tokens: int, step: int = 0
     ) -> PaddingSource:
-        """A batch and the size it is to have; the arguments are those of `pad`."""
+        """A batch and the size it is to have, for steps of one part; the arguments are those of `pad`."""
+        return self._source(with_indices(batch, inverse), unique, global_tokens=global_tokens, step=step)
+
+    def _source(
+        self, batch: SequenceBatch, unique: Tensor, *, global_tokens: int, step: int
+    ) -> PaddingSource:
+        """The same of a batch with indices instead of ids."""
         num_tokens, num_samples = (
             self._sizes.tokens_for(batch.num_tokens),
             self._sizes.samples_for(len(batch)),
         )
         rows = self._sizes.rows_for(len(unique), table_rows=self._table_rows)
-        item, target, negative = np.split(inverse.numpy().ravel(), [batch.num_tokens, 2 * batch.num_tokens])
-        tokens = [Feature("item_index", item, rows - 1), Feature("target_index", target, rows - 1)]
-        tokens += [Feature(name, x.numpy()) for name, x in batch.tokens.items() if name not in _NOT_SENT]
-        samples = [Feature(name, x.numpy()) for name, x in batch.samples.items() if name not in _NOT_SENT]
-        if (ids := batch.samples.get("negatives")) is not None:
-            samples.append(Feature("negative_index", negative.reshape(ids.shape), rows - 1))
+        tokens, samples = (
+            [
+                Feature(name, x.numpy(), rows - 1 if name in _INDICES else 0)
+                for name, x in features.items()
+                if name not in _NOT_SENT
+            ]
+            for features in (batch.tokens, batch.samples)
+        )
         numbers = self._numbers_of(step)
         numbers[0] = len(unique)
         return PaddingSource(

@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from freescale.balance import BalancedSampler, StepPlan
+from freescale.data import IntArray, SequenceBatch
 from freescale.pipeline.padding_source import FEWEST, padded_size
 
 _LOOKED_AT = 32
@@ -74,7 +78,7 @@ UNFORESEEN = PaddingSizes()
 
 
 def foresee_sizes(
-    sampler: BalancedSampler, *, rows_of: Callable[[StepPlan], int], table_rows: int
+    sampler: BalancedSampler, *, rows_of: Callable[[StepPlan], int], table_rows: int, num_parts: int = 1
 ) -> PaddingSizes:
     """The sizes of this rank's batches.
 
@@ -82,14 +86,16 @@ def foresee_sizes(
         sampler: plans the run.
         rows_of: how many unique rows a planned batch asks for; asked once, for it has to be read.
         table_rows: no batch has more.
+        num_parts: micro-batches a step.
     """
     plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), _LOOKED_AT)]
-    tokens = [int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans]
-    largest = plans[max(range(len(plans)), key=tokens.__getitem__)]
-    most_samples = max(len(plan.rows) for plan in plans)
+    lengths = [sampler.batches.lengths_of(plan.rows) for plan in plans]
+    parts = [part for each in lengths for part in _batch_of(each).split(num_parts)]
+    largest = plans[max(range(len(plans)), key=lambda step: int(lengths[step].sum()))]
+    most_samples = max(len(part) for part in parts)
     samples = min(_with_reserve(most_samples), max(plan.global_samples for plan in plans))
     rows = PaddingSizes().rows_for(_with_reserve(rows_of(largest)), table_rows=table_rows)
-    sizes = choose_sizes(tokens)
+    sizes = choose_sizes([part.num_tokens for part in parts])
     return PaddingSizes(
         tokens=(*sizes, padded_size(_with_reserve(sizes[-1]))),
         samples=padded_size(samples, fewest=8),
@@ -122,6 +128,11 @@ def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:
         chosen.append(needed[end])
         end = best[end][1]
     return tuple(reversed(chosen))
+
+
+def _batch_of(lengths: IntArray) -> SequenceBatch:
+    """A batch with such sequences, and nothing in them."""
+    return SequenceBatch(torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)))
 
 
 def _with_reserve(num: int) -> int:

@@ -103,10 +103,11 @@ class RowMoves:
         storage = {}
         with stage("fetch NOL rows", step=flight.step + 1):
             subsets = [table.early for table in flight.tables.values()]
-            leaving = [
-                self._gather(flight, name, subset, "fetch NOL rows")
-                for name, subset in zip(flight.tables, subsets)
-            ]
+            with compute("gather rows"):
+                leaving = [
+                    self._gather(flight, name, subset, "fetch NOL rows")
+                    for name, subset in zip(flight.tables, subsets)
+                ]
             arrived = self._send(
                 leaving,
                 [subset.route.receive for subset in subsets],
@@ -139,7 +140,7 @@ class RowMoves:
                 list(grads),
                 deadline=Deadline.NOL_GRADIENTS,
             )
-        with stage("apply NOL gradients", step=flight.step + 1):
+        with stage("apply NOL gradients", step=flight.step + 1), compute("update rows"):
             for name, subset, home in zip(grads, subsets, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
 
@@ -152,9 +153,10 @@ class RowMoves:
             return
         with self._queue.gate.urgent(Deadline.OL_ROWS), stage("fetch OL rows", step=flight.step + 1):
             leaving = []
-            for name, subset in late.items():
-                leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
-                self._count(flight, name, subset, leaving[-1], exposed=True)
+            with compute("gather rows"):
+                for name, subset in late.items():
+                    leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
+                    self._count(flight, name, subset, leaving[-1], exposed=True)
             routes = [subset.route for subset in late.values()]
             bundle = Bundle.of(
                 leaving, send=[route.receive for route in routes], receive=[route.send for route in routes]
@@ -192,7 +194,7 @@ class RowMoves:
                 receive=[subset.route.receive for subset in urgent],
             )
             arrived = bundle.start(self._channels.express).wait()
-        with stage("apply OL gradients", step=flight.step + 1):
+        with stage("apply OL gradients", step=flight.step + 1), compute("update rows"):
             for name, subset, home in zip(flight.tables, urgent, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
         return left
@@ -230,8 +232,7 @@ class RowMoves:
 
     def _gather(self, flight: InFlightBatch[B], name: str, subset: RowSubset, where: str) -> Tensor:
         self._order.read(flight.step, name, subset.owned.wanted, stage=where)
-        with compute("gather rows"):
-            return self._embedding.tables[name].gather(record_stream(subset.owned.wanted))
+        return self._embedding.tables[name].gather(record_stream(subset.owned.wanted))
 
     def _apply(
         self, flight: InFlightBatch[B], name: str, subset: RowSubset, home: Tensor, *, lr: float
@@ -241,11 +242,10 @@ class RowMoves:
         for tensor in subset.tensors():
             record_stream(tensor)
         table = self._embedding.tables[name]
-        with compute("update rows"):
-            if subset.plan is not None:
-                table.apply_sums(subset.plan, home, lr=lr, step=flight.step + 1)
-            else:
-                table.apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
+        if subset.plan is not None:
+            table.apply_sums(subset.plan, home, lr=lr, step=flight.step + 1)
+        else:
+            table.apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
         self._order.updated(flight.step, name, owned.unique, stage="apply gradients")
 
     def _count(

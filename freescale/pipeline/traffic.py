@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 from freescale.comm.traffic import Route
 from freescale.embedding import Lookup, ShardedEmbedding
@@ -30,6 +30,21 @@ class TableTraffic:
     parked_rows: float = 0
     exposed_bytes: float = 0
     hidden_bytes: float = 0
+
+    def numbers(self) -> tuple[float, ...]:
+        """All of them, in the order of the fields; `dataclasses.astuple` takes 0.1 ms a table."""
+        return (
+            self.unique_rows,
+            self.shared_rows,
+            self.parked_rows,
+            self.exposed_bytes,
+            self.hidden_bytes,
+        )
+
+    @property
+    def overlap(self) -> float:
+        """Share of the unique rows that had to wait for the batch before."""
+        return self.shared_rows / self.unique_rows if self.unique_rows else 0.0
 
     def moved(self, num_bytes: float, *, exposed: bool) -> None:
         """So many bytes were sent and received."""
@@ -60,11 +75,41 @@ class Traffic:
     @property
     def total(self) -> TableTraffic:
         """That of all tables."""
-        return TableTraffic(*map(sum, zip(*map(astuple, self.tables.values()))))
+        return TableTraffic(*map(sum, zip(*(each.numbers() for each in self.tables.values()))))
+
+    @property
+    def overlap(self) -> float:
+        """Of all tables."""
+        return self.total.overlap
+
+    @property
+    def unique_rows(self) -> float:
+        """Of all tables."""
+        return self.total.unique_rows
+
+    @property
+    def shared_rows(self) -> float:
+        """Of all tables."""
+        return self.total.shared_rows
+
+    @property
+    def parked_rows(self) -> float:
+        """Of all tables."""
+        return self.total.parked_rows
+
+    @property
+    def exposed_bytes(self) -> float:
+        """Of all tables."""
+        return self.total.exposed_bytes
+
+    @property
+    def hidden_bytes(self) -> float:
+        """Of all tables."""
+        return self.total.hidden_bytes
 
     def values(self, tables: Sequence[str]) -> list[float]:
         """All numbers, those of these tables in their order: as many on every rank."""
-        counted = [value for name in tables for value in astuple(self.of(name))]
+        counted = [value for name in tables for value in self.of(name).numbers()]
         return [self.exposed_ms, self.split_ms, *map(float, counted)]
 
     @classmethod

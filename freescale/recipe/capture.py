@@ -58,7 +58,9 @@ def build_capture(
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
         return Capture()
-    reason = why_not(config, model, tables, usual_tokens=sampler.usual_tokens()[1])
+    reason = why_not(
+        config, model, tables, usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate)[1]
+    )
     if reason is not None:
         tell(reason)
         return Capture()
@@ -69,11 +71,13 @@ def build_capture(
         ranks=ranks,
         embedding=tables.embedding,
         lr_factor=lr_factor,
-        sizes=foreseen_sizes(sampler, examples, tables),
+        sizes=foreseen_sizes(sampler, examples, tables, num_parts=config.optim.accumulate),
     )
 
 
-def foreseen_sizes(sampler: BalancedSampler, examples: Examples, tables: RunTables) -> PaddingSizes:
+def foreseen_sizes(
+    sampler: BalancedSampler, examples: Examples, tables: RunTables, *, num_parts: int = 1
+) -> PaddingSizes:
     """The sizes that batches will have, by the plan of the first epoch; the largest of its batches is read.
 
     A log grows: which windows there are when a run starts must not decide how its sums are rounded.
@@ -89,7 +93,7 @@ def foreseen_sizes(sampler: BalancedSampler, examples: Examples, tables: RunTabl
         batch = examples.batch(plan.rows, step=plan.step)
         return len(unique_rows(batch, tables.id_map, table, step=plan.step)[0])
 
-    return foresee_sizes(sampler, rows_of=rows_of, table_rows=table.num_rows)
+    return foresee_sizes(sampler, rows_of=rows_of, table_rows=table.num_rows, num_parts=num_parts)
 
 
 def assemble_capture(
@@ -122,9 +126,12 @@ def assemble_capture(
         table_rows=rows,
         numbers_of=numbers_of,
         sizes=sizes or PaddingSizes(),
+        num_parts=config.optim.accumulate,
     )
-    # Rows that travel, and tables whose update is not one kernel, are dealt with around the recorded part of a step.
-    inside = ranks.num_ranks == 1 and (table.not_fused is None or ranks.device.type == "cpu")
+    # Rows that travel or serve several micro-batches, and tables whose update is not one kernel, are dealt with around
+    # the recorded part of a step.
+    alone = ranks.num_ranks == 1 and config.optim.accumulate == 1
+    inside = alone and (table.not_fused is None or ranks.device.type == "cpu")
     return Capture(padder, recorder, table if inside else None)
 
 
@@ -136,7 +143,6 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
         >= MOST_TOKENS,
-        "optim.accumulate cuts batches into parts": config.optim.accumulate > 1,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",
         "there are features besides items": tables.features is not None,

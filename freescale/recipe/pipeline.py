@@ -109,7 +109,8 @@ def schedule_opener(
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
         return not tables.learns or not (stop.last_step == step + 1 or any(timetable.due(step + 1)))
 
-    alone = padder is not None and ranks.num_ranks == 1
+    # A parcel is a whole step.
+    alone = padder is not None and ranks.num_ranks == 1 and config.optim.accumulate == 1
     workers = loader_processes(config, replayed=alone)
 
     def open_schedule(first_step: int) -> Schedule:

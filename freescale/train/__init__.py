@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters
-    from freescale.train.padded_compute import Recorder
     from freescale.train.quality.baselines import popularity_quality, repeat_quality
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule
@@ -34,8 +33,11 @@ if TYPE_CHECKING:
     from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
+    from freescale.train.recorder import Recorder
     from freescale.train.run import Run, RunState, Timetable, due_at
     from freescale.train.state.agreement import from_first
+    from freescale.train.state.chain import ASIDE, Publisher, is_chain, load_version, read_current
+    from freescale.train.state.chain_model import ChainModel
     from freescale.train.state.checkpoint import (
         Checkpoints,
         best_in,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from freescale.train.state.same_data import agree_on_data
     from freescale.train.state.served_features import ExportFeatures, request_needs
     from freescale.train.state.shared_folder import check_shared
+    from freescale.train.state.version import Version, read_version
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:

@@ -87,7 +87,7 @@ class FeaturedItems:
     def _look_up(self, batch: SequenceBatch, ids: FeatureIds) -> tuple[dict[str, Tensor], SequenceBatch]:
         """Rows of some features of a batch, as they are now, and the batch with slots; every rank must call it."""
         asked = ids.rows(batch)
-        found = {name: self.embedding.find(name, rows).to(self.device) for name, rows in asked.items()}
+        found = {name: rows.to(self.device) for name, rows in self.embedding.find_all(asked).items()}
         lookups = self.embedding.lookups(found) if found else {}
         inverse = {name: each.inverse for name, each in found.items()}
         rows = {name: lookup.rows.detach() for name, lookup in lookups.items()}

@@ -14,10 +14,9 @@ batch cannot be recorded it is computed as usual, and the reason is told once.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import PaddedBatch, PaddedViews
+from freescale.train.recorder import Recorder
 
 RECORD_AT = 2
 """How often a size that was not foreseen is met before it is recorded: what comes once never pays."""
@@ -33,11 +33,10 @@ RECORD_AT = 2
 MOST_RECORDINGS = 16
 """Each takes 10 to 60 MB of the driver's memory."""
 
-_MOST_FAILURES = 3
 _MOST_RARE = 200
 _FIRST_STEP, _EARLY = "the first step", "made ready before all was known that its kernels read"
 _TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
-_FULL, _OFF = "of too many sizes", "while nothing is recorded"
+_FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while nothing is recorded"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,57 +54,6 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     memory: Tensor
     batch: PaddedBatch
-
-
-@contextmanager
-def recording(graph: torch.cuda.CUDAGraph, *, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """What is started inside is recorded instead; other threads go on as they like."""
-    with warnings.catch_warnings():
-        # Weights were last used on another stream, which has been waited for.
-        warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream")
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            yield
-
-
-class Recorder:
-    """What all recordings of a run share: a stream, the memory they compute in, and whom to tell why there is none.
-
-    Args:
-        device: a GPU; elsewhere nothing is recorded.
-        tell: told once why steps are computed as usual.
-    """
-
-    def __init__(self, device: torch.device, *, tell: Callable[[str], None] = lambda reason: None) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._tell: Callable[[str], None] | None = tell
-        self._failures = 0
-        if self._on_gpu:
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(device)
-
-    @property
-    def on(self) -> bool:
-        """Whether recordings are made."""
-        return self._on_gpu and self._failures < _MOST_FAILURES
-
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """A graph of all that `work` starts; None where it cannot be recorded."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with recording(graph, pool=self._pool, stream=self._stream):
-                work()
-        except (RuntimeError, ValueError) as error:
-            self._failures += 1
-            if not self.on:
-                self.give_up(f"recording a step failed: {str(error).splitlines()[0]}")
-            return None
-        return graph
-
-    def give_up(self, reason: str) -> None:
-        """Tell once why steps, or some of them, are computed as usual."""
-        if self._tell is not None:
-            self._tell(reason)
-            self._tell = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +109,7 @@ class PaddedCompute:
         self._replays = 0
         self._ahead = False
         self.usual: Counter[str] = Counter()
-        """Why steps were computed as usual, and how many."""
+        """Why batches were computed as usual, and how many."""
         self._met: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
 
@@ -173,13 +121,19 @@ class PaddedCompute:
         self._replays += reason is None
         return reason is None
 
+    def are_recorded(self, parts: Sequence[PaddedBatch]) -> bool:
+        """Whether all of a step's micro-batches will be replayed; each is asked."""
+        recorded = [self.is_recorded(part) for part in parts]
+        return all(recorded)
+
     def story(self) -> str | None:
-        """How many steps were replayed, and why others were not; None where there was no padded step."""
+        """How many batches were replayed, and why others were not; None where none was padded."""
         others = sum(self.usual.values())
         if not others + self._replays:
             return None
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in self.usual.most_common())
-        told = f"{self._replays:,} of {self._replays + others:,} steps replayed from {len(self._recordings)} recordings"
+        total, recordings = self._replays + others, len(self._recordings)
+        told = f"{self._replays:,} of {total:,} batches replayed from {recordings} recordings"
         return f"{told}; not replayed: {reasons}" if reasons else told
 
     def _why_not(self, padded: PaddedBatch) -> str | None:
@@ -198,12 +152,13 @@ class PaddedCompute:
         if len(self._recordings) >= MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
             return _FULL
-        if not self._record(padded):
-            return _EARLY if self._recorder.on else _OFF
+        if (reason := self._record(padded)) is not None:
+            return reason
         if padded.foreseen is not None and not self._ahead:
             self._ahead = True
             for other in padded.foreseen():
-                if other.in_one_piece and other.key not in self._recordings:
+                new = other.in_one_piece and other.key not in self._recordings
+                if new and len(self._recordings) < MOST_RECORDINGS:
                     self._record(other)
         return None
 
@@ -224,6 +179,17 @@ class PaddedCompute:
             found.graph.replay()
         self._hand_out()
         return self._loss, room.grad[: padded.real_rows]
+
+    def run_parts(self, rows: Tensor, parts: Sequence[PaddedBatch]) -> tuple[Tensor, Tensor]:
+        """The same of micro-batches of one batch, added up in their order."""
+        loss, grad = self.run(rows, parts[0])
+        if len(parts) == 1:
+            return loss, grad
+        sums = [loss.clone(), grad.clone(), self.flat.clone()]
+        for part in parts[1:]:
+            torch._foreach_add_(sums, [*self.run(rows, part), self.flat])
+        self.flat.copy_(sums[2])
+        return sums[0], sums[1]
 
     def run_whole(self, padded: PaddedBatch) -> tuple[Tensor, Tensor | None]:
         """A whole step; its loss, and the norm of the gradients if asked for. The next call overwrites both."""
@@ -292,12 +258,12 @@ class PaddedCompute:
         for param, grad, used in zip(self._parameters, self._grads, self._used):
             param.grad = grad if used else None
 
-    def _record(self, padded: PaddedBatch) -> bool:
-        """Record the size of this batch, if all that its kernels read is among what travels with batches."""
+    def _record(self, padded: PaddedBatch) -> str | None:
+        """Record the size of this batch, if all that its kernels read is among what travels with it; else why not."""
         memory = torch.empty(padded.num_bytes, dtype=torch.uint8, device=padded.memory[0].device)
         again = padded.again(memory)
         if again.key != padded.key:
-            return False  # it was made before all was known; the next one is not
+            return _EARLY  # the next one is not
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
@@ -305,10 +271,11 @@ class PaddedCompute:
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
         graph = self._recorder.record(lambda: self._compute(room, views))
-        if graph is not None:
-            self._recordings[padded.key] = _Recording(graph, memory, again)
-            padded.replayed.add(padded.key)
-        return graph is not None
+        if graph is None:
+            return _FAILED
+        self._recordings[padded.key] = _Recording(graph, memory, again)
+        padded.replayed.add(padded.key)
+        return None
 
 
 def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
@@ -318,31 +285,3 @@ def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tens
     flat = torch.zeros(sum(wide), dtype=like.dtype, device=like.device)
     own = [part[: param.numel()].view_as(param) for part, param in zip(flat.split(wide), parameters)]
     return flat, own
-
-
-class RecordedUpdate:
-    """The update of the dense part, recorded once and replayed; what it reads must always lie in the same places.
-
-    Args:
-        update: scales gradients and moves weights; returns the norm of the gradients, if it was asked for.
-        recorder: records it.
-    """
-
-    def __init__(self, update: Callable[[], Tensor | None], *, recorder: Recorder) -> None:
-        self._update, self._recorder = update, recorder
-        self._times = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._norm: Tensor | None = None
-
-    def run(self) -> Tensor | None:
-        """The norm before gradients were scaled, if it was asked for."""
-        self._times += 1
-        if self._graph is None and self._recorder.on and self._times >= RECORD_AT:
-            self._graph = self._recorder.record(self._noted)
-        if self._graph is None:
-            return self._update()
-        self._graph.replay()
-        return self._norm
-
-    def _noted(self) -> None:
-        self._norm = self._update()

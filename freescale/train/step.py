@@ -25,7 +25,8 @@ from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
-from freescale.train.padded_compute import PaddedCompute, RecordedUpdate, Recorder, WholeStep
+from freescale.train.padded_compute import PaddedCompute, WholeStep
+from freescale.train.recorder import RecordedUpdate, Recorder
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ class TrainStep:
         return result
 
     def capture_story(self) -> str | None:
-        """How many steps were replayed, and why others were not; None where none could be."""
+        """How many batches were replayed, and why others were not; None where none could be."""
         return None if self._padded is None else self._padded.story()
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
@@ -267,9 +268,9 @@ class TrainStep:
     ) -> tuple[Tensor, bool]:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
-        captured = self._padded.is_recorded(padded)
-        with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
-            loss, grad = self._padded.run(items.rows, padded)
+        captured = self._padded.are_recorded(padded.parts)
+        with self.timer.padded(ready.batch, num_tokens=sum(part.num_tokens for part in padded.parts)):
+            loss, grad = self._padded.run_parts(items.rows, padded.parts)
             # Gradients of rows may still be on their way when the next step overwrites them.
             items.rows.grad = grad if self._flat_sum is None else grad.clone()
         if self._flat_sum is not None:

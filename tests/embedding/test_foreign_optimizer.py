@@ -82,7 +82,7 @@ def both_paths(rank: int, num_ranks: int) -> int:
         spec = TableSpec(name="item", num_rows=61, dim=7, optimizer=OPTIMIZER, dtype=dtype, init_std=1.0)
         batches = random_batches(num_ranks, [spec], 25, rank, num_ranks)
         traffic = assert_same([spec], batches, channels=channels_of(sockets=False), check=True)
-    return int(sum(each.parked_rows for each in traffic))
+    return int(sum(each.total.parked_rows for each in traffic))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

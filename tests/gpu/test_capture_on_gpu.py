@@ -52,6 +52,7 @@ def trained(out: Path, *keys: str, records: bool = True) -> tuple[Any, list[dict
         ("model.kind=sasrec", "model.dtype=bfloat16", "model.dropout=0.2"),
         ("model.kind=llama", "model.dtype=bfloat16", "model.heads=2", "model.kv_heads=1"),
         ("ffn.kind=dense", "model.dtype=bfloat16"),
+        ("optim.accumulate=2", "optim.clip_norm=0.5"),
     ],
     ids=str,
 )
@@ -80,6 +81,7 @@ def test_unwritten_memory_changes_nothing(tmp_path: Path) -> None:
         ("run.capture=auto",),
         ("run.capture=off",),
         ("run.capture=off", "optim.accumulate=2"),
+        ("optim.accumulate=2",),
         ("optim.clip_norm=0.5",),
         ("model.kind=sasrec",),
         ("embedding.id_map=zero_collision", "embedding.rows=1024"),
@@ -131,7 +133,7 @@ def test_all_sizes_are_recorded_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_run_says_once_why_it_is_not_recorded(tmp_path: Path) -> None:
-    _, heard = make_run(tmp_path, "run.steps=2", "optim.accumulate=2")
+    _, heard = make_run(tmp_path, "run.steps=2", "model.dtype=float64")
     assert [event["text"] for event in heard.of("notice")] == [
-        "steps computed as usual, not replayed as CUDA graphs: optim.accumulate cuts batches into parts"
+        "steps computed as usual, not replayed as CUDA graphs: model.dtype=float64 is computed without fused kernels"
     ]

@@ -14,7 +14,8 @@ from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model import HSTU, Decoder, Recommender, RetrievalHead, SASRec, takes_pads
 from freescale.pipeline import Padder, padded_size
-from freescale.train.padded_compute import PaddedCompute, Recorder
+from freescale.train.padded_compute import PaddedCompute
+from freescale.train.recorder import Recorder
 
 CPU = torch.device("cpu")
 DIM, NEGATIVES, LONGEST = 8, 5, 40
@@ -150,6 +151,23 @@ def test_batches_of_a_size_take_each_others_place():
             assert torch.equal(static.views.batch.tokens[name], values)
         for name, values in padded.views.batch.samples.items():
             assert torch.equal(static.views.batch.samples[name], values)
+
+
+def test_micro_batches_add_up_to_the_batch():
+    batch = make_batch([7, 0, 31, 2, 20], np.random.default_rng(3))
+    unique, inverse, _ = indexed(batch)
+    model, rows = make_model(), torch.randn(len(unique), DIM, dtype=torch.float64)
+    results = []
+    for num_parts in (1, 2, 3):
+        padder = Padder(CPU, longest=LONGEST, table_rows=30, num_parts=num_parts)
+        padded = padder.pad(batch, unique, inverse, global_tokens=9)
+        assert len(padded.parts) == num_parts
+        assert sum(part.views.layout.num_real for part in padded.parts) == batch.num_tokens
+        loss, row_grad = compute_of(model).run_parts(rows, padded.parts)
+        results.append([loss.clone(), row_grad.clone(), *(p.grad.clone() for p in model.parameters())])
+    for other in results[1:]:
+        for got, want in zip(other, results[0], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
 
 
 WISHES = [

@@ -63,7 +63,8 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
     specs = one_table_each()
     batches = random_batches(num_ranks, specs, num_steps, rank, num_ranks)
     traffic = assert_same(specs, batches, channels=channels_of(sockets=False))
-    return tuple(sum(getattr(t, n) for t in traffic) for n in ("shared_rows", "unique_rows", "parked_rows"))
+    names = ("shared_rows", "unique_rows", "parked_rows")
+    return tuple(sum(getattr(step.total, name) for step in traffic) for name in names)
 
 
 @pytest.mark.parametrize(

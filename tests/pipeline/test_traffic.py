@@ -29,6 +29,7 @@ def test_numbers_of_ranks_add_up_to_those_of_the_step(ranks: list[dict[str, Tabl
     for name in NAMES:
         wanted = sum(each[name].exposed_bytes for each in ranks if name in each)
         assert step.tables[name].exposed_bytes == wanted
+    assert (step.exposed_bytes, step.parked_rows) == (step.total.exposed_bytes, step.total.parked_rows)
     assert step.total.unique_rows == sum(table.unique_rows for each in ranks for table in each.values())
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from freescale.pipeline import Padder, PaddingSizes
-from freescale.train.padded_compute import PaddedCompute, Recorder
+from freescale.train.padded_compute import PaddedCompute
+from freescale.train.recorder import Recorder
 from tests.pipeline.test_padding import DIM, LONGEST, indexed, make_batch, make_model
 
 CPU = torch.device("cpu")
@@ -65,7 +66,9 @@ def test_all_foreseen_sizes_are_recorded_with_the_first_of_them():
     assert steps.recorder.count == 3
     assert all(steps.take(*lengths) for lengths in [(40, 40, 10), (40, 40, 40, 39), (1,), (40, 40, 40)])
     assert steps.recorder.count == 3
-    assert steps.compute.story() == "5 of 6 steps replayed from 3 recordings; not replayed: 1 the first step"
+    assert (
+        steps.compute.story() == "5 of 6 batches replayed from 3 recordings; not replayed: 1 the first step"
+    )
 
 
 def test_another_size_is_recorded_when_it_is_met_again():
@@ -77,6 +80,13 @@ def test_another_size_is_recorded_when_it_is_met_again():
     assert "1 of a size that was not foreseen" in steps.compute.story()
     other = Steps(PaddingSizes())
     assert [other.take(20, 20) for _ in range(4)] == [False, False, True, True]
+
+
+def test_a_size_that_cannot_be_recorded_is_computed_as_usual_and_counted(monkeypatch):
+    steps = Steps()
+    monkeypatch.setattr(steps.recorder, "record", lambda work: None)
+    assert not any(steps.take(20, 20) for _ in range(3))
+    assert "2 that could not be recorded" in steps.compute.story()
 
 
 def test_batches_made_before_all_lists_were_known_are_computed_as_usual():

@@ -15,7 +15,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -291,8 +291,12 @@ class Accounts:
         self.recorder.forget(step)
         dry = busy.dry_share(notes.lags)
 
+        copied = 0.0
+
         def worked(stretch_s: float, replayed_s: float) -> float:
-            nonlocal known
+            nonlocal known, copied
+            outside_s = end - start - stretch_s - replayed_s
+            copied = busy.times.copies_s(outside_s, end - start, replayed=replayed_s > 0)
             found = busy.times.busy_s(
                 notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0, dry=dry
             )
@@ -300,6 +304,8 @@ class Accounts:
             return stretch_s if found is None else found
 
         parts = split_step(start, end, spans, busy=worked)
+        if self.ranks.num_ranks == 1:
+            parts = replace(parts, compute=parts.compute + min(copied, max(0.0, parts.host)))
         return _Closed(parts, dry, known, busy.was_watched(step))
 
     def _everybodys(self, mine: Sequence[_Closed]) -> list[list[_Closed]]:

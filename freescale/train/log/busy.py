@@ -42,6 +42,7 @@ class SeenStep(NamedTuple):
         model_ms: it worked in forward and backward, replays left out.
         replayed: whether any part of the step was a replay.
         fed: whether the host was ahead all the time.
+        copies_ms: copies of other batches, by what was seen of them where nothing else was computed or waited for.
     """
 
     load: MeasuredStep
@@ -50,6 +51,7 @@ class SeenStep(NamedTuple):
     model_ms: float
     replayed: bool
     fed: bool
+    copies_ms: float = 0.0
 
 
 class _Line(NamedTuple):
@@ -72,6 +74,7 @@ class _Known(NamedTuple):
     busy: _Line
     model: _Line
     fill: float | None
+    copies_ms: float = 0.0
 
 
 @dataclass
@@ -138,6 +141,16 @@ class BusyTimes:
                 self._doubt()
         return busy
 
+    def copies_s(self, outside_s: float, total_s: float, *, replayed: bool) -> float:
+        """Seconds that the device copied other batches outside of all stretches of a step, which are so long in all.
+
+        Copies of batches to come run whenever they come: as much of them falls outside as there is outside.
+        """
+        known = self._known.get(replayed)
+        if self.problem or known is None or outside_s <= 0:
+            return 0.0
+        return min(outside_s, known.copies_ms / 1000 * outside_s / total_s)
+
     def model_ms(self, load: MeasuredStep, stretch_ms: float, *, lags: Sequence[float]) -> float:
         """Milliseconds of forward and backward, as the balance should know them; the stretch if nothing is known."""
         known = self._known.get(False)
@@ -181,6 +194,7 @@ def _fit(seen: Sequence[SeenStep]) -> _Known:
         busy=_line([step.load._replace(ms=step.busy_ms) for step in seen]),
         model=_line([step.load._replace(ms=step.model_ms) for step in seen]),
         fill=_median(fills) if len(fills) >= FEWEST_SEEN else None,
+        copies_ms=_median([step.copies_ms for step in seen]),
     )
 
 

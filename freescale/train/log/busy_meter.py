@@ -17,6 +17,9 @@ from freescale.trace import WORK, Clock, Interval, Span, StepNotes, overlap, uni
 from freescale.train.log.busy import FEWEST_STEPS, BusyTimes, SeenStep, dry_share, is_fed
 from freescale.train.log.kernel_watch import Watch
 
+_LITTLE = 0.05
+"""Of a step: what is seen of copies in less says nothing."""
+
 MODEL = "forward and backward"
 """The name of the spans that the balance's cost model is about."""
 
@@ -164,6 +167,11 @@ def seen_step(
     whole = stretches(inside)
     model = stretches([span for span in inside if span.name == MODEL])
     stretch_s = _length(whole)
+    waits = [span for span in spans if span.kind == "wait" and span.end > start and span.start < end]
+    covered = union((max(start, span.start), min(end, span.end)) for span in (*inside, *waits))
+    outside = without([(start, end)], covered)
+    # Where ranks wait for each other their copies are communication.
+    share = 0.0 if waits else _length(outside) / (end - start)
     load: MeasuredStep = notes.load
     return SeenStep(
         load=load,
@@ -172,6 +180,7 @@ def seen_step(
         model_ms=1000 * _length(overlap(model, near)),
         replayed=bool(replays),
         fed=is_fed(notes.lags, stretch_s),
+        copies_ms=1000 * _length(overlap(outside, near)) / share if share > _LITTLE else 0.0,
     )
 
 

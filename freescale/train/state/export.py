@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,11 @@ from freescale.model import (
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
 from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens
+from freescale.train.state.version import Version
 from freescale.version import __version__
+
+if TYPE_CHECKING:
+    from freescale.train.state.chain_model import ChainModel
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
@@ -138,8 +142,8 @@ def load_export(
     plugins: Sequence[str] = (),
     encoder: torch.nn.Module | None = None,
     head: torch.nn.Module | None = None,
-) -> ExportedModel:
-    """Read an exported folder; runs no code from it.
+) -> ExportedModel | ChainModel:
+    """Read an exported folder, or the last version of a chain of them; runs no code from it.
 
     Args:
         path: the folder.
@@ -149,6 +153,18 @@ def load_export(
     """
     for module in plugins:
         registry.load_plugin(module)
+    from freescale.train.state.chain import is_chain
+
+    if is_chain(path):
+        from freescale.train.state.chain_model import ChainModel
+
+        if encoder is not None or head is not None:
+            raise CheckpointError(
+                "a chain is served by kinds that have names",
+                got="objects as encoder or head",
+                next_step="register them (`--plugin`, plugins=[MODULE])",
+            )
+        return ChainModel(path)
     try:
         return _read_export(Path(path), encoder, head)
     except Exception as error:
@@ -201,6 +217,24 @@ def _read_export(
         manifest=manifest,
         names=names,
         features=features,
+    )
+
+
+def exported_version(version: Version) -> ExportedModel:
+    """A version of a chain, ready to answer."""
+    manifest = {**version.manifest, "fingerprint": version.fingerprint}
+    model = _make_model(manifest, None, None)
+    dtype = next(
+        (value.dtype for value in version.dense.values() if value.is_floating_point()), torch.float32
+    )
+    model = model.to(dtype).eval()
+    model.load_state_dict(dict(version.dense))
+    return ExportedModel(
+        model=model,
+        items=version.ids,
+        vectors=as_compute(torch.from_numpy(version.vectors).to(dtype)),
+        manifest=manifest,
+        names=ItemNames(version.ids, manifest.get("item_ids", "int64"), version.words),
     )
 
 

@@ -60,6 +60,17 @@ def test_twice_the_python_is_twice_the_host_and_the_same_compute():
     assert found[1][1] > 1.9 * found[0][1]
 
 
+def test_copies_of_the_next_batch_are_work_also_between_stretches():
+    """Before, a step of 1.4 ms with a copy of 50 us beside it was told to be idle for 3 points more than it was."""
+    program = Program(MadeUpDevice(launch=5e-6), kernel_us=20.0, idle_ms=1.0, copy_us=100.0)
+    program.begin()
+    program.run(100)
+    program.end()
+    host, truth = program.shares(2, 100)
+    assert 0.3 < truth < 0.9
+    assert host == pytest.approx(truth, abs=0.02)
+
+
 def test_replays_are_work_from_end_to_end():
     device = MadeUpDevice(launch=300e-6)
     program = Program(device, kernel_us=20.0, replayed=True)

@@ -1,0 +1,94 @@
+"""Records work of a GPU as CUDA graphs: what all recordings of a run share, and the update of the dense part."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MOST_FAILURES = 3
+_WARM = 2
+"""The second update is recorded: the first one makes the optimizer's moments."""
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, *, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """What is started inside is recorded instead; other threads go on as they like."""
+    with warnings.catch_warnings():
+        # Weights were last used on another stream, which has been waited for.
+        warnings.filterwarnings("ignore", message=".*AccumulateGrad node's stream")
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+
+
+class Recorder:
+    """What all recordings of a run share: a stream, the memory they compute in, and whom to tell why there is none.
+
+    Args:
+        device: a GPU; elsewhere nothing is recorded.
+        tell: told once why steps are computed as usual.
+    """
+
+    def __init__(self, device: torch.device, *, tell: Callable[[str], None] = lambda reason: None) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._tell: Callable[[str], None] | None = tell
+        self._failures = 0
+        if self._on_gpu:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+
+    @property
+    def on(self) -> bool:
+        """Whether recordings are made."""
+        return self._on_gpu and self._failures < _MOST_FAILURES
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """A graph of all that `work` starts; None where it cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with recording(graph, pool=self._pool, stream=self._stream):
+                work()
+        except (RuntimeError, ValueError) as error:
+            self._failures += 1
+            if not self.on:
+                self.give_up(f"recording a step failed: {str(error).splitlines()[0]}")
+            return None
+        return graph
+
+    def give_up(self, reason: str) -> None:
+        """Tell once why steps, or some of them, are computed as usual."""
+        if self._tell is not None:
+            self._tell(reason)
+            self._tell = None
+
+
+class RecordedUpdate:
+    """The update of the dense part, recorded once and replayed; what it reads must always lie in the same places.
+
+    Args:
+        update: scales gradients and moves weights; returns the norm of the gradients, if it was asked for.
+        recorder: records it.
+    """
+
+    def __init__(self, update: Callable[[], Tensor | None], *, recorder: Recorder) -> None:
+        self._update, self._recorder = update, recorder
+        self._times = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._norm: Tensor | None = None
+
+    def run(self) -> Tensor | None:
+        """The norm before gradients were scaled, if it was asked for."""
+        self._times += 1
+        if self._graph is None and self._recorder.on and self._times >= _WARM:
+            self._graph = self._recorder.record(self._noted)
+        if self._graph is None:
+            return self._update()
+        self._graph.replay()
+        return self._norm
+
+    def _noted(self) -> None:
+        self._norm = self._update()

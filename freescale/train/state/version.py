@@ -1,0 +1,202 @@
+"""A version of a model as it is served: weights, items, vectors; the difference of two, and one from the other by it.
+
+A version with its fingerprint is the same wherever it comes from: from a full export, or from an older version and
+deltas. Bits are compared, so that equal means equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from freescale.data import IntArray
+from freescale.errors import DataError
+
+_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """What a service needs of a model.
+
+    Args:
+        manifest: what an export says of itself, without its fingerprint.
+        dense: weights of the dense part.
+        ids: [n] items, ascending.
+        vectors: [n, dim] float32, theirs.
+        words: [n] Arrow array of the users' own ids, where these are text.
+    """
+
+    manifest: Mapping[str, Any]
+    dense: Mapping[str, Tensor]
+    ids: IntArray
+    vectors: npt.NDArray[np.float32]
+    words: Any = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything in it: names, types, shapes, ids and bytes."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps(dict(self.manifest), sort_keys=True).encode())
+        for name in sorted(self.dense):
+            value = self.dense[name].detach().cpu().contiguous()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        for array in (self.ids, self.vectors):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            for start in range(0, len(flat), _BLOCK):
+                digest.update(flat[start : start + _BLOCK].data)
+        for word in self.words.to_pylist() if self.words is not None else ():
+            digest.update(f"{len(word)} {word}".encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """What makes one version from the one before it.
+
+    Args:
+        manifest: of the new version.
+        dense: of the new version, all of it: every step changes every weight.
+        ids: [n] items that are new or have another vector, ascending.
+        vectors: [n, dim] theirs.
+        deleted: [m] items that are gone, ascending.
+        words: [n] of `ids`, where they are text.
+    """
+
+    manifest: Mapping[str, Any]
+    dense: Mapping[str, Tensor]
+    ids: IntArray
+    vectors: npt.NDArray[np.float32]
+    deleted: IntArray
+    words: Any = None
+
+
+def read_version(folder: Path) -> Version:
+    """The version that an export holds."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from safetensors.torch import load_file
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("fingerprint", None)
+    if "features" in manifest:
+        raise DataError(
+            "models that look at features of events or users cannot be published as deltas yet",
+            got=folder,
+            next_step="`freescale export RUN_DIR OUT_DIR` writes the whole of it",
+        )
+    table = pq.read_table(folder / "items.parquet")
+    flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    ids: IntArray = table.column("item").to_numpy().astype(np.int64)
+    words = None
+    if "word" in table.column_names:
+        words = table.column("word").cast(pa.large_string()).combine_chunks()
+        words = pa.concat_arrays(words.chunks) if isinstance(words, pa.ChunkedArray) else words
+    width = table.schema.field("vector").type.list_size
+    vectors = np.array(flat, dtype=np.float32).reshape(len(ids), width)
+    if (ids[1:] <= ids[:-1]).any():
+        order = np.argsort(ids, kind="stable")
+        ids, vectors = ids[order], vectors[order]
+        words = None if words is None else words.take(pa.array(order))
+    return Version(manifest, load_file(folder / "model.safetensors"), ids, vectors, words)
+
+
+def write_version(folder: Path, version: Version) -> None:
+    """An export that holds this version, in an empty folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from safetensors.torch import save_file
+
+    save_file(
+        {name: value.contiguous() for name, value in version.dense.items()}, folder / "model.safetensors"
+    )
+    flat = pa.array(version.vectors.ravel())
+    columns = {
+        "item": version.ids,
+        "vector": pa.FixedSizeListArray.from_arrays(flat, version.vectors.shape[1]),
+    }
+    if version.words is not None:
+        columns["word"] = version.words
+    pq.write_table(pa.table(columns), folder / "items.parquet")
+    manifest = {**version.manifest, "fingerprint": version.fingerprint}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+def difference(old: Version, new: Version) -> Delta:
+    """What makes `new` from `old`; ids that came and went in between are not mentioned."""
+    import pyarrow as pa
+
+    known, place = _find(old.ids, new.ids)
+    same = known.copy()
+    if old.vectors.shape[1:] == new.vectors.shape[1:]:
+        mine = new.vectors[known].view(np.uint32)
+        same[known] = (mine == old.vectors[place[known]].view(np.uint32)).all(1)
+    else:
+        same[:] = False
+    if new.words is not None and old.words is not None and same.any():
+        index = np.flatnonzero(same)
+        alike = pa.compute.equal(new.words.take(pa.array(index)), old.words.take(pa.array(place[index])))
+        same[index] = alike.to_numpy(zero_copy_only=False)
+    changed = np.flatnonzero(~same)
+    return Delta(
+        manifest=new.manifest,
+        dense=new.dense,
+        ids=new.ids[changed],
+        vectors=new.vectors[changed],
+        deleted=old.ids[~_find(new.ids, old.ids)[0]],
+        words=None if new.words is None else new.words.take(pa.array(changed)),
+    )
+
+
+def applied(old: Version, delta: Delta) -> Version:
+    """The version that a delta makes from the one before it; that one stays as it is.
+
+    Raises:
+        DataError: it takes away what is not there.
+    """
+    import pyarrow as pa
+
+    gone, place = _find(old.ids, delta.deleted)
+    if not gone.all():
+        raise DataError(
+            "the delta deletes an item that the version before does not have",
+            got=int(delta.deleted[~gone][0]),
+        )
+    keep = np.ones(len(old.ids), bool)
+    keep[place] = False
+    replaced, place = _find(old.ids, delta.ids)
+    keep[place[replaced]] = False
+    ids = np.concatenate([old.ids[keep], delta.ids])
+    order = np.argsort(ids, kind="stable")
+    vectors = np.empty((len(ids), delta.vectors.shape[1]), np.float32)
+    num_kept = int(keep.sum())
+    rank = np.empty(len(ids), np.int64)
+    rank[order] = np.arange(len(ids))
+    if num_kept:
+        vectors[rank[:num_kept]] = old.vectors[keep]
+    vectors[rank[num_kept:]] = delta.vectors
+    words = None
+    if delta.words is not None:
+        kept = old.words.filter(pa.array(keep))
+        words = pa.concat_arrays([kept, delta.words.cast(kept.type)]).take(pa.array(order))
+    return Version(delta.manifest, delta.dense, ids[order], vectors, words)
+
+
+def _find(among: IntArray, ids: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
+    """Which ids are among ascending ones, and where."""
+    if not len(among):
+        return np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
+    place = np.minimum(np.searchsorted(among, ids), len(among) - 1)
+    return among[place] == ids, place

@@ -1,0 +1,202 @@
+"""A run over a log is published checkpoint by checkpoint, served, and refreshed while threads ask."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freescale.app.opened_run import open_run, write_run_export
+from freescale.app.publishing import Published, compact_chain, publish_run
+from freescale.app.server import ChainServer
+from freescale.errors import CheckpointError, ConfigError
+from freescale.recipe import load_config
+from freescale.train import ChainModel, load_export, load_run, read_meta, read_version, saved_in
+from freescale.train.loop import train
+from freescale.train.state.chain import load_version
+from tests.grown_log import ON_A_LOG, grow
+from tests.small_run import SMALL, make_run
+
+DAYS = 5
+HISTORY = {"history": [12, 20, 33], "times": [1, 2, 3], "k": 5}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run over five windows that has kept a checkpoint of each, and evicted ids on the way."""
+    folder = tmp_path_factory.mktemp("trained")
+    keys = (*ON_A_LOG, f"data.path={grow(folder, 0, DAYS)}", "run.eval_every=0")
+    run, recorder = make_run(keys, folder / "run")
+    train(run)
+    config = load_config(None, [*SMALL, *keys, f"run.out={folder}/run"])
+    (folder / "run" / "config.yaml").write_text(config.to_yaml())
+    assert sum(event["evictions"] for event in recorder.of("ids")) > 10
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chain(trained: Path) -> tuple[Path, list[Published]]:
+    """Its checkpoints as a chain."""
+    told: list[Published] = []
+    assert publish_run(trained / "run", trained / "chain", tell=told.append) == DAYS
+    return trained / "chain", told
+
+
+def test_base_and_deltas_are_the_full_export_of_every_checkpoint(
+    trained: Path, chain: tuple[Path, list[Published]], tmp_path: Path
+) -> None:
+    config, run, _ = open_run(trained / "run", device="cpu")
+    deleted = 0
+    for seq, path in enumerate(saved_in(trained / "run" / "checkpoints")):
+        load_run(run, path)
+        full = read_version(
+            write_run_export(tmp_path / path.name, config, run, read_meta(path), trained / "run")
+        )
+        part = tmp_path / f"chain-{seq}"
+        shutil.copytree(chain[0], part)
+        current = json.loads((part / "current.json").read_text())
+        current |= {"seq": seq, "fingerprint": full.fingerprint}
+        (part / "current.json").write_text(json.dumps(current))
+        found = load_version(part)[1]
+        assert found.ids.tolist() == full.ids.tolist()
+        assert found.vectors.tobytes() == full.vectors.tobytes()
+        assert found.manifest == full.manifest
+        if seq:
+            deleted += json.loads((part / f"delta-{seq:08d}" / "delta.json").read_text())["deleted"]
+    assert deleted > 0
+    assert publish_run(trained / "run", chain[0]) == 0
+
+
+def test_a_version_is_swapped_without_a_mixed_or_failed_answer(
+    trained: Path, chain: tuple[Path, list[Published]], tmp_path: Path
+) -> None:
+    wanted = _answers(chain[0], tmp_path)
+    place = tmp_path / "followed"
+    shutil.copytree(chain[0], place)
+    _point(place, 0, tmp_path)
+    model = load_export(place)
+    assert isinstance(model, ChainModel)
+    assert model.refresh() is False
+    server = ChainServer(model, refresh_s=0.02)
+    threading.Thread(target=server.serve, daemon=True).start()
+    found: list[dict[str, Any]] = []
+    try:
+        done = threading.Event()
+        askers = [threading.Thread(target=_ask_until, args=(server.address, found, done)) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        for seq in range(1, DAYS):
+            _point(place, seq, tmp_path)
+            for _ in range(500):
+                if model.seq == seq and any(answer["seq"] == seq for answer in found):
+                    break
+                done.wait(0.02)
+            assert model.seq == seq
+        done.set()
+        for asker in askers:
+            asker.join()
+        health = json.loads(urllib.request.urlopen(f"{server.address}/health").read())
+    finally:
+        server.close()
+    assert {answer["seq"] for answer in found} == set(range(DAYS))
+    for answer in found:
+        assert answer["items"] == wanted[answer["seq"]]
+    assert health["requests"] == len(found)
+    assert (health["failures"], health["refreshes"], health["seq"]) == (0, DAYS - 1, DAYS - 1)
+    assert 0 < health["p50_ms"] <= health["p99_ms"]
+
+
+def test_a_delta_that_is_missing_leaves_the_version_before(
+    chain: tuple[Path, list[Published]], tmp_path: Path
+) -> None:
+    place = tmp_path / "followed"
+    shutil.copytree(chain[0], place)
+    _point(place, 1, tmp_path)
+    model = ChainModel(place)
+    before = model.recommend(**HISTORY)
+    shutil.rmtree(place / "delta-00000003")
+    _point(place, DAYS - 1, tmp_path)
+    with pytest.raises(CheckpointError, match="delta-00000003 is missing"):
+        model.refresh()
+    assert model.seq == 1
+    assert model.recommend(**HISTORY) == before
+    shutil.copytree(chain[0] / "delta-00000003", place / "delta-00000003")
+    assert model.refresh() is True
+    _point(place, 1, tmp_path)
+    with pytest.raises(CheckpointError, match="the chain goes back"):
+        model.refresh()
+
+
+def test_a_model_behind_a_compacted_chain_loads_the_new_base(
+    chain: tuple[Path, list[Published]], tmp_path: Path
+) -> None:
+    place = tmp_path / "followed"
+    shutil.copytree(chain[0], place)
+    whole = load_version(place)[1]
+    _point(place, 1, tmp_path)
+    model = ChainModel(place)
+    shutil.copy(chain[0] / "current.json", place / "current.json")
+    assert compact_chain(place).fingerprint == whole.fingerprint
+    assert model.refresh() is True
+    assert model.served.version.fingerprint == whole.fingerprint
+
+
+def test_a_server_says_what_is_wrong_and_lets_nobody_else_in(chain: tuple[Path, list[Published]]) -> None:
+    with pytest.raises(ConfigError, match="needs a token"):
+        ChainServer(ChainModel(chain[0]), host="0.0.0.0")
+    server = ChainServer(ChainModel(chain[0]), token="secret")
+    threading.Thread(target=server.serve, daemon=True).start()
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            _ask(server.address, HISTORY)
+        assert _ask(server.address, HISTORY, token="secret")["seq"] == DAYS - 1
+        for asked, said in (
+            ({"history": []}, "no event of the history"),
+            ({"histry": [1]}, "nobody knows"),
+            ({"history": [12], "times": [1], "k": 0}, "k must be at least 1"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                _ask(server.address, asked, token="secret")
+            assert said in caught.value.read().decode()
+    finally:
+        server.close()
+
+
+def _point(chain: Path, seq: int, scratch: Path) -> None:
+    """Let a chain end at an earlier version, as it did when that was published."""
+    said = json.loads((chain / "current.json").read_text())
+    delta = chain / f"delta-{seq:08d}" / "delta.json"
+    facts = json.loads((delta if seq else chain / "base-00000000" / "manifest.json").read_text())
+    said |= {"seq": seq, "fingerprint": facts["fingerprint"]}
+    aside = scratch / "current.json"
+    aside.write_text(json.dumps(said))
+    aside.replace(chain / "current.json")
+
+
+def _answers(chain: Path, tmp_path: Path) -> list[Any]:
+    """What every version answers."""
+    place = tmp_path / "each"
+    shutil.copytree(chain, place)
+    found = []
+    for seq in range(DAYS):
+        _point(place, seq, tmp_path)
+        found.append(json.loads(json.dumps(ChainModel(place).recommend(**HISTORY))))
+    return found
+
+
+def _ask(address: str, asked: dict[str, Any], token: str | None = None) -> dict[str, Any]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{address}/recommend", json.dumps(asked).encode(), headers)
+    answer: dict[str, Any] = json.loads(urllib.request.urlopen(request, timeout=30).read())
+    return answer
+
+
+def _ask_until(address: str, found: list[dict[str, Any]], done: threading.Event) -> None:
+    while not done.is_set():
+        found.append(_ask(address, HISTORY))

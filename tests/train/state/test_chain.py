@@ -1,0 +1,222 @@
+"""Base and deltas are the full version, bit for bit; what is damaged, missing, doubled or foreign is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freescale.errors import CheckpointError
+from freescale.train.state.chain import Publisher, load_version, read_current
+from freescale.train.state.version import Version, applied, difference, read_version, write_version
+from tests.effort import examples
+
+DIM = 3
+
+
+def _version(seed: int, *, text: bool = False, ids: list[int] | None = None) -> Version:
+    """Some of twenty items; those of an even seed keep the vectors of seed 0."""
+    random = np.random.default_rng(seed)
+    chosen = (
+        np.sort(random.choice(20, random.integers(0, 20), replace=False)) if ids is None else np.array(ids)
+    )
+    vectors = np.random.default_rng(0).normal(size=(20, DIM)).astype(np.float32)[chosen.astype(int)]
+    moved = random.random(len(chosen)) < 0.3
+    vectors[moved] = random.normal(size=(int(moved.sum()), DIM))
+    if len(vectors) and seed % 3 == 0:
+        vectors[0, 0] = -0.0  # equal to 0.0, and other bits
+    words = pa.array([f"item {n}" for n in chosen], pa.large_string()) if text else None
+    dense = {"layer.weight": torch.from_numpy(random.normal(size=(2, 2)))}
+    return Version({"trained_steps": seed}, dense, chosen.astype(np.int64), vectors, words)
+
+
+def _check(found: Version, wanted: Version) -> None:
+    assert found.fingerprint == wanted.fingerprint
+    assert found.ids.tolist() == wanted.ids.tolist()
+    assert found.vectors.tobytes() == wanted.vectors.tobytes()
+    assert found.manifest == wanted.manifest
+    assert (found.words is None) == (wanted.words is None)
+    if wanted.words is not None:
+        assert found.words.to_pylist() == wanted.words.to_pylist()
+    for name, value in wanted.dense.items():
+        assert torch.equal(found.dense[name], value)
+
+
+@examples(60, 1000)
+@given(st.integers(0, 2**32), st.integers(0, 2**32), st.booleans())
+def test_a_difference_makes_one_version_from_the_other(one: int, other: int, text: bool) -> None:
+    old, new = _version(one, text=text), _version(other, text=text)
+    delta = difference(old, new)
+    _check(applied(old, delta), new)
+    kept = set(old.ids.tolist()) & set(new.ids.tolist())
+    assert set(delta.deleted.tolist()) == set(old.ids.tolist()) - set(new.ids.tolist())
+    for item in kept - set(delta.ids.tolist()):
+        mine, theirs = (each.vectors[list(each.ids).index(item)].tobytes() for each in (old, new))
+        assert mine == theirs
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_base_and_deltas_are_the_full_version_at_every_publication(tmp_path: Path, text: bool) -> None:
+    publisher = Publisher(tmp_path / "chain")
+    for seed in range(12):
+        version = _version(seed, text=text)
+        publisher.publish(version, {"step": seed})
+        _check(load_version(tmp_path / "chain")[1], version)
+        folder = tmp_path / f"full-{seed}"
+        folder.mkdir()
+        write_version(folder, version)
+        _check(read_version(folder), version)
+        if seed == 6:
+            before = read_current(tmp_path / "chain").fingerprint
+            assert publisher.compact().fingerprint == before
+            assert {path.name for path in (tmp_path / "chain").iterdir()} == {"base-00000006", "current.json"}
+            publisher = Publisher(tmp_path / "chain")  # another process goes on
+    current = read_current(tmp_path / "chain")
+    assert (current.base, current.seq, current.facts) == (6, 11, {"step": 11})
+
+
+def test_a_delta_holds_what_has_changed_alone(tmp_path: Path) -> None:
+    one = _version(1, ids=list(range(20)))
+    vectors = one.vectors.copy()
+    vectors[4] += 1
+    ids = np.array([n for n in range(20) if n != 9])
+    two = Version(one.manifest, one.dense, ids, vectors[ids])
+    delta = difference(one, two)
+    assert (delta.ids.tolist(), delta.deleted.tolist()) == ([4], [9])
+
+
+def _published(folder: Path, last: int, first: int = 0) -> Path:
+    publisher = Publisher(folder)
+    for seed in range(first, last):
+        publisher.publish(_version(seed), {"step": seed})
+    return folder
+
+
+def _swap(chain: Path) -> None:
+    one, two = chain / "delta-00000001", chain / "delta-00000002"
+    one.rename(chain / "x"), two.rename(one), (chain / "x").rename(two)
+
+
+def _cut(chain: Path) -> None:
+    file = chain / "delta-00000002" / "rows.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _flip(chain: Path) -> None:
+    file = chain / "delta-00000002" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def _foreign(chain: Path) -> None:
+    other = _published(chain.with_name("other"), 6, first=3)
+    shutil.rmtree(chain / "delta-00000002")
+    shutil.copytree(other / "delta-00000002", chain / "delta-00000002")
+
+
+def _double(chain: Path) -> None:
+    shutil.rmtree(chain / "delta-00000002")
+    shutil.copytree(chain / "delta-00000001", chain / "delta-00000002")
+
+
+def _lose(chain: Path) -> None:
+    shutil.rmtree(chain / "delta-00000002")
+
+
+@pytest.mark.parametrize("harm", [_swap, _cut, _flip, _foreign, _double, _lose])
+def test_deltas_that_are_not_those_of_the_chain_are_refused_by_name(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    chain = _published(tmp_path / "chain", 4)
+    harm(chain)
+    with pytest.raises(CheckpointError, match=r"delta-0000000\d is missing, damaged or of another chain"):
+        load_version(chain)
+
+
+def test_a_base_or_a_pointer_that_was_changed_is_refused(tmp_path: Path) -> None:
+    chain = _published(tmp_path / "chain", 2)
+    file = chain / "base-00000000" / "manifest.json"
+    text = file.read_text()
+    file.write_text(text.replace('"trained_steps": 0', '"trained_steps": 1'))
+    with pytest.raises(CheckpointError, match="base-00000000 is missing"):
+        load_version(chain)
+    file.write_text(text)
+    (chain / "current.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"current\.json is missing"):
+        load_version(chain)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter").write_text("dear")
+    with pytest.raises(CheckpointError, match="not empty and not a chain"):
+        Publisher(tmp_path / "other")
+
+
+@pytest.mark.parametrize("what", ["first", "delta", "compact"])
+def test_killed_before_any_write_the_chain_is_the_one_before_or_the_one_after(
+    tmp_path: Path, what: str
+) -> None:
+    number, died = 0, True
+    while died:
+        chain = tmp_path / f"chain-{number}"
+        if what != "first":
+            _published(chain, 3)
+
+        def act(chain: Path = chain) -> None:
+            publisher = Publisher(chain)
+            if what == "compact":
+                publisher.compact()
+            else:
+                publisher.publish(_version(7), {"step": 7})
+
+        died = _dies(act, chain, at=number)
+        if (chain / "current.json").exists():
+            _check(load_version(chain)[1], _version(read_current(chain).facts["step"]))
+        act()
+        last = 2 if what == "compact" else 7
+        current, version = load_version(chain)
+        _check(version, _version(last))
+        assert current.facts["step"] == last
+        assert not [path for path in chain.iterdir() if path.name[0] == "." or path.suffix == ".new"]
+        number += 1
+    assert number > 3
+
+
+_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open")
+
+
+def _dies(act: Callable[[], None], place: Path, *, at: int) -> bool:
+    """Act in a process that is gone just before change `at` of files below a folder; whether it was."""
+    child = os.fork()
+    if child == 0:
+        left = at
+
+        def count(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal left
+            paths = [Path(path) for path in map(str, arguments[:2]) if path[:1] == "/"]
+            if event not in _CHANGES or not any(path.is_relative_to(place) for path in paths):
+                return
+            if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
+                return
+            if left == 0:
+                os._exit(9)
+            left -= 1
+
+        sys.addaudithook(count)
+        try:
+            act()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9)
+    return code == 9
