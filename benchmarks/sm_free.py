@@ -78,6 +78,7 @@ def start(part: str, options: argparse.Namespace) -> dict[str, Any]:
         command = ["--rank", "--part", part, "--result", str(result), "--device", options.device]
         command += ["--transports", ",".join(options.kinds), "--largest-kib", str(options.largest_kib)]
         command += ["--gemm", str(options.gemm), "--hog-kib", str(options.hog_kib)]
+        command += ["--window-ms", str(options.window_ms)]
         try:
             if options.device == "cpu":
                 launch(command, num_ranks=options.ranks, program=(__file__,))
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--transports", help="comma-separated")
     parser.add_argument("--largest-kib", type=int, default=16 << 10, help="bytes a pair, at most, of `rate`")
     parser.add_argument("--gemm", type=int, default=8192)
+    parser.add_argument("--window-ms", type=float, default=80.0, help="of `contention`: length of each turn")
     parser.add_argument("--hog-kib", type=int, default=1024, help="bytes a pair while SMs are held")
     parser.add_argument("--budget-s", type=float, default=540.0, help="start no part after this time")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)

@@ -59,7 +59,7 @@ class DictSource:
         columns = {
             "item": np.array([event["item"] for event in events], dtype=np.int64),
             "time": np.array([event["time"] for event in events], dtype=np.int64),
-            **{each.name: self._column(each, events) for each in self.schema.stored("event")},
+            **{each.name: self._column(each, events) for each in self.schema.columns()},
         }
         theirs = [self._users[user] for user in users]
         return Histories(
@@ -75,8 +75,10 @@ class DictSource:
         items = [self._items[item] for item in {event["item"] for event in trained}]
         users = [self._users[user] for user in self._order if len(self._events[user]) > 2]
         found: dict[str, dict[str, float]] = {}
+        whole = [event for events in self._events.values() for event in events]
         for owner, rows, every in (
-            ("event", trained, [event for events in self._events.values() for event in events]),
+            ("event", trained, whole),
+            ("request", trained, whole),
             ("item", items, self._items.values()),
             ("user", users, self._users.values()),
         ):

@@ -18,6 +18,15 @@ RECIPE = (
 KINDS = {
     "in the attention": RECIPE,
     "late, towers, dropout": (*RECIPE, "head.late=true", "head.towers=own", "model.dropout=0.2"),
+    "windows, experts, outcomes behind events": (
+        *RECIPE,
+        *("head.window=3600", "head.towers=own", "head.experts=3"),
+        *("features.action.of=event", "features.action.is=bits", "features.action.names=[view,like,share]"),
+        *("features.action.outcome=true", "features.action.as=after", "features.item.of=event"),
+        *("features.item.is=id", "features.watched.of=event", "features.watched.is=number"),
+        *("features.watched.outcome=true", "features.country.of=user", "features.country.is=id"),
+        "features.country.values=[de,fr,in,us]",
+    ),
     "weighted by a column, requests by a column": (
         *RECIPE,
         "head.by=hour",
@@ -32,6 +41,7 @@ KINDS = {
     [
         ("in the attention", 2, ("optim.accumulate=3",)),
         ("in the attention", 4, ()),
+        ("windows, experts, outcomes behind events", 2, ()),
         slow("late, towers, dropout", 2, ()),
         slow("late, towers, dropout", 4, ("pipeline.prioritized=false",)),
         ("weighted by a column, requests by a column", 2, ("balance.enabled=false", "data.workers=1")),

@@ -12,7 +12,7 @@ from freescale import __version__
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
-from freescale.data import BatchFeatures, Feature, SequenceSource, schema_of
+from freescale.data import BatchFeatures, Feature, SequenceSource
 from freescale.embedding import plan_rows
 from freescale.model import moe_layers
 from freescale.recipe import (
@@ -55,14 +55,9 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         },
     }
     features = build_features(config, source)
-    unread = [each.name for each in schema_of(source) if each.name not in ("user", *source.features)]
     if features is not None:
         facts["data"]["features"] = features_in_words(config, features)
         facts["tables"] = tables_in_words(run, config, features)
-    elif config.head.kind == "tasks" and unread:
-        facts["data"]["features"] = (
-            f"{', '.join(unread)}: not read by models with head.kind=tasks, but as outcomes"
-        )
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
@@ -102,6 +97,7 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
     read = {"item", "time", *of_items, *(each.name for each in token_features(config, features.schema))}
     left = [each for each in features.schema if each.name not in read]
     told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
+    told += [f"{each.name} not read (of requests: head.kind=tasks)" for each in left if each.of == "request"]
     told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []
     return "; ".join(told)
 

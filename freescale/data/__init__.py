@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from freescale.data.stored.item_content import CONTENT_FILE, ContentFile
     from freescale.data.stored.item_texts import TEXTS_FILE, item_numbers, load_texts
     from freescale.data.stored.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
-    from freescale.data.target_facts import RepeatShare, label_shares, measure_repeats
+    from freescale.data.target_facts import RepeatShare, TaskFacts, label_shares, measure_repeats, task_facts
     from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.token_rule import TokenRule

@@ -4,8 +4,10 @@
                  before it its history. Every event but a user's first is a label once. Needs no reading to be planned.
     by column    neighbouring events with the same value of a column ("request", or "time" for what was shown together)
                  are a request: one row an impression. Read through once, to know how long they are.
+    by window    all that a user did in one window of so many seconds is a request, and what was before it its history:
+                 windows begin at 0, one, two, ... times their length since 1970. Read through once, too.
 
-In both forms the request's time is that of its first candidate, and its history is what happened strictly before:
+In all forms the request's time is that of its first candidate, and its history is what happened strictly before:
 events at the same second are left out, since nobody knows their order. Validation and test have one request a user:
 its target by number, by column all of the last request but one, and of the last. A batch holds the history and behind
 it the candidates; outcomes are called label_NAME, zeros at events.
@@ -22,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.examples import _HELD_BACK, Examples, _spans
+from freescale.data.examples import _HELD_BACK, Examples, _spans, _tensors, _with_items
 from freescale.data.features.feature_source import schema_of
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
-from freescale.errors import ConfigError
+from freescale.data.token_rule import TokenRule
+from freescale.errors import ConfigError, DataError
 
 _HELD_BACK_REQUESTS = {"valid": 1, "test": 0}
 _BLOCK = 1 << 20
@@ -47,21 +50,27 @@ class RequestRule:
 
     Args:
         candidates: of a request; a shorter sequence is all candidates.
+        tokens: what features make of its events; one token each unless given.
     """
 
-    def __init__(self, candidates: int) -> None:
-        self.candidates = candidates
+    def __init__(self, candidates: int, tokens: TokenRule | None = None) -> None:
+        self.candidates, self._rule = candidates, tokens or TokenRule()
 
     def tokens(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
-        """Events and candidates."""
-        return np.asarray(lengths, np.int64)
+        """Tokens of events and candidates."""
+        events, shown = self._parts(lengths)
+        return events + shown
 
     def pairs(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
         """Pairs of a token and one that it sees."""
+        events, shown = self._parts(lengths)
+        return np.asarray(events * (events + 1) // 2 + shown * (events + 1), np.int64)
+
+    def _parts(self, lengths: npt.NDArray[np.integer]) -> tuple[IntArray, IntArray]:
         sizes = np.asarray(lengths, np.int64)
         shown = np.minimum(sizes, self.candidates)
-        events = sizes - shown
-        return np.asarray(events * (events + 1) // 2 + shown * (events + 1), np.int64)
+        front = np.where(sizes > 0, self._rule.front, 0)
+        return front + (sizes - shown) * (1 + self._rule.after), shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +80,22 @@ class RequestExamples(Examples):
     Args:
         outcomes: columns that tasks are made of.
         candidates: of a request, where they are cut by number.
-        by: the column whose runs are requests; None: by number.
+        by: the column whose runs are requests; None: by number, or by window.
         weights: a column with a weight for every candidate; None: 1.
+        window: seconds of a window; None: by number, or by column.
+        logs: those of the outcomes that a logarithm of 1 + x is taken of.
     """
 
     outcomes: tuple[str, ...]
     candidates: int = 10
     by: str | None = None
     weights: str | None = None
+    window: int | None = None
+    logs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        wanted = [*self.outcomes, *(name for name in (self.by, self.weights) if name)]
+        of_window = "time" if self.window is not None else None
+        wanted = [*self.outcomes, *(name for name in (self.by, self.weights, of_window) if name)]
         there = outcome_columns(self.source)
         missing = [name for name in wanted if name not in there]
         if missing:
@@ -90,14 +104,18 @@ class RequestExamples(Examples):
                 got=f"{', '.join(missing)}; {self.source.name} has {', '.join(there)}",
                 next_step="prepare the data with it, or name another one in head.tasks and head.by",
             )
+        if self.by is not None and self.window is not None:
+            raise ConfigError(
+                "head.window and head.by both say what a request is", got=f"{self.window} s and {self.by}"
+            )
         if self.max_length < 2:
             raise ConfigError("data.max_length: requests need at least 2", got=self.max_length)
 
     @cached_property
     def index(self) -> RequestIndex:
         """All requests of the split."""
-        if self.by is not None:
-            return self._with_groups(*self._of_split(*self._runs(self.by)))
+        if self.by is not None or self.window is not None:
+            return self._with_groups(*self._of_split(*self._runs()))
         ends = self._ends()
         if self.split != "train":
             user = np.flatnonzero(ends > 0)
@@ -148,19 +166,57 @@ class RequestExamples(Examples):
             following = np.append(time[1:], 0)[: len(time)]
             following[offsets[1:] - 1] = asked
             tokens |= {"time": torch.from_numpy(time), "target_time": torch.from_numpy(following)}
-        for name in self.outcomes:
-            values = histories.columns[name][index].astype(np.float32)
-            tokens[f"label_{name}"] = torch.from_numpy(np.where(shown, values, np.float32(0)))
-        if self.weights is not None:
-            values = histories.columns[self.weights][index].astype(np.float32)
-            tokens["label_weight"] = torch.from_numpy(np.where(shown, values, np.float32(0)))
-        samples = {"row": torch.from_numpy(rows), "user": torch.from_numpy(user[rows])}
-        return SequenceBatch(
+        for name in (*self.outcomes, *(() if self.weights is None else (self.weights,))):
+            values = np.where(shown, histories.columns[name][index], 0).astype(np.float32)
+            self._check(name, values)
+            if name in self.outcomes:
+                tokens[f"label_{name}"] = torch.from_numpy(values)
+            if name == self.weights:
+                tokens["label_weight"] = torch.from_numpy(values)
+        samples = {"row": torch.from_numpy(rows)}
+        if self.features is not None:
+            first = (base + start[rows])[owner]
+            made = self.features.requests(histories, index, shown, first, together=self.by is not None)
+            tokens |= _tensors(made)
+            samples |= _tensors(self.features.samples(histories))
+        # Whose request it is: metrics group by it. A feature `user` has the ids of users.
+        samples["request_user"] = torch.from_numpy(user[rows])
+        batch = SequenceBatch(
             offsets=torch.from_numpy(offsets),
             tokens=tokens,
             samples=samples,
             targets=torch.from_numpy(counts.astype(np.int64)),
         )
+        return batch if self.features is None else _with_items(batch, self.features)
+
+    def candidate_values(self, rows: IntArray) -> dict[str, npt.NDArray[np.float32]]:
+        """Outcomes of the candidates of these requests, one request behind the other."""
+        user, start, stop, _ = self.index
+        histories = self.source.read(user[rows])
+        index, _ = _spans(histories.offsets[:-1] + start[rows], (stop - start)[rows])
+        found = {name: histories.columns[name][index].astype(np.float32) for name in self.outcomes}
+        for name, values in found.items():
+            self._check(name, values)
+        return found
+
+    def _check(self, name: str, values: npt.NDArray[np.float32]) -> None:
+        """Refuse labels and weights that nothing can be learnt from; what is missing is no mistake."""
+        least = 0.0 if name == self.weights else -np.inf
+        bad = np.isinf(values) | (values < least)
+        if name in self.logs:
+            bad |= values <= -1
+        if bad.any():
+            key = "head.weights" if name == self.weights else "head.tasks"
+            raise DataError(
+                f"{key}: {name} has a value that no {'weight' if name == self.weights else 'label'} can be made of",
+                got=f"{values[bad][0]:g}",
+                allowed="numbers from 0 on"
+                if name == self.weights
+                else "numbers above -1, whose ln(1 + x) is taken"
+                if name in self.logs
+                else "finite numbers; NaN says that there is none",
+                next_step="leave such rows out, or prepare the data with NaN for them",
+            )
 
     def _ends(self) -> IntArray:
         """[users] events up to the target of the split, it included; 0 where there is none."""
@@ -174,14 +230,16 @@ class RequestExamples(Examples):
         group = np.searchsorted(edges, user, side="right")
         return RequestIndex(user, start, stop, np.bincount(group, minlength=len(edges)).astype(np.int64))
 
-    def _runs(self, by: str) -> tuple[IntArray, IntArray, IntArray]:
-        """User, first event and end of every run of equal values in a column, a block of users at a time."""
+    def _runs(self) -> tuple[IntArray, IntArray, IntArray]:
+        """User, first event and end of every run of equal values in a column, or of a window, some users at a time."""
+        by = "time" if self.by is None else self.by
         lengths = np.asarray(self.source.lengths)
         found: list[tuple[IntArray, IntArray, IntArray]] = []
         block = np.cumsum(lengths) // _BLOCK
         for users in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(block)) + 1):
             histories = self.source.read(users)
             values, count = histories.columns[by], int(histories.offsets[-1])
+            values = values if self.window is None else values // self.window
             owner = np.repeat(np.arange(len(users)), histories.lengths)
             fresh = np.ones(count, bool)
             fresh[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])

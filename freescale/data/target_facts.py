@@ -1,6 +1,6 @@
-"""What the training targets are like: how many repeat an earlier item, and how many a threshold calls positive.
+"""What training targets are like: how many repeat an earlier item, how many a threshold or a task calls positive.
 
-Both are the same on every rank and in every run: they follow from the data and the split alone.
+They are the same on every rank and in every run: they follow from the data and the split alone.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from freescale.data.examples import Examples
+from freescale.data.requests import RequestExamples
 from freescale.data.scan import spread_rows
 from freescale.data.source import Histories, IntArray
+from freescale.data.task_rule import TaskRule
 
 _MAX_EVENTS = 1 << 20
 """Events looked at for a share; sorting them takes about 0.2 s."""
+_REQUESTS = 10_000
+"""Requests read together where labels are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,62 @@ def _label_shares(
         targets += len(actions)
         values = np.union1d(values, actions)
     return [int(count) / max(1, targets) for count in above], values
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What the training candidates are to a task.
+
+    Args:
+        counted: candidates that have a label and meet the task's condition, of those looked at.
+        true: those of them whose label is 1, of a binary task.
+        lowest: smallest label; NaN where none counts.
+        highest: largest label.
+    """
+
+    counted: int
+    true: int
+    lowest: float
+    highest: float
+
+    @property
+    def learnable(self) -> bool:
+        """Whether there are labels, and more than one."""
+        return self.counted > 0 and self.lowest < self.highest
+
+
+def task_facts(
+    examples: RequestExamples, tasks: Sequence[TaskRule], *, max_events: int = _MAX_EVENTS
+) -> list[TaskFacts]:
+    """Look at the training candidates, at a part of many; at all of them where some task shows one label there."""
+    number = len(examples.index.user)
+    each = max(1, int((examples.index.stop - examples.index.start).sum()) // max(1, number))
+    some = np.unique(np.linspace(0, number - 1, min(number, max(1, max_events // each)), dtype=np.int64))
+    found = _task_facts(examples, tasks, some)
+    if len(some) < number and not all(fact.learnable for fact in found):
+        found = _task_facts(examples, tasks, np.arange(number))
+    return found
+
+
+def _task_facts(examples: RequestExamples, tasks: Sequence[TaskRule], rows: IntArray) -> list[TaskFacts]:
+    none = TaskFacts(counted=0, true=0, lowest=np.inf, highest=-np.inf)
+    found = [none] * len(tasks)
+    for block in np.array_split(rows, max(1, len(rows) // _REQUESTS)):
+        given = {name: torch.from_numpy(x).double() for name, x in examples.candidate_values(block).items()}
+        labels = {task.name: task.of(given[task.column]) for task in tasks}
+        for n, task in enumerate(tasks):
+            own = labels[task.name]
+            counts = ~own.isnan() if task.where is None else ~own.isnan() & (labels[task.where] == 1)
+            own, before = own[counts], found[n]
+            if not len(own):
+                continue
+            found[n] = TaskFacts(
+                counted=before.counted + len(own),
+                true=before.true + int((own == 1).sum()),
+                lowest=min(before.lowest, float(own.min())),
+                highest=max(before.highest, float(own.max())),
+            )
+    return found
 
 
 def _blocks(rows: IntArray, lengths: IntArray, *, max_events: int) -> Iterator[IntArray]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         retrieves,
         scores_candidates,
     )
-    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions
+    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions, target_index
     from freescale.model.item_encoders import ContentProjection, TextEncoder
     from freescale.model.metrics import (
         CUTOFFS,
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from freescale.model.moe import moe_layers
     from freescale.model.recommender import Recommender, is_ours, make_encoder
     from freescale.model.router import EXTRAS, nan_error
+    from freescale.model.serving.candidate_graph import CandidateGraph
     from freescale.model.serving.history_cache import HistoryCache, candidate_states, extend_caches
+    from freescale.model.serving.history_store import HistoryStore
     from freescale.model.serving.request_graph import RequestGraph
     from freescale.model.serving.token_cache import TokenCache
     from freescale.model.task_quality import AcrossRanks, TaskQuality

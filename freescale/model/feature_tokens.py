@@ -63,7 +63,9 @@ class FeatureTokens(nn.Module):
         def chosen(place: str, owner: str) -> list[Feature]:
             return [each for each in features if each.place == place and each.of == owner]
 
-        events, users = chosen("join", "event"), chosen("join", "user")
+        # What is said of a request stands at its candidates; events have no value of it.
+        events = [each for each in features if each.place == "join" and each.of in ("event", "request")]
+        users = chosen("join", "user")
         self.events = FeatureJoin(events, **options, how=how) if events else None
         self.users = FeatureJoin(users, **options, how=how) if users else None
         self.front = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("front", "user"))
@@ -105,14 +107,17 @@ class FeatureTokens(nn.Module):
         if not self.extends:
             return TokenSequence(vectors_TD, batch, layout, None)
         assert self.kind is not None
-        places = _Places.of(batch.offsets.numpy(), self.rule)
+        places = _Places.of(batch.offsets.numpy(), self.rule, batch.targets)
         kinds = iter(self.kind)
         used = on_device(torch.from_numpy(places.samples), vectors_TD.device)
         front = [
             (part(batch.samples, rows) + next(kinds)).index_select(0, used).to(vectors_TD.dtype)
             for part in self.front
         ]
-        after = [(part(batch.tokens, rows) + next(kinds)).to(vectors_TD.dtype) for part in self.after]
+        events = None if batch.targets is None else on_device(torch.from_numpy(places.events), used.device)
+        after = [
+            _rows(part(batch.tokens, rows) + next(kinds), events).to(vectors_TD.dtype) for part in self.after
+        ]
         order, back = (on_device(torch.from_numpy(each), vectors_TD.device) for each in places.order)
         vectors: Tensor = _Reordered.apply(torch.cat([*front, vectors_TD, *after]), order, back)  # type: ignore[no-untyped-call]
         tokens: dict[str, Tensor] = {
@@ -123,7 +128,10 @@ class FeatureTokens(nn.Module):
             if name in batch.tokens
         }
         longer = SequenceBatch(
-            offsets=torch.from_numpy(places.offsets), tokens=tokens, samples={"row": batch.samples["row"]}
+            offsets=torch.from_numpy(places.offsets),
+            tokens=tokens,
+            samples={"row": batch.samples["row"]},
+            targets=batch.targets,
         )
         last = on_device(torch.from_numpy(places.last), vectors.device)
         return TokenSequence(vectors, longer, SequenceLayout(longer.offsets, device=vectors.device), last)
@@ -140,6 +148,7 @@ class _Places:
         event: [T'] for each token, the event whose times it has: the first one for those in front.
         last: [T] for each event, the last token that belongs to it.
         samples: those that have events.
+        events: [events] which of the T are events; the others are candidates, which have no tokens behind them.
     """
 
     offsets: np.ndarray
@@ -147,29 +156,40 @@ class _Places:
     event: np.ndarray
     last: np.ndarray
     samples: np.ndarray
+    events: np.ndarray
 
     @classmethod
-    def of(cls, offsets: np.ndarray, rule: TokenRule) -> _Places:
+    def of(cls, offsets: np.ndarray, rule: TokenRule, targets: Tensor | None = None) -> _Places:
         lengths = np.diff(offsets)
-        longer = np.concatenate([[0], np.cumsum(rule.tokens(lengths))]).astype(np.int64)
+        shown = np.zeros_like(lengths) if targets is None else targets.numpy()
+        sizes = np.where(lengths > 0, rule.front + lengths + (lengths - shown) * rule.after, 0)
+        longer = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         samples = np.flatnonzero(lengths)
-        num_events = int(offsets[-1])
-        width = 1 + rule.after
+        num_tokens = int(offsets[-1])
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        first = longer[owner] + rule.front + (np.arange(num_events) - offsets[owner]) * width
+        number = np.arange(num_tokens) - offsets[owner]
+        before = np.minimum(number, (lengths - shown)[owner])
+        first = longer[owner] + rule.front + number + before * rule.after
+        is_event = number < (lengths - shown)[owner]
+        events = np.flatnonzero(is_event)
         back = np.concatenate(
             [
                 *(longer[samples] + n for n in range(rule.front)),
                 first,
-                *(first + n for n in range(1, width)),
+                *(first[events] + n for n in range(1, 1 + rule.after)),
             ]
         ).astype(np.int64)
-        events = np.concatenate(
-            [np.tile(offsets[samples], rule.front), *([np.arange(num_events)] * width)]
+        times = np.concatenate(
+            [np.tile(offsets[samples], rule.front), np.arange(num_tokens), *([events] * rule.after)]
         ).astype(np.int64)
         order = np.empty_like(back)
         order[back] = np.arange(len(back))
-        return cls(longer, (order, back), events[order], (first + rule.after).astype(np.int64), samples)
+        last = (first + np.where(is_event, rule.after, 0)).astype(np.int64)
+        return cls(longer, (order, back), times[order], last, samples, events)
+
+
+def _rows(values: Tensor, index: Tensor | None) -> Tensor:
+    return values if index is None else values.index_select(0, index)
 
 
 class _Reordered(torch.autograd.Function):

@@ -139,6 +139,10 @@ class Recommender(nn.Module):
     ) -> Tensor:
         """States of events in sequences that have features in them."""
         sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
+        if batch.targets is not None:
+            states_of = history_states if getattr(self.head, "late", False) else target_states
+            with dropout_batch(sequence.batch, sequence.layout):
+                return states_of(self.encoder, sequence.vectors, sequence.batch, sequence.layout)
         if sequence.states is None:
             return self.encoder(sequence.vectors, sequence.batch, sequence.layout)
         with dropout_batch(sequence.batch, sequence.layout):

@@ -30,6 +30,7 @@ from freescale.pages.run_charts import (
 )
 from freescale.pages.run_header import run_header
 from freescale.pages.table_panel import table_panel
+from freescale.pages.task_tables import of_tasks, task_table
 from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
 from freescale.pages.traffic import traffic_section
@@ -155,7 +156,9 @@ def eval_table(log: MetricsLog) -> str:
     metrics = log.eval_metrics()
     if not metrics:
         return ""
-    best = log.best(HEADLINE if HEADLINE in metrics else metrics[0])
+    best = log.best(_deciding(log))
+    if of_tasks(metrics):
+        return task_table(log, None if best is None else best[1])
     rows = []
     for event in log.evals:
         is_best = best is not None and step_of(event) == best[1]
@@ -197,9 +200,17 @@ def _cells(event: Event, metrics: Sequence[str]) -> list[str]:
     return ["-" if value is None else units.metric(value) for value in values]
 
 
-def _quality_card(log: MetricsLog) -> page.Card:
+def _deciding(log: MetricsLog) -> str:
+    """The metric that chose the best state, where the run has said it at its end; else the one people know."""
     names = log.eval_metrics()
-    metric = HEADLINE if HEADLINE in names or not names else names[0]
+    said = str((log.end or {}).get("best_metric") or "").removeprefix("test ")
+    if said in names:
+        return said
+    return HEADLINE if HEADLINE in names or not names else names[0]
+
+
+def _quality_card(log: MetricsLog) -> page.Card:
+    metric = _deciding(log)
     if log.test is not None and (value := column([log.test], metric)[0]) is not None:
         baseline = column([log.test], POPULARITY + metric)[0]
         times = units.factor(value, baseline)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from freescale import units
 from freescale.pages.charts import Chart, Series
 from freescale.pages.smoothing import is_noisy, moving_average, moving_median
+from freescale.pages.task_tables import TASK_TITLES, of_tasks
 from freescale.pages.ticks import percent_labels
 from freescale.trace import BASELINES, CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
 
@@ -64,13 +65,16 @@ def loss_chart(log: MetricsLog) -> Chart:
 
 def eval_charts(log: MetricsLog) -> list[Chart]:
     """One chart per family of metrics (hr, ndcg, mrr, ...), each with its baselines dashed."""
+    names = log.eval_metrics()
     families: dict[str, list[str]] = {}
-    for metric in log.eval_metrics():
+    tasks = of_tasks(names)
+    for metric in () if tasks else names:
         families.setdefault(metric.partition("@")[0], []).append(metric)
+    families |= tasks
     charts = []
     for family, metrics in families.items():
         curves = [
-            Series(metric_label(metric), column(log.evals, metric), tone % 4)
+            Series(metric.partition("/")[2] or metric_label(metric), column(log.evals, metric), tone % 4)
             for tone, metric in enumerate(metrics)
         ]
         for tone, metric in enumerate(metrics):
@@ -80,7 +84,7 @@ def eval_charts(log: MetricsLog) -> list[Chart]:
                     flat = [baseline] * len(log.evals)
                     curves.append(Series(f"{metric_label(metric)} {words}", flat, tone % 4, dashed=True))
         note = _baseline_note(curves)
-        title = TITLES.get(family, metric_label(family))
+        title = {**TITLES, **TASK_TITLES}.get(family, metric_label(family))
         steps, name = steps_of(log.evals), metric_label(family)
         charts.append(Chart(title, steps, curves, note, units.metric, from_zero=True, measure=name))
     return last_odd_one_wide(charts)

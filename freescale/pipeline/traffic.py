@@ -41,6 +41,11 @@ class TableTraffic:
             self.hidden_bytes,
         )
 
+    @property
+    def overlap(self) -> float:
+        """Share of the unique rows that had to wait for the batch before."""
+        return self.shared_rows / self.unique_rows if self.unique_rows else 0.0
+
     def moved(self, num_bytes: float, *, exposed: bool) -> None:
         """So many bytes were sent and received."""
         if exposed:
@@ -71,6 +76,11 @@ class Traffic:
     def total(self) -> TableTraffic:
         """That of all tables."""
         return TableTraffic(*map(sum, zip(*(each.numbers() for each in self.tables.values()))))
+
+    @property
+    def overlap(self) -> float:
+        """Of all tables."""
+        return self.total.overlap
 
     @property
     def unique_rows(self) -> float:

@@ -7,6 +7,8 @@ A kind of claim is one file of `claims/`, or registered from outside (`--plugin`
         title = "Rows arrive in the order of their ids"
         order = 90                                     # where it stands in the report
         limit_s = 60.0                                 # ranks that take longer are ended; the claim is not proven
+        patience_s = 60.0                              # so long ranks wait for each other; may be left out
+        environment = {}                               # further variables of its processes; may be left out
 
         @staticmethod
         def why_not(facts): return None                # or one sentence: why it is not tried here

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from html import escape
+
 from freescale.pages import Card, Row, cards, document, heading, missing, section, table
-from freescale.prove.claim import NOT_PROVEN, NOT_TRIED, PROVEN
+from freescale.prove.claim import NOT_PROVEN, NOT_TRIED, PROVEN, Finding
 from freescale.prove.proof import Proof, Tried
 from freescale.version import __version__
 
@@ -29,8 +31,7 @@ def render(proof: Proof) -> str:
             ]
         ),
         missing(_problems(proof), title="Not proven"),
-        section("Claims", _claims(proof), kind="panel"),
-        *(_figures(each) for each in proof.claims),
+        section("Claims", "".join(_claim(each) for each in proof.claims), kind="facts claims"),
     ]
     header = heading(
         brand="FreeScale proof",
@@ -57,27 +58,22 @@ def _problems(proof: Proof) -> list[str]:
     ]
 
 
-def _claims(proof: Proof) -> str:
-    rows = [
-        Row([each.title if place == 0 else "", finding.what, finding.status, finding.says])
-        for each in proof.claims
-        for place, finding in enumerate(each.findings)
-    ]
-    return table(("claim", "looked at", "status", "figures"), rows, ends_in_words=True)
-
-
-def _figures(each: Tried) -> str:
-    """Tables of one claim, below each other."""
-    parts = [
-        f"<h3>{_escape(finding.what)}</h3>"
+def _claim(each: Tried) -> str:
+    """One panel: the claim, its status, a line for each finding, and tables below."""
+    kind = {PROVEN: "", NOT_PROVEN: " open"}.get(each.status, " none")
+    mark = f'<span class="state{kind}">{escape(each.status)}</span>'
+    lines = "".join(
+        f"<dt>{escape(finding.what)}</dt><dd>{escape(_told(finding, each))}</dd>" for finding in each.findings
+    )
+    tables = "".join(
+        f'<p class="note">{escape(finding.what)}</p>'
         + table(finding.table.names, [Row(row) for row in finding.table.rows], wraps=True)
         for finding in each.findings
         if finding.table is not None
-    ]
-    return section(each.title, "".join(parts), kind="panel")
+    )
+    return f'<div class="panel"><h3>{escape(each.title)} {mark}</h3><dl>{lines}</dl>{tables}</div>'
 
 
-def _escape(text: str) -> str:
-    from html import escape
-
-    return escape(text)
+def _told(finding: Finding, each: Tried) -> str:
+    """Its sentence, with its status where that is not the claim's own."""
+    return finding.says if finding.status == each.status else f"{finding.status}: {finding.says}"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from freescale.errors import EXIT_ERROR
-from freescale.prove.claim import NOT_PROVEN, NOT_TRIED, PROVEN, Facts, Finding, Table
+from freescale.prove.claim import NOT_PROVEN, NOT_TRIED, PROVEN, Facts, Finding, Status, Table
 from freescale.prove.privacy import scrub
 from freescale.version import __version__
 
@@ -27,7 +27,7 @@ class Tried:
     seconds: float
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """Not proven if any of its findings is; not tried if all are."""
         statuses = {finding.status for finding in self.findings}
         return NOT_PROVEN if NOT_PROVEN in statuses else PROVEN if PROVEN in statuses else NOT_TRIED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,33 @@ SMALL = (
     "embedding.replicate_below_mb=0",
 )
 """In float64: what differs then is not rounding."""
+
+
+_LONG_TAILED = (
+    "synthetic.users=600",
+    "synthetic.items=2000",
+    "synthetic.mean_length=100",
+    "synthetic.sigma=1.2",
+    "synthetic.max_length=1000",
+    "data.max_length=1000",
+    "head.num_negatives=32",
+    "model.dropout=0",
+    "run.log_every=4",
+    "embedding.replicate_below_mb=0",
+    "balance.refit_every=null",
+    "pipeline.decide_every=null",
+)
+_SIZES = {
+    "cpu": ("model.dim=32", "model.layers=2"),
+    "cuda": ("model.dim=256", "model.layers=4", "model.dtype=bfloat16"),
+}
+SHARES = ("bubble", "straggler", "comm", "host")
+"""Of a step."""
+
+
+def long_tailed(ranks: Ranks) -> tuple[str, ...]:
+    """A small model and long-tailed lengths: without balance, one rank's step can be several times another's."""
+    return (*_LONG_TAILED, f"data.global_batch={12 * ranks.num_ranks}", *_SIZES[ranks.device.type])
 
 
 @dataclass
@@ -99,6 +127,17 @@ def train_shortly(
             for name, value in run_tensors(run).items()
         }
     return Trained(steps, tensors)
+
+
+def account_of(steps: Steps, *, warm: int) -> dict[str, Any]:
+    """Means over the steps that count; losses of all."""
+    kept = steps.events[warm:]
+
+    def mean(key: str) -> float:
+        known = [float(event[key]) for event in kept if event.get(key) is not None]
+        return statistics.fmean(known) if known else 0.0
+
+    return {"losses": steps.losses, **{key: mean(key) for key in ("step_ms", "imbalance", *SHARES)}}
 
 
 def _on_cpu(value: Any) -> torch.Tensor:

@@ -143,7 +143,7 @@ def _child() -> None:
     claim = find("claim", plan["claim"]).make
     answer = Path(plan["answer"])
     try:
-        with join_ranks(device=setting.device, timeout_s=_TIMEOUT_S) as ranks:
+        with join_ranks(device=setting.device, timeout_s=getattr(claim, "patience_s", _TIMEOUT_S)) as ranks:
             evidence = claim.measure(ranks, setting)
             _write(answer, {"evidence": evidence})
     except Exception as error:

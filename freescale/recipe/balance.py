@@ -95,7 +95,7 @@ def sample_work(config: Config, features: BatchFeatures | None) -> SampleWork:
     from freescale.recipe.features import token_rule
     from freescale.recipe.requests import pair_rule
 
-    return SampleWork(pair_rule(config) or token_rule(config, features))
+    return SampleWork(pair_rule(config, token_rule(config, features)))
 
 
 def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Rebalancer:

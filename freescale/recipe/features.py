@@ -58,8 +58,6 @@ def build_features(config: Config, source: SequenceSource) -> BatchFeatures | No
     """What makes the features of batches; None where items are all that a model looks at."""
     from freescale.data import BatchFeatures, legacy_schema
 
-    if config.head.kind == "tasks":
-        return None  # requests with candidates bring none along yet; the summary says so
     schema = run_schema(config, source)
     width = config.tables.extra.get("item", {}).get("dim") or schema["item"].dim or config.model.dim
     known = legacy_schema(source.features)
@@ -76,9 +74,9 @@ def uses_user(config: Config, schema: Schema) -> bool:
 
 
 def token_features(config: Config, schema: Schema) -> list[Feature]:
-    """Features that go into the sequences: those of events and users."""
+    """Features that go into the sequences: those of events and users, and of requests where there are candidates."""
     left_out = {"item", "time"} if uses_user(config, schema) else {"item", "time", "user"}
-    owners = ("event", "user")
+    owners = ("event", "user", "request") if config.head.kind == "tasks" else ("event", "user")
     return [
         each for each in schema if each.of in owners and each.name not in left_out and each.kind != "time"
     ]
@@ -103,7 +101,16 @@ def token_rule(config: Config, features: BatchFeatures | None) -> TokenRule | No
 def check_features(config: Config, features: BatchFeatures) -> None:
     """Refuse what does not go together."""
     from freescale.errors import ConfigError
+    from freescale.recipe.requests import request_options
 
+    options = request_options(config)
+    asked = [each.name for each in token_features(config, features.schema) if each.of == "request"]
+    if options is not None and options.late and asked:
+        raise ConfigError(
+            "head.late=true: candidates outside the attention do not hear what is said of their request",
+            got=", ".join(asked),
+            next_step="set head.late=false, or name the features to read without them in the section features",
+        )
     rule = token_rule(config, features)
     placed = [each for each in token_features(config, features.schema) if each.place != "join"]
     front = [each.name for each in placed if each.place == "front"]
@@ -134,7 +141,9 @@ def id_columns(config: Config, schema: Schema) -> list[IdColumn]:
     from freescale.pipeline import IdColumn
 
     items = item_features(schema) if config.items.kind == "ids" else []
-    domains: dict[str, Domain] = {"event": "tokens", "user": "samples", "item": "items"}
+    domains: dict[str, Domain] = {
+        **{"event": "tokens", "request": "tokens", "user": "samples", "item": "items"},
+    }
     return [
         IdColumn(
             each.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from freescale.data import Examples, SequenceSource
+    from freescale.data import Examples, RequestExamples, SequenceSource, TaskRule
     from freescale.model import Head
     from freescale.recipe.config import Config
 
@@ -56,13 +56,13 @@ def labels_in_words(head: Head, train: Examples) -> str:
     """What a head with thresholds predicts, and how many training targets are positive.
 
     Raises:
-        ConfigError: a threshold gives every training target the same label, so that there is nothing to learn.
+        ConfigError: a threshold or a task gives every training target the same label: there is nothing to learn.
     """
     from freescale import units
     from freescale.data import RequestExamples, label_shares
 
     if isinstance(train, RequestExamples):
-        return f"candidates of requests: {'; '.join(map(str, getattr(head, 'tasks', ())))}"
+        return f"candidates of requests: {'; '.join(_tasks_in_words(getattr(head, 'tasks', ()), train))}"
     thresholds: tuple[float, ...] = getattr(head, "thresholds", ())
     if not thresholds or "action" not in train.source.features:
         return "next event's label"
@@ -75,6 +75,26 @@ def labels_in_words(head: Head, train: Examples) -> str:
         for x, share in zip(thresholds, shares)
     )
     return f"next event's label: {', '.join(tasks)}"
+
+
+def _tasks_in_words(tasks: tuple[TaskRule, ...], train: RequestExamples) -> Iterator[str]:
+    """Every task, and what share of the candidates it counts is true, or between which numbers they are."""
+    from freescale import units
+    from freescale.data import task_facts
+
+    for task, facts in zip(tasks, task_facts(train, tasks)):
+        if not facts.learnable:
+            where = f" where {task.where}" if task.where else ""
+            got = f"{facts.counted:,} candidates of training with a label{where}"
+            raise ConfigError(
+                f"head.tasks: {task.name} has the same label for every training candidate: nothing can be learnt of it",
+                got=got + (f", all of them {facts.lowest:g}" if facts.counted else ""),
+                allowed="tasks that some candidates differ in",
+                next_step=f"change or leave out the task {str(task)!r}",
+            )
+        share = units.percent(facts.true / facts.counted)
+        told = f"{share} true" if task.kind == "binary" else f"{facts.lowest:g} to {facts.highest:g}"
+        yield f"{task} ({told})"
 
 
 def _one_label(threshold: float, share: float, values: npt.NDArray[np.generic]) -> ConfigError:

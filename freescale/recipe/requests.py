@@ -8,7 +8,7 @@ from freescale.recipe.keys import section_options
 
 if TYPE_CHECKING:
     from freescale.balance import PairRule
-    from freescale.data import RequestExamples, SequenceSource, Split
+    from freescale.data import RequestExamples, SequenceSource, Split, TokenRule
     from freescale.model import TasksOptions
     from freescale.recipe.config import Config
 
@@ -37,6 +37,7 @@ def request_options(config: Config) -> TasksOptions | None:
 def build_requests(config: Config, source: SequenceSource, split: Split) -> RequestExamples | None:
     """One split of the data as requests, where the head wants them."""
     from freescale.data import RequestExamples, parse_tasks
+    from freescale.recipe.features import build_features
 
     options = request_options(config)
     if options is None:
@@ -51,10 +52,13 @@ def build_requests(config: Config, source: SequenceSource, split: Split) -> Requ
         candidates=options.candidates,
         by=options.by,
         weights=options.weights,
+        window=options.window,
+        logs=tuple(dict.fromkeys(rule.column for rule in rules if rule.log)),
+        features=build_features(config, source),
     )
 
 
-def pair_rule(config: Config) -> PairRule | None:
+def pair_rule(config: Config, tokens: TokenRule | None = None) -> PairRule | None:
     """What attention has to compute of a sample, of its length alone; None: all of a causal sequence.
 
     Where a column decides what a request is, numbers of candidates differ; `head.candidates` is then what is assumed.
@@ -63,4 +67,4 @@ def pair_rule(config: Config) -> PairRule | None:
     from freescale.recipe.segments import segment_rule
 
     options = request_options(config)
-    return segment_rule(config) if options is None else RequestRule(options.candidates)
+    return (segment_rule(config) or tokens) if options is None else RequestRule(options.candidates, tokens)

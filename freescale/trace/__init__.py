@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MetricsLog,
         column,
         decode,
+        is_better,
         numeric_fields,
         read_metrics,
         step_of,

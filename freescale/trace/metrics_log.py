@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,13 +75,15 @@ class MetricsLog:
         return sections | ({"run": loose} if loose else {})
 
     def best(self, metric: str) -> tuple[float, int] | None:
-        """The highest value a metric reached and the step at which it first did."""
-        points = [
-            (value, step_of(event) or 0)
-            for event in self.evals
-            if (value := number(event.get(metric))) is not None
-        ]
-        return max(points, key=lambda point: (point[0], -point[1]), default=None)
+        """The best value of a metric and the step at which the run first had it."""
+        found: tuple[float, int] | None = None
+        for event in self.evals:
+            value, step = number(event.get(metric)), step_of(event) or 0
+            if value is None:
+                continue
+            if found is None or is_better(metric, value, found[0]) or (value == found[0] and step < found[1]):
+                found = (value, step)
+        return found
 
     def popularity(self, metric: str) -> float | None:
         """What recommending the most popular items reaches on this metric, if the run measured it."""
@@ -94,6 +97,19 @@ class MetricsLog:
     def eval_metrics(self) -> list[str]:
         """Names of the evaluated metrics, in the order the run reported them."""
         return [name for name in numeric_fields(self.evals) if not name.startswith(tuple(BASELINES))]
+
+
+SMALLER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae"})
+"""Metrics of tasks (METRIC/TASK) that are errors; of all others more is better."""
+
+
+def is_better(metric: str, value: float, best: float | None) -> bool:
+    """Whether a value of a metric beats the best so far; what is not a number beats nothing."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value < best if metric.partition("/")[0] in SMALLER_IS_BETTER else value > best
 
 
 def read_metrics(path: Path, *, growing: bool = False) -> MetricsLog:

@@ -36,7 +36,7 @@ MOST_RECORDINGS = 16
 _MOST_RARE = 200
 _FIRST_STEP, _EARLY = "the first step", "made ready before all was known that its kernels read"
 _TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
-_FULL, _OFF = "of too many sizes", "while nothing is recorded"
+_FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while nothing is recorded"
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +152,8 @@ class PaddedCompute:
         if len(self._recordings) >= MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
             return _FULL
-        if not self._record(padded):
-            return _EARLY if self._recorder.on else _OFF
+        if (reason := self._record(padded)) is not None:
+            return reason
         if padded.foreseen is not None and not self._ahead:
             self._ahead = True
             for other in padded.foreseen():
@@ -258,12 +258,12 @@ class PaddedCompute:
         for param, grad, used in zip(self._parameters, self._grads, self._used):
             param.grad = grad if used else None
 
-    def _record(self, padded: PaddedBatch) -> bool:
-        """Record the size of this batch, if all that its kernels read is among what travels with batches."""
+    def _record(self, padded: PaddedBatch) -> str | None:
+        """Record the size of this batch, if all that its kernels read is among what travels with it; else why not."""
         memory = torch.empty(padded.num_bytes, dtype=torch.uint8, device=padded.memory[0].device)
         again = padded.again(memory)
         if again.key != padded.key:
-            return False  # it was made before all was known; the next one is not
+            return _EARLY  # the next one is not
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
@@ -271,10 +271,11 @@ class PaddedCompute:
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
         graph = self._recorder.record(lambda: self._compute(room, views))
-        if graph is not None:
-            self._recordings[padded.key] = _Recording(graph, memory, again)
-            padded.replayed.add(padded.key)
-        return graph is not None
+        if graph is None:
+            return _FAILED
+        self._recordings[padded.key] = _Recording(graph, memory, again)
+        padded.replayed.add(padded.key)
+        return None
 
 
 def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data import RequestExamples, RequestRule, parse_tasks
+from freescale.data import RequestExamples, RequestRule, parse_tasks, task_facts
 from freescale.data.source import Histories
-from freescale.errors import ConfigError
+from freescale.errors import ConfigError, DataError
 from tests.effort import examples
 from tests.list_source import ListSource
 
@@ -191,3 +193,66 @@ def test_tasks_are_read_and_written_in_one_line():
 def test_lines_that_are_no_tasks_are_refused(lines, said):
     with pytest.raises(ConfigError, match=said):
         parse_tasks(lines)
+
+
+def test_what_a_user_did_in_a_window_is_a_request():
+    """Windows of ten seconds begin at 0, 10, 20, ...; what was before one is its history."""
+    rows = [(1, 5, 0), (2, 9, 0), (3, 10, 0), (4, 19, 0), (5, 42, 0), (6, 50, 0), (7, 51, 0), (8, 63, 0)]
+    found = {}
+    for split in ("train", "valid", "test"):
+        made = RequestExamples(source=TimedSource([rows]), outcomes=("action",), window=10, split=split)
+        found[split] = [told(made, n)[:2] for n in range(len(made.index.user))]
+    assert found == {
+        "train": [([], [1, 2]), ([1, 2], [3, 4]), ([1, 2, 3, 4], [5])],
+        "valid": [([1, 2, 3, 4, 5], [6, 7])],
+        "test": [([1, 2, 3, 4, 5, 6, 7], [8])],
+    }
+    with pytest.raises(ConfigError, match="both say"):
+        RequestExamples(source=TimedSource([rows]), outcomes=("action",), window=10, by="request")
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "message"),
+    [
+        (math.inf, {}, "head.tasks: action has a value that no label"),
+        (-1.0, {"logs": ("action",)}, "whose ln"),
+        (-2.0, {"weights": "action"}, "head.weights: action has a value that no weight"),
+    ],
+)
+def test_bad_labels_and_weights_are_refused_by_their_key(value, options, message):
+    source = WithActions([[1, 2, 3, 4, 5]], [0.0, value, 1.0, 2.0, 3.0])
+    with pytest.raises(DataError, match=message):
+        RequestExamples(source=source, outcomes=("action",), candidates=2, **options).batch([0])
+    # In a history nobody asks for it.
+    good = WithActions([[1, 2, 3, 4, 5]], [value, 0.0, 1.0, math.nan, 3.0])
+    made = RequestExamples(source=good, outcomes=("action",), candidates=2, **options)
+    assert made.batch([0]).targets.tolist() == [2]
+
+
+class WithActions(ListSource):
+    """One user, whose actions are given."""
+
+    def __init__(self, histories, actions):
+        super().__init__(histories)
+        self._actions = actions
+
+    def read(self, rows):
+        found = super().read(rows)
+        return replace(
+            found, columns={**found.columns, "action": np.tile(np.float32(self._actions), len(rows))}
+        )
+
+
+def test_a_task_with_one_label_is_found():
+    source = WithActions([[1, 2, 3, 4, 5, 6]], [9.0, 0.0, 0.0, 4.0, 5.0, 1.0])
+    made = RequestExamples(source=source, outcomes=("action",), candidates=2)  # candidates: 0, 0, 4
+    lines = (
+        "some = action > 3",
+        "all = action >= 0",
+        "stars = number action",
+        "same = number action where some",
+    )
+    facts = task_facts(made, parse_tasks(lines))
+    assert [(each.counted, each.true, each.learnable) for each in facts] == [
+        (3, 1, True), (3, 3, False), (3, 0, True), (1, 0, False),
+    ]  # fmt: skip

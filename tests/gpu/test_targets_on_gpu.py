@@ -15,6 +15,7 @@ from tests.kernels.attention.test_targets import MASKS, make_leaves, make_mask
 from tests.kernels.attention.test_targets import attend as attend_cpu
 from tests.model.serving.test_history_cache import part_of
 from tests.model.serving.test_request_view import make, requests_of
+from tests.train.state.test_scores import HISTORY, SHOWN, TIMES, export, numbers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -114,3 +115,16 @@ def test_a_recorded_request_answers_as_one_pass():
         got = graph.states(part.tokens["vector"].float(), part, users)
         want = torch.cat([wanted[n] for n in users])
         assert (got.double().cpu() - want).norm() / want.norm() < 5e-3
+
+
+def test_an_exported_model_scores_on_a_gpu_as_on_a_cpu(tmp_path):
+    model = export(tmp_path / "export")
+    moved = model.to("cuda")
+    asked = {"times": TIMES, "request_time": 9500}
+    wanted = torch.tensor(numbers(model.score(HISTORY, SHOWN, **asked)))
+    cache = moved.remember(HISTORY, times=TIMES)
+    latest = {"times": TIMES[-1:], "request_time": 9500, "cache": cache}
+    found = [moved.score(HISTORY, SHOWN, **asked), moved.score(HISTORY, SHOWN, **asked, chunk=2)]
+    found += [moved.score(HISTORY[-1:], SHOWN, **latest), moved.score(HISTORY[-1:], SHOWN, **latest, chunk=3)]
+    for got in found:
+        torch.testing.assert_close(torch.tensor(numbers(got)), wanted, rtol=0, atol=1e-9)

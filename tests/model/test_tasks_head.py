@@ -35,7 +35,7 @@ def requests_of(sizes, actions, **more):
     return SequenceBatch(
         offsets=offsets,
         tokens={"item_index": torch.arange(tokens) % 5, "label_action": label, **more},
-        samples={"row": torch.arange(len(sizes)), "user": torch.arange(len(sizes)) // 2},
+        samples={"row": torch.arange(len(sizes)), "request_user": torch.arange(len(sizes)) // 2},
         targets=torch.tensor([k for _, k in sizes], dtype=torch.int64),
     )
 
@@ -122,3 +122,19 @@ def test_towers_of_their_own_and_what_is_refused():
     with pytest.raises(ConfigError, match="needs requests"):
         make().head.labels(SequenceBatch(offsets=torch.tensor([0])))
     assert isinstance(make().head, TasksHead)
+
+
+def test_tasks_mix_the_experts_they_share():
+    model = make(towers="own", experts=3)
+    head, (experts,) = model.head, model.head.towers
+    x = torch.randn(4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        got = experts(x)
+        made = F.silu(experts.experts(x)).view(4, 3, 4)
+        for task in range(3):
+            share = experts.gates(x)[:, 3 * task : 3 * task + 3].softmax(-1)
+            mixed = sum(share[:, [n]] * made[:, n] for n in range(3))
+            torch.testing.assert_close(got[:, [task]], experts.towers[task](mixed))
+    assert make_head("tasks", dim=4, options=head.export_facts()["options"]).towers[0].num_experts == 3
+    with pytest.raises(ConfigError, match=r"head\.experts"):
+        make(experts=2)

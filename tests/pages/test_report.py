@@ -540,3 +540,30 @@ def test_browser_cuts_no_rank_name_on_a_phone(tmp_path: Path) -> None:
     assert ">rank 1151</div>" in dom
     assert 'data-cut=""' in dom
     assert 'data-labels="4"' in dom
+
+
+def test_the_page_speaks_of_tasks(tmp_path: Path) -> None:
+    """One chart a metric with a curve a task; a row a task; deciles apart; the best by the metric that decided."""
+    tasks = {"like": 0.7, "love": 0.6}
+    events = [event for event in run_events() if event["event"] != "eval"]
+    for number, step in enumerate((40, 80, 120)):
+        metrics: dict[str, object] = {}
+        for name, auc in tasks.items():
+            metrics |= {f"auc/{name}": auc + 0.01 * number, f"ne/{name}": 0.9 + 0.05 * (number - 1) ** 2}
+            metrics |= {f"calibration_{n}/{name}": 0.9 + n / 50 for n in range(1, 11)}
+        events.insert(
+            -1, {"event": "eval", "step": step, **metrics, "mse/stars": 1.25, "protocol": "requests"}
+        )
+    events[-1] |= {"event": "end", "best_metric": "test ne/love", "best_value": 0.9}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)))
+    (folder / "config.yaml").write_text(CONFIG)
+    text = write_report(folder).read_text()
+    assert text.count("AUC</h3>") == 1
+    assert "calibration_3" not in text
+    assert "predicted over true, by decile" in text
+    found = re.findall(r'<tr class="best"><td>([^<]*)</td><td>([^<]*)</td>', text)
+    assert found == [("80", "like"), ("80", "love"), ("80", "stars")], found
+    assert read_metrics(folder / "metrics.jsonl").best("ne/love") == (0.9, 80)
+    assert read_metrics(folder / "metrics.jsonl").best("auc/like") == (0.72, 120)

@@ -16,6 +16,7 @@ from freescale.prove.claims.even_ranks import EvenRanks
 from freescale.prove.claims.killed_rank import KilledRank
 from freescale.prove.claims.machine import Machine
 from freescale.prove.claims.one_curve import OneCurve
+from freescale.prove.claims.prediction import Prediction
 from freescale.prove.claims.same_bits import SameBits
 from freescale.prove.claims.shared_folder import SharedFolder
 from freescale.prove.claims.transports import Transports
@@ -138,6 +139,11 @@ def test_a_killed_rank_must_be_named_by_all_and_soon():
     assert killed(Report(0, told), Report(1, late))[0] == "not proven"
     status, says = killed(Report(0, told), Report(1, vague))
     assert (status, "ranks [1] did not name it" in says) == ("not proven", True)
+    status, says = killed(Report(0, told), Report(1, None, timed_out=True, exit_code=-9, seconds=60.0))
+    assert (status, says) == (
+        "not proven",
+        "rank 2 was killed, and ranks 1 did not come to an end within 60 s",
+    )
     (finding,) = KilledRank.judge([Report(0, told), Report(1, {"heard": ""}, exit_code=0)], SETTING)
     assert "was to be killed and was not" in finding.says
 
@@ -157,6 +163,16 @@ def test_bits_that_do_not_come_back_are_found():
         "not proven",
         "ranks [1] read other bits than they wrote",
     )
+
+
+def test_a_prediction_must_meet_step_and_bubble():
+    real = {"all off": {"step_ms": 100.0, "bubble": 0.3}, "balance": {"step_ms": 80.0, "bubble": 0.1}}
+    near = {"all off": {"step_ms": 104.0, "bubble": 0.32}, "balance": {"step_ms": 79.0, "bubble": 0.09}}
+    far = {**near, "balance": {"step_ms": 60.0, "bubble": 0.09}}
+    wrong = {**near, "balance": {"step_ms": 79.0, "bubble": 0.2}}
+    assert judged(Prediction, {"measured": real, "predicted": near}, {"measured": {}})[0] == "proven"
+    assert judged(Prediction, {"measured": real, "predicted": far}, {"measured": {}})[0] == "not proven"
+    assert judged(Prediction, {"measured": real, "predicted": wrong}, {"measured": {}})[0] == "not proven"
 
 
 def test_balance_must_lessen_the_wait_and_keep_the_losses():

@@ -47,7 +47,8 @@ def test_the_page_shows_what_failed_first_and_the_tables_below():
     page = render(proof(GOOD, BAD, TABLE))
     assert "16 GPU ranks on 2 machines" in page
     assert page.index("3 numbers &lt; 4 &amp; wrong") < page.index("they differ by 1e-16")
-    assert "<h3>local</h3>" in page
+    assert "<dt>local</dt><dd>proven: fast</dd>" in page
+    assert "4 KiB" in page
     assert "1 not proven" in page
     assert "all that was tried holds" in render(proof(GOOD))
 

@@ -82,6 +82,13 @@ def test_another_size_is_recorded_when_it_is_met_again():
     assert [other.take(20, 20) for _ in range(4)] == [False, False, True, True]
 
 
+def test_a_size_that_cannot_be_recorded_is_computed_as_usual_and_counted(monkeypatch):
+    steps = Steps()
+    monkeypatch.setattr(steps.recorder, "record", lambda work: None)
+    assert not any(steps.take(20, 20) for _ in range(3))
+    assert "2 that could not be recorded" in steps.compute.story()
+
+
 def test_batches_made_before_all_lists_were_known_are_computed_as_usual():
     steps = Steps()
     early = [steps.pad(20, 20), steps.pad(30)]

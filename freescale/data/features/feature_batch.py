@@ -114,6 +114,46 @@ class BatchFeatures:
                     found[prefix + name] = made[name][following]
         return found
 
+    def requests(
+        self,
+        histories: Histories,
+        index: IntArray,
+        shown: npt.NDArray[np.bool_],
+        first: IntArray,
+        *,
+        together: bool,
+    ) -> Arrays:
+        """Features of the tokens of requests: events as they were, candidates without what is known only afterwards.
+
+        Args:
+            histories: as the source has read them.
+            index: places of events and candidates.
+            shown: which of them are candidates.
+            first: place of the first candidate of each one's request, whose values are those of the request.
+            together: candidates were shown together, so that each row says what was known of it. Else they are events
+                that came one after the other, and at the time of the request only what the first one says was known.
+        """
+        owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
+        columns = dict(histories.columns)
+        said = np.where(shown, first, index)
+        for each in self.schema.columns():
+            column = columns[each.name]
+            if each.of == "request":
+                columns[each.name] = _blanked(each, column[said], ~shown)
+            elif each.outcome:
+                columns[each.name] = _blanked(each, column[index], shown)
+            else:
+                columns[each.name] = column[index if together else said]
+        named = {each.name for each in self.schema.columns()}
+        columns |= {name: column[index] for name, column in columns.items() if name not in named}
+        taken = Histories(
+            users=histories.users,
+            offsets=histories.offsets,
+            columns=columns,
+            user_columns=histories.user_columns,
+        )
+        return self._events(taken, np.arange(len(index)), self._raw_users(histories), owner[index])
+
     def events(self, histories: Histories) -> Arrays:
         """Features of all events, and nothing of what comes next: what a service knows."""
         owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
@@ -135,13 +175,14 @@ class BatchFeatures:
     def _events(self, histories: Histories, index: IntArray, users: Arrays, owner: IntArray) -> Arrays:
         """All features of the events at these places, crosses among them."""
         needed = {name for cross in self.schema.crosses for name in cross.cross}
-        names = {"item", *needed, *(each.name for each in self.schema.stored("event"))}
+        names = {"item", *needed, *(each.name for each in self.schema.columns())}
         raw: Arrays = {name: column[index] for name, column in histories.columns.items() if name in names}
         if any(self.schema[name].of == "item" for name in needed):
             numbers = item_numbers(self.source.items.ids, raw["item"].astype(np.int64, copy=False))
             raw |= self._raw_items(numbers)
         raw |= {name: column[owner[index]] for name, column in users.items() if name in needed}
-        wanted = [each for each in self.schema if each.of == "event" and each.name not in STRUCTURAL]
+        owners = ("event", "request")
+        wanted = [each for each in self.schema if each.of in owners and each.name not in STRUCTURAL]
         return self._made(wanted, raw)
 
     def _raw_items(self, index: IntArray) -> Arrays:
@@ -192,6 +233,15 @@ class BatchFeatures:
         """What a batch holds of a feature."""
         flagged = feature.kind in ("number", "vector") and not feature.edges
         return (name, name + MISSING) if flagged else (name,)
+
+
+def _blanked(feature: Feature, column: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """A column with no value in some places, as what is missing is stored."""
+    blank: Any = 0 if feature.kind == "bits" else NONE if feature.kind in ("id", "ids") else np.nan
+    if feature.kind in ("number", "vector") and not np.issubdtype(column.dtype, np.floating):
+        column = column.astype(np.float32)
+    shape = where.reshape(-1, *[1] * (column.ndim - 1))
+    return np.where(shape, np.asarray(blank, dtype=column.dtype), column)
 
 
 def buckets(column: npt.NDArray[Any], edges: tuple[float, ...]) -> IntArray:

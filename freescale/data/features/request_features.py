@@ -60,9 +60,7 @@ def asked_features(schema: Schema, tokens: Iterable[str]) -> tuple[Feature, ...]
     """
     wanted = [schema[name] for name in tokens]
     names = {name for each in wanted for name in (each.cross or (each.name,))}
-    return tuple(
-        each for each in schema if each.name in names and each.of in ("event", "user") and each.name != "item"
-    )
+    return tuple(each for each in schema if each.name in names and each.of != "item" and each.name != "item")
 
 
 def served_schema(schema: Schema, tokens: Iterable[str]) -> Schema:
@@ -104,7 +102,7 @@ class RequestFeatures:
             )
         for name, feature in self.needed.items():
             value = request.given[name]
-            if feature.of == "event" and value is not None and _num_values(value) != request.num_events:
+            if feature.of != "user" and value is not None and _num_values(value) != request.num_events:
                 raise DataError(
                     f"{request.who}{name} needs one value for every event of the history",
                     got=f"{request.num_events} events, {_num_values(value)} values",
@@ -128,7 +126,7 @@ class RequestFeatures:
         histories = Histories(
             users=users,
             offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            columns={"item": items, **self._of("event", arrays)},
+            columns={"item": items, **self._of("event", arrays), **self._of("request", arrays)},
             user_columns=self._of("user", arrays),
         )
         return self._batches.events(histories), self._batches.samples(histories)
@@ -218,7 +216,7 @@ def describe(feature: Feature) -> str:
         means = f"{feature.width} numbers"
     else:
         means = _MEANS[feature.kind]
-    owner = "of the user" if feature.of == "user" else "of every event"
+    owner = {"user": "of the user", "request": "of the request"}.get(feature.of, "of every event")
     return f"{feature.name}: {owner}, {means}" + (", known after it" if feature.outcome else "")
 
 

@@ -95,7 +95,7 @@ def schema_input(
         columns=merged,
         roles=roles,
         required=tuple(name for name in ("time", "action") if name in schema and name in roles),
-        features=tuple(each for each in schema.stored("event") if not (usual and each.name == "action")),
+        features=tuple(each for each in schema.columns() if not (usual and each.name == "action")),
         sides=tuple(sides),
         tables={each.name: each.table_name or each.name for each in schema if each.raw_ids},
     )

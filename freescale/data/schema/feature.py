@@ -100,7 +100,7 @@ class Feature:
 
 def usual_place(owner: Owner) -> Place:
     """Where a feature goes unless the schema says."""
-    return "join" if owner in ("event", "item") else "front"
+    return "front" if owner == "user" else "join"
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,10 @@ class Schema:
         return tuple(
             each for each in self if each.of == owner and not each.cross and each.name not in STRUCTURAL
         )
+
+    def columns(self) -> tuple[Feature, ...]:
+        """Features with one value a row of events: those of events, and those of requests."""
+        return tuple(each for each in self if each in (*self.stored("event"), *self.stored("request")))
 
     @cached_property
     def crosses(self) -> tuple[Feature, ...]:

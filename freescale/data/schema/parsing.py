@@ -117,19 +117,13 @@ def _of_column(values: dict[str, Any], words: Mapping[str, Any], found: Found) -
         if word not in words:
             found.append((word, f"missing; allowed: {', '.join(allowed)}"))
     owner = values.get("of")
-    if owner == "request":
-        found.append(
-            (
-                "of",
-                "request features come with request batches, which this version does not have; leave it out, or make "
-                "it of event if every event has a value",
-            )
-        )
-    if values.get("outcome") and owner not in (None, "event", "request"):
+    if values.get("outcome") and owner not in (None, "event"):
         found.append(("outcome", f"only events have outcomes, and this is of {owner}"))
     place = values.get("as")
-    if (place, owner) in (("after", "item"), ("after", "user"), ("front", "event"), ("front", "item")):
-        places = "join, after" if owner == "event" else "join" if owner == "item" else "join, front"
+    places = {"event": "join, after", "item": "join", "user": "join, front", "request": "join"}.get(
+        owner or ""
+    )
+    if place is not None and places is not None and place not in places:
         found.append(("as", f"a feature of {owner} goes as: {places}; got {place}"))
     return values
 

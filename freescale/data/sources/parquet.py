@@ -87,7 +87,9 @@ class ParquetSource:
         self.features: tuple[str, ...] = tuple(manifest["features"])
         self.id_kinds: dict[str, Any] = id_kinds_of(manifest)
         self.schema, self.statistics = load_schema_of(self.path, manifest)
-        self._event_features = [each for each in self.schema if each.of == "event" and not each.cross]
+        self._event_features = [
+            each for each in self.schema if each.of in ("event", "request") and not each.cross
+        ]
         self._user_features = self.schema.stored("user")
         own = [each.name for each in (*self._event_features, *self._user_features)]
         self._columns = {role: manifest.get("columns", {}).get(role, role) for role in ("user", *own)}

@@ -7,6 +7,6 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.model.heads.ranking import RankingHead
     from freescale.model.heads.retrieval import RetrievalHead
-    from freescale.model.heads.tasks import TasksHead, TasksOptions
+    from freescale.model.heads.tasks import TasksHead, TasksOptions, target_index
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -19,6 +19,7 @@ from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
+from freescale.model.heads.shared_experts import SharedExperts
 from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
 from freescale.registry import register
 
@@ -33,6 +34,7 @@ class TasksHead(nn.Module):
         tasks: what is predicted.
         late: states are those of the history, the same for all candidates; else each candidate has one of its own.
         towers: one MLP for all tasks, or one for each.
+        experts: shared by the tasks, each of which mixes them and has a tower of its own; 0: none.
         options: what makes this head again.
     """
 
@@ -45,26 +47,33 @@ class TasksHead(nn.Module):
         tasks: tuple[TaskRule, ...],
         late: bool = False,
         towers: Towers = "shared",
+        experts: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.tasks, self.late = tasks, late
         outputs = [len(tasks)] if towers == "shared" else [1] * len(tasks)
         self.towers = nn.ModuleList(
-            nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, width)) for width in outputs
+            [SharedExperts(3 * dim, dim=dim, tasks=len(tasks), experts=experts)]
+            if experts
+            else [
+                nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, width)) for width in outputs
+            ]
         )
         self.needs = Needs(columns=tuple(dict.fromkeys(task.column for task in tasks)))
         self._options = dict(options or {})
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Of every task how well it orders candidates; the first task's decides unless another is named."""
-        binary = ("auc", "gauc_user", "gauc_request")
-        return tuple(
-            f"{name}/{task.name}"
-            for task in self.tasks
-            for name in (binary if task.kind == "binary" else ("xauc",))
-        )
+        """What may choose the best state: of every task how well it orders candidates, and its errors.
+
+        The first task's first one decides unless another is named.
+        """
+        names = {
+            "binary": ("auc", "gauc_user", "gauc_request", "ne", "logloss"),
+            "number": ("xauc", "mse", "mae"),
+        }
+        return tuple(f"{name}/{task.name}" for task in self.tasks for name in names[task.kind])
 
     def logits(self, states_KD: Tensor, items_KD: Tensor) -> Tensor:
         """[K, tasks] log-odds of binary tasks, and predictions of numbers."""
@@ -155,7 +164,7 @@ class TaskMetrics:
         items = F.embedding(batch.tokens["item_index"].index_select(0, index), rows_UD)
         logits = self._head.logits(states_KD.to(items.dtype), items)
         labels, weights = self._head.labels(batch)
-        request, user = (batch.samples[name].cpu() for name in ("row", "user"))
+        request, user = (batch.samples[name].cpu() for name in ("row", "request_user"))
         assert batch.targets is not None
         for n, task in enumerate(self._tasks):
             task.update(
@@ -197,28 +206,42 @@ class TasksOptions:
         tasks: one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS, NAME = number COLUMN; docs/ranking.md.
         candidates: of a request, where they are cut by number.
         by: column whose runs of equal values are requests; none: cut by number.
+        window: seconds; all that a user did in a window of that length is a request. None: cut by number.
         weights: column with a weight for every candidate.
         late: candidates meet the user's state in the head only, not in the attention.
         towers: "shared" or "own": one MLP for all tasks, or one for each.
+        experts: hidden layers that all tasks share, mixed by a gate for each task, a tower for each behind; 0: none.
     """
 
     tasks: tuple[str, ...]
     candidates: int = 10
     by: str | None = None
+    window: int | None = None
     weights: str | None = None
     late: bool = False
     towers: Towers = "shared"
+    experts: int = 0
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
             raise ConfigError("head.candidates: a request needs at least 1", got=self.candidates)
+        if self.window is not None and self.window < 1:
+            raise ConfigError("head.window: seconds, at least 1", got=self.window)
+        if self.window is not None and self.by is not None:
+            raise ConfigError("head.window: head.by says already what a request is", got=f"by {self.by}")
         if self.towers not in ("shared", "own"):
             raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own")
+        if self.experts < 0 or (self.experts and self.towers != "own"):
+            raise ConfigError(
+                "head.experts: shared experts need a tower for each task",
+                got=f"{self.experts} experts, head.towers={self.towers}",
+                next_step="set head.towers=own, or head.experts=0",
+            )
 
 
 @register("head", "tasks", options=TasksOptions)
 def make_tasks(dim: int, options: TasksOptions) -> TasksHead:
     """A head of named tasks as a recipe describes it."""
     rules = parse_tasks(options.tasks)
-    own = {"tasks": list(options.tasks), "late": options.late, "towers": options.towers}
-    return TasksHead(dim=dim, tasks=rules, late=options.late, towers=options.towers, options=own)
+    shape: dict[str, Any] = {"late": options.late, "towers": options.towers, "experts": options.experts}
+    return TasksHead(dim=dim, tasks=rules, options={"tasks": list(options.tasks), **shape}, **shape)

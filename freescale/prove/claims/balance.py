@@ -19,32 +19,13 @@ from freescale.prove.claim import (
     needs_two,
     one_case,
 )
-from freescale.prove.runs import Steps, train_shortly
+from freescale.prove.runs import SHARES, account_of, long_tailed, train_shortly
 from freescale.registry import register
 
-_LONG_TAILED = (
-    "synthetic.users=600",
-    "synthetic.items=2000",
-    "synthetic.mean_length=100",
-    "synthetic.sigma=1.2",
-    "synthetic.max_length=1000",
-    "data.max_length=1000",
-    "head.num_negatives=32",
-    "model.dropout=0",
-    "run.log_every=4",
-    "embedding.replicate_below_mb=0",
-    "balance.refit_every=null",
-    "pipeline.decide_every=null",
-)
-_SIZES = {
-    "cpu": ("model.dim=32", "model.layers=2"),
-    "cuda": ("model.dim=256", "model.layers=4", "model.dtype=bfloat16"),
-}
 _WAYS = {
     "all off": ("balance.enabled=false", "pipeline.prioritized=false"),
     "all on": ("balance.enabled=true", "pipeline.prioritized=true"),
 }
-_SHARES = ("bubble", "straggler", "comm", "host")
 
 
 @register("claim", "balance")
@@ -61,13 +42,12 @@ class LessBubble:
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
         """Rounds of both ways; the first steps compile kernels and do not count."""
         steps, rounds = (16, 2) if setting.quick else (48, 3)
-        size = (f"data.global_batch={12 * ranks.num_ranks}", *_SIZES[setting.device])
         found: dict[str, list[Any]] = {way: [] for way in _WAYS}
         for turn in range(rounds):
             order = list(_WAYS) if turn % 2 == 0 else list(_WAYS)[::-1]
             for way in order:
-                keys = (*_LONG_TAILED, *size, *_WAYS[way], f"run.steps={steps}")
-                found[way].append(_account(train_shortly(ranks, keys).steps, warm=steps // 4))
+                keys = (*long_tailed(ranks), *_WAYS[way], f"run.steps={steps}")
+                found[way].append(account_of(train_shortly(ranks, keys).steps, warm=steps // 4))
         return found
 
     @staticmethod
@@ -78,7 +58,7 @@ class LessBubble:
             return [seen]
         first = seen[0]
         medians = {
-            way: {key: _median(one[key] for one in rounds) for key in ("step_ms", "imbalance", *_SHARES)}
+            way: {key: _median(one[key] for one in rounds) for key in ("step_ms", "imbalance", *SHARES)}
             for way, rounds in first.items()
         }
         off, on = medians["all off"], medians["all on"]
@@ -89,10 +69,10 @@ class LessBubble:
         limit = 2e-3 if setting.device == "cpu" else 2e-2
         held = on["straggler"] < off["straggler"] and apart < limit
         rows = [
-            [way, f"{one['step_ms']:.1f}", *(f"{one[key]:.1%}" for key in _SHARES), f"{one['imbalance']:.2f}"]
+            [way, f"{one['step_ms']:.1f}", *(f"{one[key]:.1%}" for key in SHARES), f"{one['imbalance']:.2f}"]
             for way, one in medians.items()
         ]
-        table = Table(("", "ms a step", *_SHARES, "work of the busiest rank / mean"), rows)
+        table = Table(("", "ms a step", *SHARES, "work of the busiest rank / mean"), rows)
         says = (
             f"waiting for the slowest rank {off['straggler']:.1%} -> {on['straggler']:.1%} of a step, bubble "
             f"{off['bubble']:.1%} -> {on['bubble']:.1%}, step {off['step_ms']:.1f} -> {on['step_ms']:.1f} ms; "
@@ -107,17 +87,6 @@ class LessBubble:
                 table,
             )
         ]
-
-
-def _account(steps: Steps, *, warm: int) -> dict[str, Any]:
-    """Means over the steps that count; losses of all."""
-    kept = steps.events[warm:]
-
-    def mean(key: str) -> float:
-        known = [float(event[key]) for event in kept if event.get(key) is not None]
-        return statistics.fmean(known) if known else 0.0
-
-    return {"losses": steps.losses, **{key: mean(key) for key in ("step_ms", "imbalance", *_SHARES)}}
 
 
 def _median(values: Any) -> float:

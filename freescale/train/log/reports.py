@@ -228,7 +228,7 @@ def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, object]:
         return {}
     total = traffic.total
     fields: dict[str, object] = {
-        "overlap": _share(total.shared_rows, total.unique_rows),
+        "overlap": total.overlap,
         "exposed_bytes": int(total.exposed_bytes),
         "hidden_bytes": int(total.hidden_bytes),
         "parked_rows": int(total.parked_rows),
@@ -243,11 +243,7 @@ def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, object]:
 def _table_fields(moved: TableTraffic) -> dict[str, float]:
     return {
         "rows": int(moved.unique_rows),
-        "overlap": round(_share(moved.shared_rows, moved.unique_rows), 4),
+        "overlap": round(moved.overlap, 4),
         "exposed_bytes": int(moved.exposed_bytes),
         "hidden_bytes": int(moved.hidden_bytes),
     }
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

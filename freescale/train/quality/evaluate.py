@@ -107,7 +107,7 @@ class Evaluator:
                 raise GivenUpError
             found = vectors.look_up(batch)
             if batch.targets is not None:
-                self._add_requests(own, found.rows, found.batch)
+                self._add_requests(own, found)
                 continue
             states = self._last_states(found)
             places = None if ranking is None else ranking.add(rows, batch, states)
@@ -120,7 +120,7 @@ class Evaluator:
             values = _joined(values, self._summed(own))
         return values
 
-    def _add_requests(self, own: object, lookup: Tensor, indexed: SequenceBatch) -> None:
+    def _add_requests(self, own: object, found: BatchItems) -> None:
         """Candidates of requests, for the metrics of a head that knows them."""
         if not isinstance(own, RequestMetrics):
             raise ConfigError(
@@ -128,8 +128,9 @@ class Evaluator:
                 got=type(self.model.head).__name__,
                 allowed="metrics with update_requests(states, rows, batch)",
             )
-        layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
-        own.update_requests(self.model.states(lookup, indexed, layout), lookup, indexed)
+        rows, batch = found.rows, found.batch
+        layout = SequenceLayout(batch.offsets, device=self.ranks.device)
+        own.update_requests(self.model.states(rows, batch, layout, found.tables), rows, batch)
 
     def _summed(self, metrics: HeadMetrics | MergedMetrics | RankingQuality) -> Mapping[str, float | None]:
         if isinstance(metrics, MergedMetrics):

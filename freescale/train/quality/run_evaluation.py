@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from freescale.data import Examples, Split
-from freescale.trace import POPULARITY, REPEAT, numeric_fields
+from freescale.trace import POPULARITY, REPEAT, is_better, numeric_fields
 from freescale.train.log.events import Progress
 from freescale.train.quality.evaluate import Evaluator, GivenUpError, GiveUp
 from freescale.train.quality.protocol import EvalProtocol
@@ -81,7 +81,7 @@ class Evaluation:
         self.pending = False
         self._tell(step, metrics, progress, split="valid")
         value = metrics.get(self.metric)
-        improved = value is not None and value > self.best.get("value", float("-inf"))
+        improved = value is not None and is_better(self.metric, value, self.best.get("value"))
         if improved:
             self.best = {"metric": self.metric, "value": value, "step": step}
         self.since_best = 0 if improved else self.since_best + 1

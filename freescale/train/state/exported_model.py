@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +49,11 @@ class ExportedModel:
     manifest: dict[str, Any]
     names: ItemNames
     features: ServedFeatures | None = None
+
+    def to(self, device: torch.device | str) -> ExportedModel:
+        """The same model where it is to compute, for instance "cuda"; this one stays as it is."""
+        place = torch.device(device)
+        return replace(self, model=copy.deepcopy(self.model).to(place), vectors=self.vectors.to(place))
 
     @torch.no_grad()
     def recommend(
@@ -120,6 +126,8 @@ class ExportedModel:
         request_time: int | Sequence[int] | None = None,
         cache: HistoryCache | Sequence[HistoryCache | None] | None = None,
         chunk: int | None = None,
+        features: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        candidate_features: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
         """What the tasks predict of every candidate: {task: probability or number}, None where it is unknown.
 
@@ -133,6 +141,9 @@ class ExportedModel:
             request_time: when they are asked for; the last event's time unless given.
             cache: the history before, as `remember` made it.
             chunk: candidates of a user computed at a time, to bound memory; all unless given.
+            features: of the events of the history, of the user and of the request, as those of `recommend`.
+            candidate_features: of the candidates, a list of one value a candidate; features of events that are known
+                before them. Of a batch, each name has a list of one a user; or give a list of such dicts.
         """
         batch = is_batch(candidates)
         histories = list(history) if batch else [history]
@@ -141,17 +152,17 @@ class ExportedModel:
             raise DataError(
                 "every history needs its candidates", got=f"{num} histories, {len(candidates)} lists"
             )
-        answers = scores.score(
-            self,
+        each = zip(
             histories,
             list(candidates) if batch else [candidates],
-            times=one_each("times", times, num, shared=alone),
-            request_times=one_each(
-                "request_time", request_time, num, shared=alone or not hasattr(request_time, "__len__")
-            ),
-            caches=one_each("cache", cache, num, shared=alone),
-            chunk=chunk,
+            one_each("times", times, num, shared=alone),
+            one_each("request_time", request_time, num, shared=alone or not hasattr(request_time, "__len__")),
+            one_each("cache", cache, num, shared=alone),
+            features_each(features, num, alone=alone),
+            features_each(candidate_features, num, alone=alone),
+            [f"user {n} of the batch: " if batch else "" for n in range(num)],
         )
+        answers = scores.score(self, [scores.Asked(*given) for given in each], chunk=chunk)
         return answers if batch else answers[0]
 
     def remember(
@@ -160,6 +171,7 @@ class ExportedModel:
         *,
         times: Sequence[int] | None = None,
         cache: HistoryCache | None = None,
+        features: Mapping[str, Any] | None = None,
     ) -> HistoryCache | None:
         """Keys and values of all but the latest event, to be given to `score` with that event and what follows.
 
@@ -170,8 +182,10 @@ class ExportedModel:
             history: item ids, oldest first. With a cache: the events after those in it.
             times: their times; needed by models with a time bias.
             cache: what is kept already.
+            features: of these events and of the user, as those of `score`; nothing is kept of a request.
         """
-        return scores.remember(self, history, times=times, cache=cache)
+        asked = scores.Asked(history, (), times=times, cache=cache, features=features or {})
+        return scores.remember(self, asked)
 
     @property
     def filter_seen(self) -> bool:
@@ -260,12 +274,14 @@ class ExportedModel:
         """[U, D] the state after the last event; all with a cache, or all without."""
         batch = SequenceBatch.from_sequences([request.tokens for request in requests])
         batch, tables = self._with_features(batch, [request.features for request in requests])
+        batch = batch.to(self.vectors.device)
         caches = [request.cache for request in requests]
         if caches[0] is None:
-            states = self.model.states(self.vectors, batch, SequenceLayout(batch.offsets), tables)
+            layout = SequenceLayout(batch.offsets, device=self.vectors.device)
+            states = self.model.states(self.vectors, batch, layout, tables)
         else:
             states = self._compressor().states(self.model.vectors(self.vectors, batch, tables), batch, caches)
-        return states.index_select(0, batch.offsets[1:] - 1)
+        return states.index_select(0, (batch.offsets[1:] - 1).to(states.device))
 
     @cached_property
     def _candidates(self) -> Tensor:
@@ -314,6 +330,7 @@ class ExportedModel:
         tokens = self._tokens(index, known, times, next_time, limit=latest)
         said = self._features(features or {}, known, latest, who="")
         batch, tables = self._with_features(SequenceBatch.from_sequences([tokens]), [said])
+        batch = batch.to(self.vectors.device)
         return compressor.compress(self.model.vectors(self.vectors, batch, tables), batch, [cache])[0]
 
     def _compressor(self) -> Compressor:

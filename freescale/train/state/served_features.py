@@ -208,7 +208,7 @@ def _table_file(name: str) -> str:
 
 
 def _column(feature: Feature) -> IdColumn:
-    domain: Domain = "tokens" if feature.of == "event" else "samples"
+    domain: Domain = "samples" if feature.of == "user" else "tokens"
     assert feature.table_name is not None
     return IdColumn(feature.name, domain, feature.table_name, several=feature.kind == "ids")
 

@@ -65,7 +65,7 @@ MISTAKES = {
     ),
     "word": ({"of": "item", "is": "id", "tabel": "item"}, "word: unknown word 'tabel'; did you mean table?"),
     "cover": ({"of": "item", "is": "vector"}, "cover.width: vector needs it"),
-    "device": ({"of": "request", "is": "id"}, "device.of: request features come with request batches"),
+    "device": ({"of": "request", "is": "id", "as": "front"}, "device.as: a feature of request goes as: join"),
     "taste": ({"cross": ["user", "artists"]}, "taste.rows: a cross needs them"),
     "daily": (
         {"cross": ["user", "price"], "rows": 9},

@@ -1,0 +1,150 @@
+"""prediction: what `freescale simulate` foretells of these ranks, held against what they do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from freescale.comm.world import Ranks
+from freescale.profiling import measure_profile
+from freescale.prove.claim import (
+    NOT_PROVEN,
+    PROVEN,
+    Evidence,
+    Facts,
+    Finding,
+    Report,
+    Setting,
+    Table,
+    evidence_of,
+    one_case,
+)
+from freescale.prove.runs import account_of, long_tailed, train_shortly
+from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config
+from freescale.registry import register
+from freescale.sim import Features, Profile, Workload, load_cluster, loads_of, simulate_features
+from freescale.sim import Setting as SimSetting
+
+MOST_STEP, MOST_BUBBLE = 0.10, 0.05
+"""Of the step, relative, and of the bubble, in shares of the step: twice what an idle machine shows."""
+_STEPS, _WARM = 40, 10
+_PLAIN = "pipeline.prioritized=false"
+_WAYS = {
+    "all off": (
+        ("balance.enabled=false", _PLAIN),
+        Features(balancer="random", prioritized=False, sm_free=False),
+    ),
+    "balance": (("balance.enabled=true", _PLAIN), Features(prioritized=False, sm_free=False)),
+}
+
+
+@register("claim", "prediction")
+class Prediction:
+    """Rank 0 measures a profile of its machine; then all ranks train what was foretold from it."""
+
+    title = "The simulator foretells step time and bubble of these ranks"
+    order = 75
+    limit_s = 540.0
+    patience_s = 500.0
+    cases = staticmethod(one_case)
+
+    @staticmethod
+    def why_not(facts: Facts) -> str | None:
+        """What a profile of one process can stand for."""
+        if facts.quick:
+            return "left out by --quick: a profile takes minutes"
+        if facts.num_ranks == 1:
+            return "there is one rank only"
+        if facts.device != "cpu" or facts.num_machines > 1:
+            return "foretold are CPU ranks of one machine; for others see benchmarks/simulate_validation.py"
+        return None
+
+    @staticmethod
+    def measure(ranks: Ranks, setting: Setting) -> Evidence:
+        """The profile first, while nobody else computes; then both ways of training."""
+        keys = (*long_tailed(ranks), f"run.steps={_STEPS}", "run.device=cpu")
+        torch.set_num_threads(1)
+        evidence: Evidence = {}
+        config = load_config(None, list(keys))
+        if ranks.is_first:
+            profile = measure_profile(config, device="cpu", seconds=20.0, most_samples=12)
+            setting.out.mkdir(parents=True, exist_ok=True)
+            (setting.out / "profile.json").write_text(profile.to_json())
+            evidence["predicted"] = {
+                way: predicted(config, profile, ranks.num_ranks, features)
+                for way, (_, features) in _WAYS.items()
+            }
+        ranks.barrier()
+        evidence["measured"] = {}
+        for way, (more, _) in _WAYS.items():
+            account = account_of(train_shortly(ranks, (*keys, *more)).steps, warm=_WARM)
+            evidence["measured"][way] = {name: account[name] for name in ("step_ms", "bubble")}
+        return evidence
+
+    @staticmethod
+    def judge(reports: Sequence[Report], setting: Setting) -> list[Finding]:
+        """Both ways, step and bubble."""
+        seen = evidence_of(reports, "step and bubble")
+        if isinstance(seen, Finding):
+            return [seen]
+        measured, foretold = seen[0]["measured"], seen[0]["predicted"]
+        rows, steps, bubbles = [], [], []
+        for way, real in measured.items():
+            guess = foretold[way]
+            steps.append(abs(guess["step_ms"] / real["step_ms"] - 1))
+            bubbles.append(abs(guess["bubble"] - real["bubble"]))
+            rows.append(
+                [
+                    way,
+                    f"{real['step_ms']:.1f}",
+                    f"{guess['step_ms']:.1f}",
+                    f"{real['bubble']:.1%}",
+                    f"{guess['bubble']:.1%}",
+                ]
+            )
+        table = Table(("", "ms a step", "foretold", "bubble", "foretold"), rows)
+        held = max(steps) <= MOST_STEP and max(bubbles) <= MOST_BUBBLE
+        says = (
+            f"step time off by at most {max(steps):.1%} ({MOST_STEP:.0%} allowed), bubble by {100 * max(bubbles):.1f} "
+            f"points ({100 * MOST_BUBBLE:.0f} allowed); the profile is profile.json beside this page"
+        )
+        figures = {"measured": measured, "predicted": foretold}
+        return [Finding("step and bubble", PROVEN if held else NOT_PROVEN, says, figures, table)]
+
+
+def predicted(config: Config, profile: Profile, num_ranks: int, features: Features) -> dict[str, float]:
+    """Step time and bubble of the very batches that are trained."""
+    source = build_source(config)
+    one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
+    batches: Any = build_sampler(config, build_examples(config, source, "train", negatives=True), one).batches
+    workload = Workload(
+        samples_per_gpu=max(1, config.data.global_batch // num_ranks),
+        ids_per_token=2.0,
+        ids_per_sample=float(config.head.num_negatives),
+        table_rows=len(source.items.ids),
+        zipf=config.synthetic.zipf,
+        row_bytes=int(profile.model["row_bytes"]),
+        dense_bytes=4.0 * float(profile.model["dense_parameters"]),
+    )
+    told = SimSetting(workload=workload, profile=profile, cluster=load_cluster("cpu"), jitter=None)
+    loads = loads_of(
+        lambda step: batches.lengths_of(batches.batch(step)),
+        num_ranks=num_ranks,
+        num_steps=_STEPS,
+        balancer=features.balancer,
+        cost_model=told.cost_model(),
+    )
+    cores = os.cpu_count() or 1
+    made = simulate_features(
+        told,
+        features,
+        num_ranks=num_ranks,
+        num_steps=_STEPS,
+        loads=loads,
+        cores=cores if num_ranks > cores else None,
+    )
+    parts = made.outcome.accounts.parts(warmup=_WARM)
+    return {"step_ms": 1000 * parts.total / (_STEPS - _WARM), "bubble": parts.bubble}
