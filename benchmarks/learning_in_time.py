@@ -249,7 +249,9 @@ def main() -> None:
             float(np.mean([each["hr@10"] for each in later])),
             float(np.average([each["new"] for each in new], weights=weights)) if new else None,
         ]
-        print(f"{name:28} {means[name][0]:8.4f} {means[name][1] or float('nan'):10.4f}")
+        print(
+            f"{name:28} {means[name][0]:8.4f} {float('nan') if means[name][1] is None else means[name][1]:10.4f}"
+        )
 
     told: list[Published] = []
     publish_run(folder / "zero_collision", folder / "chain", tell=told.append)
