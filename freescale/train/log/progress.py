@@ -105,6 +105,8 @@ class TerminalSink:
                 self._step(event)
         elif kind == "eval":
             self._print(*_eval_parts(event))
+        elif kind == "grown":
+            self._total = int(units.number(event.get("total_steps")) or self._total)
         elif kind == "ids":
             self._print(*_id_parts(event))
         elif kind == "experts":
