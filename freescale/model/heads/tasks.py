@@ -19,7 +19,7 @@ from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
-from freescale.model.heads.shared_experts import SharedExperts
+from freescale.model.heads._shared_experts import SharedExperts
 from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
 from freescale.registry import register
 
