@@ -1,12 +1,14 @@
 """Prioritized embedding communication (PEC): bytes and time during which ranks stand still.
 
-1. Check: plain and prioritized training end with the same bits (row-wise Adagrad, on the ranks of this benchmark).
+1. Check: plain, prioritized and split training end with the same bits (row-wise Adagrad, on this benchmark's ranks).
 2. Bytes a step that travel while the ranks stand still, over all ranks, for rows of 64 float32 numbers. `plain` sends
    every occurrence of an id, `PEC` the occurrences of overlapping rows: both are counted from the ids, since FreeScale
    always removes duplicates. `plain + dedup` and `PEC + dedup` are what FreeScale's two paths have moved and counted.
 3. Time of a step over an emulated link (`comm/transports/throttled.py`): bytes really travel, the link's time is slept.
    Forward and backward are sleep, too, so that a busy machine disturbs little; looking up, splitting, summing and
-   updating rows is real work. `compute` is the same step without rows. Rounds of all ways alternate.
+   updating rows is real work. `compute` is the same step without rows. `split` is prioritized with the second half of
+   the backward, the gradients of weights, after the rows' gradients have left (pipeline.postpone). Rounds of all ways
+   alternate.
 
     python benchmarks/prioritized_overlap.py [--ranks 2] [--events 1000000] [--rounds 5]
 """
@@ -82,14 +84,19 @@ def train(
     *,
     channels: Channels | None,
     compute_s: float = 0.0,
+    split: bool = False,
 ) -> Iterator[tuple[float, Any]]:
-    """(seconds, traffic) of every step, prioritized where lanes are given. A third of the compute is the forward."""
+    """(seconds, traffic) of every step, prioritized where lanes are given.
+
+    A third of the compute is the forward, and one the gradients of weights, which come last where they are split off.
+    """
     pipeline = PrioritizedPipeline(
         iter(batches),
         embedding=table,
         rows_of=lambda rows: {"item": rows},
         prioritized=lambda step: channels is not None,
         chunk_mb=CHUNK_MB,
+        beside=split,
         channels=channels or Channels(express=table.transport, bulk=table.transport, ids=table.transport),
     )
     with pipeline:
@@ -98,24 +105,29 @@ def train(
             time.sleep(compute_s / 3)
             rows = ready.lookups["item"].rows
             rows.grad = 0.01 * rows.detach() + 0.001
-            time.sleep(2 * compute_s / 3)
+            time.sleep((1 if split else 2) * compute_s / 3)
             pipeline.update(ready, lr=0.05)
+            if split:
+                time.sleep(compute_s / 3)
             now = time.perf_counter()
             yield now - last, ready.traffic
             last = now
 
 
 def check(rank: int, num_ranks: int) -> bool:
-    """Both ways on the same batches: the same bits in every table row and its state?"""
+    """All ways on the same batches: the same bits in every table row and its state?"""
     made = ZipfBatches(rows=5000, exponent=1.0, events=4000 * num_ranks, num_ranks=num_ranks)
     batches = [made.rows(step, rank) for step in range(25)]
     transport, channels = make_lanes(None)
-    tables = [make_table(5000, 16, transport) for _ in range(2)]
-    for table, way in zip(tables, (None, channels)):
-        list(train(table, batches, channels=way))
-    plain, ours = (table.tables["item"] for table in tables)
-    same = torch.equal(plain.weight, ours.weight)
-    return same and torch.equal(plain.state["square_sum"], ours.state["square_sum"])
+    tables = [make_table(5000, 16, transport) for _ in range(3)]
+    for table, (way, split) in zip(tables, ((None, False), (channels, False), (channels, True))):
+        list(train(table, batches, channels=way, split=split))
+    plain, *others = (table.tables["item"] for table in tables)
+    return all(
+        torch.equal(plain.weight, ours.weight)
+        and torch.equal(plain.state["square_sum"], ours.state["square_sum"])
+        for ours in others
+    )
 
 
 def count_bytes(rank: int, num_ranks: int, *, rows: int, exponent: float, events: int) -> dict[str, float]:
@@ -157,13 +169,15 @@ def measure_time(
     made = ZipfBatches(rows=rows, exponent=exponent, events=events, num_ranks=num_ranks)
     transport, channels = make_lanes(link)
     table = make_table(rows, WIDTH, transport)
-    times: dict[str, list[float]] = {"compute": [], "plain": [], "prioritized": []}
+    times: dict[str, list[float]] = {"compute": [], "plain": [], "prioritized": [], "split": []}
     for round_ in range(rounds):
         first = round_ * ROUND_STEPS
         batches = [made.rows(step, rank) for step in range(first, first + ROUND_STEPS)]
-        for way, used in (("plain", None), ("prioritized", channels)):
+        for way, used in (("plain", None), ("prioritized", channels), ("split", channels)):
             dist.barrier()
-            seconds = [each for each, _ in train(table, batches, channels=used, compute_s=compute_s)]
+            split = way == "split"
+            steps = train(table, batches, channels=used, compute_s=compute_s, split=split)
+            seconds = [each for each, _ in steps]
             times[way].append(1000 * median(seconds[WARM:-1]))
         began = time.perf_counter()
         for _ in range(ROUND_STEPS):
@@ -229,17 +243,14 @@ def print_bytes(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def print_times(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    print(
-        f"\n{'step time, ms':24}{'compute':>10}{'plain':>10}{'prioritized':>13}{'plain adds':>12}{'PEC adds':>10}"
-    )
+    ways = ("plain", "prioritized", "split")
+    print(f"\n{'step time, ms':24}{'compute':>10}" + "".join(f"{way:>13}{'adds':>8}" for way in ways))
     table = {}
     for key in results[0]["time"]:
-        ms = {way: median(results[0]["time"][key][way]) for way in ("compute", "plain", "prioritized")}
-        adds = {way: ms[way] / ms["compute"] - 1 for way in ("plain", "prioritized")}
-        print(
-            f"{key:24}{ms['compute']:10.1f}{ms['plain']:10.1f}{ms['prioritized']:13.1f}"
-            f"{100 * adds['plain']:11.1f}%{100 * adds['prioritized']:9.1f}%"
-        )
+        ms = {way: median(results[0]["time"][key][way]) for way in ("compute", *ways)}
+        adds = {way: ms[way] / ms["compute"] - 1 for way in ways}
+        cells = "".join(f"{ms[way]:13.1f}{100 * adds[way]:7.1f}%" for way in ways)
+        print(f"{key:24}{ms['compute']:10.1f}{cells}")
         table[key] = {name: round(value, 2) for name, value in ms.items()}
         table[key] |= {f"{way}_adds": round(share, 4) for way, share in adds.items()}
     return table
@@ -264,7 +275,7 @@ def main() -> None:
     results = on_ranks(options)
     if not all(rank["check"] for rank in results):
         raise SystemExit("FAILED: plain and prioritized training differ; no number is printed")
-    print(f"check: the same bits both ways on {options.ranks} ranks")
+    print(f"check: the same bits all ways on {options.ranks} ranks")
     summary = {
         "check": True,
         "ranks": options.ranks,

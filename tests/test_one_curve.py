@@ -121,7 +121,13 @@ def test_ranks_do_not_change_the_curve(num_ranks: int, curve: tuple[str, ...], a
 
 @pytest.mark.parametrize(
     "change",
-    ["balance.enabled=false", "embedding.replicate_below_mb=100", "optim.accumulate=3", "data.workers=1"],
+    [
+        "balance.enabled=false",
+        "embedding.replicate_below_mb=100",
+        "optim.accumulate=3",
+        "data.workers=1",
+        "pipeline.postpone=on",
+    ],
 )
 def test_speed_features_do_not_change_the_curve(
     change: str, curve: tuple[str, ...], alone: dict[str, Any]

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from freescale.kernels import SequenceLayout, input_states
 from freescale.kernels.attention import NUM_TIME_BUCKETS
 from freescale.kernels.rows import take
+from freescale.kernels.runtime import linear
 from freescale.model.dropout import Dropout
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, whose weight and bias may get their gradients after those of the rows have left."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Input weight^T + bias."""
+        return linear(input, self.weight, self.bias)
 
 
 class InputLayer(nn.Module):

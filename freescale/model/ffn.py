@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from freescale.errors import ConfigError
 from freescale.kernels import plain_norm
 from freescale.kernels.moe import ACTIVATIONS, activated
+from freescale.kernels.runtime import linear
 from freescale.model.dropout import Dropout
 
 
@@ -32,7 +32,7 @@ class DenseFFN(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D]."""
-        return F.linear(activated(F.linear(x_TD, self.w_in), self.activation), self.w_out)
+        return linear(activated(linear(x_TD, self.w_in), self.activation), self.w_out)
 
 
 class FeedForward(nn.Module):

@@ -56,6 +56,7 @@ class InFlightBatch(Generic[B]):
         ids: done when `tables` is there and, for the batch before, which rows both share.
         copied: when the subsets of `tables`, and those of the batch before, are on the GPU.
         early: done when the early rows are here: storage for all rows by table, filled in part.
+        late_rows_here: the rest of it is filled, too.
     """
 
     step: int
@@ -69,6 +70,7 @@ class InFlightBatch(Generic[B]):
     asked: Mapping[str, Tensor] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     updated: bool = False
+    late_rows_here: bool = False
 
     def copied_by(self, later: InFlightBatch[B]) -> None:
         """Let this stream wait for the copies that went with `later`, and use those of this batch."""

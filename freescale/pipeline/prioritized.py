@@ -22,6 +22,9 @@ Why this is exact, bit for bit:
   * Training thread and communication thread work on different rows at any moment.
 `order_check.py` checks all of this while a run goes on.
 
+With weight gradients left to compute (`beside`) the training thread does not stand still for OL gradients and rows,
+either: `urgent_chain.py` moves them meanwhile, in the same order.
+
 The ids of a batch are two batches ahead of its compute (LOOK_AHEAD). They are turned into rows (`rows_of`) on the
 communication thread, in the order of the batches: a map from raw ids to rows that changes as ids come in sees them in
 the same order as without look-ahead. It must not give away a row that one of the last LOOK_AHEAD + 1
@@ -47,6 +50,7 @@ from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
 from freescale.pipeline.row_moves import RowMoves
 from freescale.pipeline.streams import Waitable, make_side, record_stream, wait_for
 from freescale.pipeline.traffic import count_plain
+from freescale.pipeline.urgent_chain import Left, UrgentChain
 from freescale.trace import stage
 
 B = TypeVar("B")
@@ -70,6 +74,7 @@ class PrioritizedPipeline(Generic[B]):
         check: prove the order of reads and updates as it goes (slow).
         chunk_mb: bulk travels in pieces of this size.
         gate: shut by whoever has urgent traffic of another kind under way.
+        beside: `update` returns at once, and what the next batch waits for travels until it is taken.
         channels: connections, where not those of the embedding's group.
 
     Examples:
@@ -92,6 +97,7 @@ class PrioritizedPipeline(Generic[B]):
         check: bool = False,
         chunk_mb: float = 1.0,
         gate: Gate | None = None,
+        beside: bool = False,
         channels: Channels | None = None,
     ) -> None:
         self._batches = iter(batches)
@@ -103,7 +109,7 @@ class PrioritizedPipeline(Generic[B]):
         self._last_updated = first_step - 1
         self._flights: deque[InFlightBatch[B]] = deque()
         self._under_way: dict[int, InFlightBatch[B]] = {}
-        self._left: tuple[InFlightBatch[B], dict[str, Tensor], float] | None = None
+        self._left: Left[B] | None = None
         self._parked: deque[tuple[InFlightBatch[B], Waitable[None]]] = deque()
         self.order: RowOrder = OrderCheck() if check else NoCheck()
         self.queue = TrafficQueue(chunk_bytes=int(chunk_mb * (1 << 20)), gate=gate)
@@ -116,6 +122,9 @@ class PrioritizedPipeline(Generic[B]):
             side=self._side,
             order=self.order,
         )
+        self._chain: UrgentChain[B] | None = None
+        if beside:
+            self._chain = UrgentChain(self._moves, device=embedding.device, gate=self.queue.gate)
         embedding.before_reading = self.flush
 
     # What the training thread calls.
@@ -150,6 +159,9 @@ class PrioritizedPipeline(Generic[B]):
         with flight.traffic.exposed():
             if not flight.prioritized:
                 self._update_plainly(flight, ready, lr=lr)
+            elif self._chain is not None and len(self._flights) > 1:
+                self._chain.start(flight, self._flights[1], ready.lookups, lr=lr)
+                self._update_replicated(flight, ready, lr=lr)
             else:
                 self._scatter_gradients(flight, ready, lr=lr)
         flight.updated = True
@@ -158,6 +170,7 @@ class PrioritizedPipeline(Generic[B]):
     def flush(self) -> None:
         """Bring every row of this rank up to date: wait until parked gradients are applied."""
         self.queue.check()
+        self._finish_chain()
         self._start_bulk()
         while self._parked:
             with stage("flush parked gradients", step=self._parked[0][0].step + 1, kind="wait"):
@@ -168,6 +181,8 @@ class PrioritizedPipeline(Generic[B]):
         """Flush and end the communication thread; every rank must have taken the same batches."""
         self.flush()
         self.queue.close()
+        if self._chain is not None:
+            self._chain.close()
         self._embedding.before_reading = None
 
     def __enter__(self) -> PrioritizedPipeline[B]:
@@ -180,6 +195,8 @@ class PrioritizedPipeline(Generic[B]):
             # The other ranks will hear of it when this one ends; nothing is worth waiting for.
             self.queue.cancel(error)
             self.queue.close()
+            if self._chain is not None:
+                self._chain.close(error)
 
     def rows_in_flight(self, table: str) -> Tensor:
         """Unique local rows that batches under way use and that may still change, ascending; from any thread."""
@@ -258,6 +275,7 @@ class PrioritizedPipeline(Generic[B]):
         """The last moment before the forward: late rows, and everything of a batch without look-ahead."""
         self.queue.check()
         with flight.traffic.exposed():
+            self._finish_chain()
             lookups = self._look_up_late(flight) if flight.prioritized else self._look_up_plainly(flight)
         return ReadyRows(flight.step, flight.batch, lookups, flight.traffic)
 
@@ -266,7 +284,8 @@ class PrioritizedPipeline(Generic[B]):
         with stage("wait for NOL rows", step=flight.step + 1, kind="wait"):
             storage = flight.early.wait()
             flight.copied_by(flight)
-        self._moves.fetch_late(flight, storage)
+        if not flight.late_rows_here:
+            self._moves.fetch_late(flight, storage)
         # Replicated tables are updated by this thread alone, so nothing of them is under way.
         whole = {name: self._on_device(rows) for name, rows in flight.asked.items() if name not in storage}
         read = self._embedding.lookups(whole, updates_done=True)
@@ -295,15 +314,27 @@ class PrioritizedPipeline(Generic[B]):
                 following.wait()
                 flight.copied_by(self._flights[1])
         left = self._moves.send_urgent(flight, ready.lookups, lr=lr)
+        self._update_replicated(flight, ready, lr=lr)
+        parked = Left(flight, left, lr)
+        parked.count_rows(flight.traffic)
+        self._park(parked)
+
+    def _update_replicated(self, flight: InFlightBatch[B], ready: ReadyRows[B], *, lr: float) -> None:
         whole = [lookup for name, lookup in ready.lookups.items() if name not in flight.tables]
         self._embedding.update_all(whole, lr=lr, step=flight.step + 1)
-        if left:
-            for name in left:
-                parked = flight.tables[name].parked
-                flight.traffic.of(name).parked_rows += 0 if parked is None else len(parked.index)
-            self._left = (flight, left, lr)
+
+    def _finish_chain(self) -> None:
+        """OL gradients of the last batch are applied, and OL rows of the next are here."""
+        left = None if self._chain is None else self._chain.finish()
+        if left is not None:
+            self._park(left)
+
+    def _park(self, left: Left[B]) -> None:
+        """Keep gradients that have time until bulk may start."""
+        if left.grads:
+            self._left = left
         else:
-            self._under_way.pop(flight.step)
+            self._under_way.pop(left.flight.step)
 
     def _update_plainly(self, flight: InFlightBatch[B], ready: ReadyRows[B], *, lr: float) -> None:
         """A batch without look-ahead: everything travels while the rank stands still."""

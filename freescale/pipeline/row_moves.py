@@ -13,7 +13,7 @@ from freescale.kernels.runtime import on_device, to_host
 from freescale.pipeline.in_flight import InFlightBatch, TableFlight
 from freescale.pipeline.order_check import RowOrder
 from freescale.pipeline.streams import BackgroundExecutor, CopyStream, record_stream
-from freescale.pipeline.traffic import ID_BYTES, off_rank_bytes
+from freescale.pipeline.traffic import ID_BYTES, Traffic, off_rank_bytes
 from freescale.trace import compute, stage
 
 B = TypeVar("B")
@@ -121,7 +121,7 @@ class RowMoves:
                 if table.late is not None:
                     storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
                     storage[name].index_copy_(0, record_stream(table.early.index), rows)
-                self._count(flight, name, table.early, rows, exposed=not flight.hidden)
+                self._count(flight.traffic, name, table.early, rows, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:
@@ -144,9 +144,12 @@ class RowMoves:
             for name, subset, home in zip(grads, subsets, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
 
-    # On the training thread, which stands still meanwhile.
+    # On the training thread, which stands still meanwhile; or beside it, where it has weight gradients to compute. Then
+    # `beside` is what has travelled so: the batch's own account belongs to the training thread.
 
-    def fetch_late(self, flight: InFlightBatch[B], storage: dict[str, Tensor]) -> None:
+    def fetch_late(
+        self, flight: InFlightBatch[B], storage: dict[str, Tensor], beside: Traffic | None = None
+    ) -> None:
         """Fetch the rows the batch before has just updated."""
         late = {name: table.late for name, table in flight.tables.items() if table.late is not None}
         if not late:
@@ -156,26 +159,31 @@ class RowMoves:
             with compute("gather rows"):
                 for name, subset in late.items():
                     leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
-                    self._count(flight, name, subset, leaving[-1], exposed=True)
+                    self._count(beside or flight.traffic, name, subset, leaving[-1], exposed=beside is None)
             routes = [subset.route for subset in late.values()]
             bundle = Bundle.of(
                 leaving, send=[route.receive for route in routes], receive=[route.send for route in routes]
             )
             arrived = bundle.start(self._channels.express).wait()
             for (name, subset), rows in zip(late.items(), arrived):
-                storage[name].index_copy_(0, subset.index, rows)
+                record_stream(storage[name]).index_copy_(0, subset.index, rows)
 
     def send_urgent(
-        self, flight: InFlightBatch[B], lookups: dict[str, Lookup], *, lr: float
+        self,
+        flight: InFlightBatch[B],
+        lookups: dict[str, Lookup],
+        *,
+        lr: float,
+        beside: Traffic | None = None,
     ) -> dict[str, Tensor]:
         """Send gradients home that the next batch depends on, and apply them; the gradients that are left to send."""
         if not flight.tables:
             return {}
         urgent, leaving, left = [], [], {}
-        gate = self._queue.gate
+        gate, account = self._queue.gate, beside or flight.traffic
         with gate.urgent(Deadline.OL_GRADIENTS), stage("send OL gradients", step=flight.step + 1):
             for name, table in flight.tables.items():
-                grad = lookups[name].gradient()
+                grad = record_stream(lookups[name].gradient())
                 subset = table.urgent
                 if subset is None:
                     subset = self._for_update(table.request.whole(), name)
@@ -185,8 +193,8 @@ class RowMoves:
                     leaving.append(grad.index_select(0, subset.index))
                     assert table.parked is not None
                     # They travel when this step has been reported, but they are its own.
-                    self._count(flight, name, table.parked, grad, exposed=False)
-                self._count(flight, name, subset, grad, exposed=True)
+                    self._count(account, name, table.parked, grad, exposed=False)
+                self._count(account, name, subset, grad, exposed=beside is None)
                 urgent.append(subset)
             bundle = Bundle.of(
                 leaving,
@@ -248,11 +256,9 @@ class RowMoves:
             table.apply(owned.unique, owned.sum(home), lr=lr, step=flight.step + 1)
         self._order.updated(flight.step, name, owned.unique, stage="apply gradients")
 
-    def _count(
-        self, flight: InFlightBatch[B], name: str, subset: RowSubset, rows: Tensor, *, exposed: bool
-    ) -> None:
+    def _count(self, traffic: Traffic, name: str, subset: RowSubset, rows: Tensor, *, exposed: bool) -> None:
         count = off_rank_bytes(subset.route, self._embedding.rank, rows.shape[1] * rows.itemsize)
-        flight.traffic.of(name).moved(count, exposed=exposed)
+        traffic.of(name).moved(count, exposed=exposed)
 
     def _count_ids(self, flight: InFlightBatch[B], name: str) -> None:
         table, rank = flight.tables[name], self._embedding.rank

@@ -62,11 +62,12 @@ class SideStream:
 
     Args:
         device: the GPU.
+        urgent: somebody is about to wait for the jobs. Otherwise their copies and small kernels fill gaps, they do
+            not make them.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        # Low priority: the copies and small kernels of the jobs fill gaps, they do not make them.
-        self._stream = torch.cuda.Stream(device, priority=0)
+    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)
 
     def submit(self, job: Callable[[], T]) -> Waitable[T]:
         """Issue a job behind what the current stream has been given so far."""
@@ -89,9 +90,9 @@ class SideStream:
         return transport.start(tensor, send=send, receive=receive).wait()
 
 
-def make_side(queue: TrafficQueue, device: torch.device) -> BackgroundExecutor:
-    """The place for rows and gradients that have time."""
-    return SideStream(device) if device.type == "cuda" else queue
+def make_side(queue: TrafficQueue, device: torch.device, *, urgent: bool = False) -> BackgroundExecutor:
+    """The place for rows and gradients that have time; or that are urgent, beside a rank that does not wait yet."""
+    return SideStream(device, urgent=urgent) if device.type == "cuda" else queue
 
 
 class CopyStream:

@@ -72,6 +72,13 @@ class Traffic:
         """That of one table, to be counted up."""
         return self.tables.setdefault(table, TableTraffic())
 
+    def add(self, other: Traffic) -> None:
+        """Count up what has travelled elsewhere."""
+        self.exposed_ms += other.exposed_ms
+        self.split_ms += other.split_ms
+        for name, moved in other.tables.items():
+            self.tables[name] = TableTraffic(*map(sum, zip(self.of(name).numbers(), moved.numbers())))
+
     @property
     def total(self) -> TableTraffic:
         """That of all tables."""

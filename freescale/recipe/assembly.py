@@ -30,7 +30,7 @@ from freescale.recipe.log import (
 )
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
-from freescale.recipe.pipeline import schedule_opener
+from freescale.recipe.pipeline import postpone_bytes, schedule_opener
 from freescale.recipe.run import timetable_of
 from freescale.recipe.run_tables import build_tables
 from freescale.recipe.trace import build_accounts
@@ -117,6 +117,7 @@ def build_run(
         sampler=sampler,
         examples=train,
     )
+    postponed = postpone_bytes(config, embedding, ranks, progress, captured=capture.recorder is not None)
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -129,6 +130,7 @@ def build_run(
         stop=stop,
         padder=capture.padder,
         rows_in_step=capture.table is not None,
+        beside=postponed is not None,
     )
     train_step = TrainStep(
         model,
@@ -150,6 +152,7 @@ def build_run(
         work=sample_work(config, features),
         recorder=capture.recorder,
         table=capture.table,
+        postpone_bytes=postponed,
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still

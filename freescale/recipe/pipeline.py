@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from freescale.recipe.keys import key
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from freescale.pipeline import Padder, Schedule, Switch
     from freescale.recipe.config import Config
     from freescale.recipe.run_tables import RunTables
-    from freescale.train import StopRequest, Timetable, WindowTimetable
+    from freescale.train import Progress, StopRequest, Timetable, WindowTimetable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,17 @@ class PipelineSection:
         at_least=0.001,
         free=True,
     )
+    postpone: Literal["auto", "on", "off"] = key(
+        "off",
+        "compute gradients of weights while overlapped rows travel; auto: on CPU ranks whose traffic is hidden",
+        free=True,
+    )
+    postpone_mb: float = key(
+        2048.0,
+        "memory that inputs and gradients kept for postponed weight gradients may take; the rest is not postponed",
+        at_least=0,
+        free=True,
+    )
     check: bool = key(
         False,
         "prove in every step that no row is read before its last update (slow, for debugging)",
@@ -61,6 +72,25 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
     """Whether there is embedding traffic to hide: several ranks, and a table that is spread over them."""
     sharded = any(not plan.replicated for plan in embedding.plans.values())
     return config.pipeline.prioritized and ranks.num_ranks > 1 and sharded
+
+
+def postpone_bytes(
+    config: Config, embedding: ShardedEmbedding, ranks: Ranks, progress: Progress, *, captured: bool
+) -> int | None:
+    """What postponed weight gradients may keep; None: they come in the plain order, for a reason that is told."""
+    wanted = config.pipeline.postpone
+    if wanted == "off" or (wanted == "auto" and ranks.device.type != "cpu"):
+        return None
+    reason = None
+    if not hides_traffic(config, embedding, ranks):
+        reason = "no embedding traffic is hidden that they could be computed under"
+    elif captured:
+        reason = "steps are replayed as CUDA graphs; run.capture=off leaves them to the host"
+    if reason is None:
+        return int(config.pipeline.postpone_mb * (1 << 20))
+    if wanted == "on":
+        progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")
+    return None
 
 
 def prepares_ahead(config: Config, ranks: Ranks, tables: RunTables) -> bool:
@@ -85,8 +115,12 @@ def schedule_opener(
     stop: StopRequest,
     padder: Padder | None = None,
     rows_in_step: bool = False,
+    beside: bool = False,
 ) -> Callable[[int], Schedule]:
-    """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`."""
+    """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`.
+
+    `beside`: the rank has weight gradients to compute while urgent rows travel.
+    """
     from freescale.pipeline import (
         TABLE,
         LayoutPlanner,
@@ -156,6 +190,7 @@ def schedule_opener(
             check=config.pipeline.check,
             chunk_mb=config.pipeline.chunk_mb,
             gate=gate,
+            beside=beside,
             channels=row_channels(config, ranks),
         )
 

@@ -27,6 +27,7 @@ from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.padded_compute import PaddedCompute, WholeStep
 from freescale.train.recorder import RecordedUpdate, Recorder
+from freescale.train.split_backward import SplitBackward, sum_of_all
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class TrainStep:
         work: what a sequence of a length has to compute, kept with measured times.
         recorder: records steps of padded batches as CUDA graphs; without one batches must not be padded.
         table: whose rows steps of padded batches read and update by themselves; they then come without rows.
+        postpone_bytes: gradients of weights are computed after those of rows have left, and what is kept for them may
+            take so much; None: in the plain order. Not with a recorder.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class TrainStep:
         work: SampleWork = WHOLE,
         recorder: Recorder | None = None,
         table: EmbeddingTable | None = None,
+        postpone_bytes: int | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
         self.extensions = tuple(extensions)
@@ -121,11 +125,19 @@ class TrainStep:
         self._loss_weights: Callable[[SequenceBatch], Tensor] | None = getattr(
             model.head, "loss_weights", None
         )
-        self._sums: Sums | FlatSum = Sums()
+        self._sums: Sums | FlatSum | SplitBackward = Sums()
+        self._split: SplitBackward | None = None
         self._flat_sum: FlatSum | None = None
         if ranks.group is not None and recorder is not None:
             self._sums = self._flat_sum = FlatSum(
                 ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
+            )
+        elif postpone_bytes is not None:
+            self._sums = self._split = SplitBackward(
+                [param for name, param in model.named_parameters() if name not in owned.names],
+                most_bytes=postpone_bytes,
+                total=sum_of_all(ranks, kind=transport, gate=gate),
+                timer=self.timer,
             )
         elif ranks.group is not None:
             self._model, self._sums = reduced_in_backward(
@@ -197,6 +209,8 @@ class TrainStep:
         factor = self._lr_factor(step)
         # Rows first: dense gradients may be added up meanwhile.
         schedule.update(ready, lr=self._table_lr * factor)
+        if self._split is not None:
+            self._split.compute()
         if self._sums.outlast_backward:
             self.timer.wait_for_sums()
             self._sums.wait()
@@ -256,10 +270,12 @@ class TrainStep:
             parts = [part.with_samples(loss_weights=totals.expand(len(part), -1)) for part in parts]
             tokens = 1
         for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
-            with self._reduce_now(n == len(parts) - 1), self._precision():
-                loss = self._model(items.rows, part, layout, items.tables) / tokens
-            with _in_this_thread():
-                loss.backward()
+            last = n == len(parts) - 1
+            with nullcontext() if self._split is None else self._split.taking(last):
+                with self._reduce_now(last), self._precision():
+                    loss = self._model(items.rows, part, layout, items.tables) / tokens
+                with _in_this_thread():
+                    loss.backward()
             total += loss.detach().double()
         return total
 

@@ -109,6 +109,9 @@ def never_past_the_fifth(step: int) -> bool:
         {"chunk_mb": 0.0001},
         {"prioritized": alternating, "sockets": True},
         {"look_past": never_past_the_fifth, "sockets": True},
+        {"beside": True, "limit_mb": 0.0005},
+        {"beside": True, "staged": True, "chunk_mb": 0.0001, "prioritized": alternating},
+        {"beside": True, "look_past": never_past_the_fifth, "sockets": True},
         {"look_past": lambda step: False, "sockets": True},
     ],
 )
@@ -119,8 +122,9 @@ def test_on_every_transport_storage_and_way(options, num_steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_many_runs_have_the_bits_of_the_plain_path(num_ranks, optimizer):
-    run_on_ranks(many, num_ranks, num_ranks, optimizer, list(range(40)), {}, timeout=1200)
+@pytest.mark.parametrize("beside", [False, True])
+def test_many_runs_have_the_bits_of_the_plain_path(num_ranks, optimizer, beside):
+    run_on_ranks(many, num_ranks, num_ranks, optimizer, list(range(40)), {"beside": beside}, timeout=1200)
 
 
 # Batches that hypothesis thinks of: for two ranks, lists of rows a step, for one or two tables.
@@ -139,7 +143,7 @@ def drawn(rank: int, cases: list, num_tables: int) -> None:
         for n in range(num_tables)
     ]
     channels = channels_of(sockets=True)
-    for case in cases:
+    for number, case in enumerate(cases):
         batches = [
             {
                 spec.name: torch.tensor(by_rank[rank], dtype=torch.int64)
@@ -147,7 +151,7 @@ def drawn(rank: int, cases: list, num_tables: int) -> None:
             }
             for tables in case
         ]
-        assert_same(specs, batches, sockets=True, channels=channels, check=True)
+        assert_same(specs, batches, sockets=True, channels=channels, check=True, beside=number % 2 == 0)
 
 
 @settings(
@@ -166,13 +170,15 @@ def test_a_few_batches_or_none(num_steps):
 def few(rank: int, num_steps: int) -> None:
     specs = specs_of("sgd")
     batches = random_batches(5, specs, num_steps, rank, 2)
-    assert len(assert_same(specs, batches, channels=channels_of(sockets=False), check=True)) == num_steps
+    for beside in (False, True):
+        options = {"channels": channels_of(sockets=False), "check": True, "beside": beside}
+        assert len(assert_same(specs, batches, **options)) == num_steps
 
 
 # What happens between steps.
 
 
-def read_between(rank: int) -> None:
+def read_between(rank: int, beside: bool) -> None:
     """Looking at the tables between two steps, by any door, shows what the plain path would show."""
     specs = specs_of("rowwise_adagrad")
     batches = random_batches(4, specs, 30, rank, 2)
@@ -192,16 +198,18 @@ def read_between(rank: int) -> None:
             plain.update(lookup, lr=learning_rate(step), step=step + 1)
         look(plain, step, seen[0])
     after = lambda step: look(ours, step, seen[1])  # noqa: E731
-    train_prioritized(ours, batches, after_step=after, channels=channels_of(sockets=False), check=True)
+    options = {"channels": channels_of(sockets=False), "check": True, "beside": beside}
+    train_prioritized(ours, batches, after_step=after, **options)
     assert len(seen[0]) > 10
     assert seen[0] == seen[1]
 
 
-def test_reading_the_tables_between_steps_shows_every_update():
-    run_on_ranks(read_between, 2)
+@pytest.mark.parametrize("beside", [False, True])
+def test_reading_the_tables_between_steps_shows_every_update(beside):
+    run_on_ranks(read_between, 2, beside)
 
 
-def stop_and_go_on(rank: int) -> None:
+def stop_and_go_on(rank: int, beside: bool) -> None:
     """Leave after any step, start a new pipeline at the next one: as if there had been no stop."""
     specs = specs_of("adam")
     batches = random_batches(6, specs, 24, rank, 2)
@@ -210,7 +218,12 @@ def stop_and_go_on(rank: int) -> None:
     first = 0
     for last in (0, 1, 5, 12, 23):
         pipeline = PrioritizedPipeline(
-            batches[first:], embedding=ours, rows_of=lambda b: b, first_step=first, channels=channels
+            batches[first:],
+            embedding=ours,
+            rows_of=lambda b: b,
+            first_step=first,
+            channels=channels,
+            beside=beside,
         )
         with pipeline:
             for ready in pipeline:
@@ -222,11 +235,12 @@ def stop_and_go_on(rank: int) -> None:
     assert state_bits(ours) == state_bits(plain)
 
 
-def test_leaving_after_any_step_loses_nothing():
-    run_on_ranks(stop_and_go_on, 2)
+@pytest.mark.parametrize("beside", [False, True])
+def test_leaving_after_any_step_loses_nothing(beside):
+    run_on_ranks(stop_and_go_on, 2, beside)
 
 
-def watch_rows(rank: int) -> list[bool]:
+def watch_rows(rank: int, beside: bool) -> list[bool]:
     """Rows in flight hold, at every mapping of ids, those of the LOOK_AHEAD batches before."""
     (spec, _) = specs_of("sgd")
     batches = random_batches(2, [spec], 20, rank, 2)
@@ -249,7 +263,7 @@ def watch_rows(rank: int) -> list[bool]:
         return batch
 
     pipeline = PrioritizedPipeline(
-        batches, embedding=embedding, rows_of=rows_of, channels=channels_of(sockets=False)
+        batches, embedding=embedding, rows_of=rows_of, channels=channels_of(sockets=False), beside=beside
     )
     with pipeline:
         for ready in pipeline:
@@ -260,8 +274,9 @@ def watch_rows(rank: int) -> list[bool]:
     return held
 
 
-def test_rows_of_batches_under_way_are_known_where_ids_are_mapped():
-    for held in run_on_ranks(watch_rows, 2):
+@pytest.mark.parametrize("beside", [False, True])
+def test_rows_of_batches_under_way_are_known_where_ids_are_mapped(beside):
+    for held in run_on_ranks(watch_rows, 2, beside):
         assert held == [True] * 20
 
 

@@ -169,16 +169,19 @@ class TrafficQueue:
     Args:
         chunk_bytes: bulk travels in pieces of about this size; the most an urgent transfer waits for is two of them.
         gate: shared with others whose traffic is urgent, such as dense gradients.
+        name: of the thread.
     """
 
-    def __init__(self, *, chunk_bytes: int = 1 << 20, gate: Gate | None = None) -> None:
+    def __init__(
+        self, *, chunk_bytes: int = 1 << 20, gate: Gate | None = None, name: str = "communication"
+    ) -> None:
         self.gate = gate or Gate()
         self.chunk_bytes = chunk_bytes
         self._jobs: deque[Ticket[Any]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: BaseException | None = None
-        self._thread = start_thread(self._work, name="communication")
+        self._thread = start_thread(self._work, name=name)
 
     def submit(self, job: Callable[[], T]) -> Ticket[T]:
         """Run a job after all that were submitted before it."""

@@ -28,7 +28,7 @@ from freescale.kernels.attention import (
 )
 from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu.parts import AddProduct, GateFunction, GradBuffer, Project, compute_dtype
-from freescale.kernels.runtime import can_fuse
+from freescale.kernels.runtime import Later, can_fuse, later
 
 
 class LayerWeights(NamedTuple):
@@ -81,7 +81,8 @@ def fused_layer(
     buckets = None
     if weights.time_bias is not None and batch.query_time is not None and batch.key_time is not None:
         buckets = layout.buckets(batch.query_time, batch.key_time, backend="triton", mask=batch.mask)
-    return _Layer.apply(x_TD, *weights, buckets, batch, heads, scale, dropped)  # type: ignore[no-untyped-call]
+    takers = tuple(map(later, (weights.uvqk, weights.output, weights.position_bias, weights.time_bias)))
+    return _Layer.apply(x_TD, *weights, buckets, batch, heads, scale, dropped, takers)  # type: ignore[no-untyped-call]
 
 
 class _Kept:
@@ -116,10 +117,11 @@ class _Layer(torch.autograd.Function):
         heads: int,
         scale: float,
         dropped: Masked | None,
+        takers: tuple[Later | None, Later | None, Later | None, Later | None],
     ) -> Tensor:
         project, attention, gate, product = parts = [_Kept() for _ in range(4)]
         room = GradBuffer()
-        u, v, q, k, residual = Project.forward(project, x, uvqk, output_bias, room)
+        u, v, q, k, residual = Project.forward(project, x, uvqk, output_bias, room, takers[0])
         num_tokens, width = u.shape
         by_head = (num_tokens, heads, width // heads)
         work, biased = batch.layout.work, position_bias is not None or time_bias is not None
@@ -136,9 +138,10 @@ class _Layer(torch.autograd.Function):
             1.0,
             scale,
             tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
+            takers[2:],
         )
         y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room, dropped)
-        out = AddProduct.forward(product, residual, y, output)
+        out = AddProduct.forward(product, residual, y, output, takers[1])
         # Handed over to autograd, which lets go of them when the gradients are done.
         ctx.save_for_backward(*[tensor for part in parts for tensor in part.saved_tensors])
         ctx.counts = [len(part.saved_tensors) for part in parts]
@@ -151,13 +154,13 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         project, attention, gate, product = _given_back(ctx)
-        residual, dy, d_output = AddProduct.gradients(product, grad)
+        residual, dy, d_output, _ = AddProduct.gradients(product, grad)
         du, da, *_ = GateFunction.gradients(gate, dy)
         attended = da.view(attention.saved_tensors[0].shape)
         dq, dk, dv, *d_tables = FusedAttention.gradients(attention, attended)[:5]
         flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]
-        dx, d_uvqk, d_bias, _ = Project.gradients(project, du, *flat, residual)
-        return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 5
+        dx, d_uvqk, d_bias, *_ = Project.gradients(project, du, *flat, residual)
+        return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 6
 
 
 def _given_back(ctx: Any) -> list[_Kept]:

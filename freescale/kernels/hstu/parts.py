@@ -19,9 +19,12 @@ from freescale.kernels.attention import last_dense
 from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu import reference
 from freescale.kernels.runtime import (
+    Later,
     add_product_to,
     can_fuse,
     kernels_of,
+    later,
+    of_weight,
     product,
     start_kernel,
     weight_gradient,
@@ -91,7 +94,8 @@ def project_uvqk(x_TD: Tensor, weight: Tensor, *, bias: Tensor, fused: bool | No
     """
     if can_fuse(x_TD, width=weight.shape[1] // 4) if fused is None else fused:
         room = GradBuffer()
-        u, v, q, k, residual = Project.apply(x_TD, weight, bias, room)  # type: ignore[no-untyped-call]
+        outputs = Project.apply(x_TD, weight, bias, room, later(weight))  # type: ignore[no-untyped-call]
+        u, v, q, k, residual = outputs
         return Projected(u, v, q, k, residual, room)
     return Projected(*reference.project_uvqk(x_TD, weight, bias=bias), None)
 
@@ -128,7 +132,7 @@ def add_product(proj: Projected, y_TD: Tensor, weight: Tensor, *, fused: bool | 
     """Residual + y weight^T, the states after the layer; fused, it is written over the residual, needed no more."""
     fused = can_fuse(y_TD) if fused is None else fused
     if fused and proj.residual.dtype == y_TD.dtype:
-        return AddProduct.apply(proj.residual, y_TD, weight)  # type: ignore[no-untyped-call]
+        return AddProduct.apply(proj.residual, y_TD, weight, later(weight))  # type: ignore[no-untyped-call]
     return reference.add_product(proj.residual, y_TD, weight)
 
 
@@ -136,8 +140,10 @@ class Project(torch.autograd.Function):
     """SiLU(norm(x) W); keeps norm(x), what its rows were divided by, and the numbers before the SiLU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: GradBuffer) -> tuple[Tensor, ...]:
-        """U, v, q, k and the residual."""
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: GradBuffer, taker: Later | None = None
+    ) -> tuple[Tensor, ...]:
+        """U, v, q, k and the residual; `taker` gets the gradient of the weight later."""
         triton_rows = kernels_of("hstu.triton.rows")
 
         dtype, x = compute_dtype(x), last_dense(x)
@@ -153,7 +159,7 @@ class Project(torch.autograd.Function):
         after = before.new_empty(num_rows, 3 * width)
         _by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
         ctx.save_for_backward(normed, rstd, narrow, before)
-        ctx.room, ctx.dtypes = room, (x.dtype, weight.dtype, bias.dtype)
+        ctx.room, ctx.dtypes, ctx.taker = room, (x.dtype, weight.dtype, bias.dtype), taker
         return before[:, :width], *after.chunk(3, dim=-1), residual
 
     @staticmethod
@@ -171,11 +177,14 @@ class Project(torch.autograd.Function):
             {"X": before, **dict(zip("ABC", parts)), "Out": d_before},
             {f"{name}_row": part.stride(0) for name, part in zip("abc", parts)},
         )
-        d_weight, d_normed = weight_gradient(normed, d_before), product(d_before, weight.t())
+        d_weight = of_weight(
+            ctx.taker, lambda: weight_gradient(normed, d_before).to(weight_dtype), normed, d_before
+        )
+        d_normed = product(d_before, weight.t())
         dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
         tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": grads[4].contiguous(), "DX": dx}
         d_bias = _norm_backward(tensors, normed.shape[1])
-        return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
+        return dx, d_weight, d_bias.to(bias_dtype), None, None
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
@@ -220,20 +229,22 @@ class AddProduct(torch.autograd.Function):
     """x += y W^T in one product: apart, the sum would read and write all states again (73 us a layer of 105 MB)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """X, written over."""
+    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, taker: Later | None = None) -> Tensor:
+        """X, written over; `taker` gets the gradient of the weight later."""
         narrow = weight.to(y.dtype)
         add_product_to(x, y, narrow.t())
         ctx.mark_dirty(x)
         ctx.save_for_backward(y, narrow)
-        ctx.dtype = weight.dtype
+        ctx.dtype, ctx.taker = weight.dtype, taker
         return x
 
     @staticmethod
-    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Of x, y and the weight."""
         y, weight = ctx.saved_tensors
-        return grad, product(grad, weight), weight_gradient(grad, y).to(ctx.dtype)
+        dtype = ctx.dtype
+        d_weight = of_weight(ctx.taker, lambda: weight_gradient(grad, y).to(dtype), grad, y)
+        return grad, product(grad, weight), d_weight, None
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 

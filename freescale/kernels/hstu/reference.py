@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from freescale.kernels.attention import SequenceLayout, hstu_attention
 from freescale.kernels.dropout import Masked, dropout
 from freescale.kernels.rows import take
+from freescale.kernels.runtime import linear, multiplied
 
 if TYPE_CHECKING:
     from freescale.kernels.hstu.layer import LayerWeights, WholeBatch
@@ -44,7 +45,7 @@ def project_uvqk(
     x_TD: Tensor, weight: Tensor, *, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """u, v, q, k = norm(x) weight, each [T, width] with weight [D, 4 width], SiLU on all but u; and x + bias."""
-    u, v, q, k = (plain_norm(x_TD) @ weight).chunk(4, dim=-1)
+    u, v, q, k = multiplied(plain_norm(x_TD), weight).chunk(4, dim=-1)
     return u, F.silu(v), F.silu(q), F.silu(k), x_TD + bias.to(x_TD.dtype)
 
 
@@ -65,7 +66,7 @@ def gate(u_TD: Tensor, attended_TD: Tensor, mask: Masked | None = None) -> Tenso
 
 def add_product(residual_TD: Tensor, y_TD: Tensor, weight: Tensor) -> Tensor:
     """Residual + y weight^T, the states after the layer."""
-    return residual_TD + F.linear(y_TD, weight)
+    return residual_TD + linear(y_TD, weight)
 
 
 def fused_layer(

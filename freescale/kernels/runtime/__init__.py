@@ -13,6 +13,15 @@ if TYPE_CHECKING:
         weight_gradient,
     )
     from freescale.kernels.runtime.launch import CachedLauncher, kernels_of, start_kernel
+    from freescale.kernels.runtime.postponed import (
+        Later,
+        PostponedGradients,
+        later,
+        linear,
+        multiplied,
+        of_weight,
+        of_weights,
+    )
     from freescale.kernels.runtime.precision import product_precision
     from freescale.kernels.runtime.readback import Readback
     from freescale.kernels.runtime.shared_flags import add_one_to_flag, load_flag, store_flag

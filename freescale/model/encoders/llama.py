@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
+from freescale.model.blocks import Linear
 from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
 from freescale.model.ffn import DenseFFN
@@ -87,8 +88,8 @@ class DecoderLayer(nn.Module):
         self.heads, self.kv_heads = heads, kv_heads
         self.width = dim // heads
         self.attention_norm, self.ffn_norm = RMSNorm(dim), RMSNorm(dim)
-        self.qkv = nn.Linear(dim, (heads + 2 * kv_heads) * self.width, bias=False)
-        self.merge = nn.Linear(dim, dim, bias=False)
+        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.width, bias=False)
+        self.merge = Linear(dim, dim, bias=False)
         self.ffn = ffn
         self.attention_dropout, self.ffn_dropout = Dropout(dropout), Dropout(dropout)
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
-from freescale.model.blocks import InputLayer
+from freescale.model.blocks import InputLayer, Linear
 from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
 from freescale.model.views import View, masked_view
@@ -27,10 +27,10 @@ class SASRecLayer(nn.Module):
         self.heads = heads
         self.scale = (dim // heads) ** -0.5
         self.attention_norm = nn.LayerNorm(dim, eps=1e-8)
-        self.query, self.key, self.value, self.merge = (nn.Linear(dim, dim) for _ in range(4))
+        self.query, self.key, self.value, self.merge = (Linear(dim, dim) for _ in range(4))
         self.ffn_norm = nn.LayerNorm(dim, eps=1e-8)
         self.ffn = nn.Sequential(
-            nn.Linear(dim, dim), nn.ReLU(), Dropout(dropout), nn.Linear(dim, dim), Dropout(dropout)
+            Linear(dim, dim), nn.ReLU(), Dropout(dropout), Linear(dim, dim), Dropout(dropout)
         )
         self.dropout = Dropout(dropout)
         for linear in (self.query, self.key, self.value, self.merge):

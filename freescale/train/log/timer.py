@@ -79,7 +79,7 @@ class StepTimer:
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         away, self._away = self._away, []
         moments = (self._began, self._last_gradient)
-        self._add(_TimedStep(self._load_of(batch), self._start, self._end, away, moments))
+        self._add(_TimedStep(self._load_of(batch), self._start, self._end, away, moments, []))
 
     @contextmanager
     def padded(self, batch: SequenceBatch, *, num_tokens: int) -> Iterator[None]:
@@ -97,7 +97,15 @@ class StepTimer:
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         moments = (self._began, self._last_gradient)
         load = self._load_of(batch)
-        self._add(_TimedStep(load, self._start, self._end, [], moments), load._replace(tokens=num_tokens))
+        step = _TimedStep(load, self._start, self._end, [], moments, [])
+        self._add(step, load._replace(tokens=num_tokens))
+
+    @contextmanager
+    def later_part(self) -> Iterator[None]:
+        """Compute of the step that was measured last, put off until its rows had left."""
+        start = self._now()
+        yield
+        self._running[-1].later.append((start, self._now()))
 
     def wait_for_sums(self) -> None:
         """Only now this rank begins to wait for dense gradients, not where the backward ended."""
@@ -109,7 +117,7 @@ class StepTimer:
 
     def take(self) -> list[MeasuredStep]:
         """The steps measured since the last call."""
-        while self._running and _has_passed(self._running[0].end):
+        while self._running and self._running[0].has_passed:
             self._done.append(self._measured(self._running.popleft()))
         done, self._done = self._done, []
         return done
@@ -137,13 +145,13 @@ class StepTimer:
         if self.busy is not None:
             lags = [lag for moment in step.moments if (lag := trace.lag_of(moment)) is not None]
             ms = self.busy.model_ms(step.load, ms, lags=lags)
-        return step.load._replace(ms=ms)
+        return step.load._replace(ms=ms + sum(_ms(*interval) for interval in step.later))
 
 
 class _TimedStep(NamedTuple):
     """What a step had to compute, when it began and ended, and when it stood still in between.
 
-    `moments` are those of the recorder, which knows how far the host was ahead.
+    `moments` are those of the recorder, which knows how far the host was ahead; `later` is work that was put off.
     """
 
     load: MeasuredStep
@@ -151,6 +159,12 @@ class _TimedStep(NamedTuple):
     end: Moment
     away: list[tuple[Moment, Moment]]
     moments: tuple[trace.Mark, ...]
+    later: list[tuple[Moment, Moment]]
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether all its moments lie behind."""
+        return _has_passed(self.later[-1][1] if self.later else self.end)
 
 
 def _has_passed(moment: Moment) -> bool:

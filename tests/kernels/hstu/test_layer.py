@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -9,8 +11,9 @@ from freescale import dropout_keys
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout
 from freescale.kernels.attention.triton import bias_gradients
-from freescale.kernels.hstu import LayerWeights, WholeBatch, reference
+from freescale.kernels.hstu import LayerWeights, WholeBatch, parts, reference
 from freescale.kernels.hstu import layer as hstu_layer
+from freescale.kernels.runtime import PostponedGradients
 from freescale.model.encoders.hstu import HSTULayer
 from freescale.model.views import BatchView
 
@@ -147,3 +150,33 @@ def test_states_of_another_batch_are_refused(monkeypatch):
         _layer(position_bias=False, time_bias=False)(
             torch.randn(TOKENS - 1, DIM), BatchView(batch, SequenceLayout(batch.offsets)), 0
         )
+
+
+@pytest.mark.parametrize(
+    ("by_parts", "score_bytes"), [(False, 2**30), (True, 2**30), (False, 40_000), (False, 0)]
+)
+def test_weight_gradients_that_come_later_have_the_same_bits(monkeypatch, by_parts, score_bytes):
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", score_bytes)
+    torch.manual_seed(0)
+    layer, batch = _layer(position_bias=True, time_bias=True), _batch()
+    x = torch.randn(TOKENS, DIM).requires_grad_()
+    monkeypatch.setattr(hstu_layer, "can_fuse", lambda x: not by_parts)
+    if by_parts:
+        monkeypatch.setattr(parts, "can_fuse", lambda x, **_: True)
+
+    def gradients(taker=None):
+        x.grad = None
+        layer.zero_grad()
+        with nullcontext() if taker is None else taker.taking():
+            layer(x, BatchView(batch, SequenceLayout(batch.offsets)), 0).square().sum().backward()
+        if taker is not None:
+            assert layer.uvqk.grad is None
+            assert layer.output.weight.grad is None
+            assert by_parts or layer.bias.time.grad is layer.bias.position.grad is None
+            taker.compute()
+        return [x.grad, *[param.grad for param in layer.parameters()]]
+
+    wanted, taker = gradients(), PostponedGradients(most_bytes=1 << 30)
+    for ours, truth in zip(gradients(taker), wanted, strict=True):
+        assert torch.equal(ours, truth)
+    assert taker.num_postponed == (2 if by_parts else 4)

@@ -9,6 +9,7 @@ Tile sizes are picked by width and length from a short table, never by trying: t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,12 @@ from freescale.kernels.attention.plan.schedule import LONG, AttentionSchedule, P
 from freescale.kernels.attention.triton.bias_gradients import TableGradients, score_parts, score_room
 from freescale.kernels.attention.triton.launch import Launch, Tile, last_dense
 from freescale.kernels.attention.triton.pair_bias import BiasTables, pair_bias
-from freescale.kernels.runtime import kernels_of
+from freescale.kernels.runtime import Later, kernels_of, later, of_weights
 
 MAX_WIDTH = 256
+
+Takers = tuple[Later | None, Later | None]
+"""Who takes the gradients of the position and of the time table later; None: nobody."""
 
 
 class Tiles(NamedTuple):
@@ -107,8 +111,9 @@ def fused_attention(
         none = v.new_zeros(0, q.shape[1], v.shape[2])
         return none + 0 * sum((x.sum() for x in (*inputs, v)), start=v.new_zeros(())).to(v.dtype)
     tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, work.mean_length, biased=bool(bias))
+    takers = later(bias.position), later(bias.time)
     return FusedAttention.apply(  # type: ignore[no-untyped-call]
-        *(last_dense(x) for x in (q, k, v)), *bias, work, mask, alpha, scale, tiles
+        *(last_dense(x) for x in (q, k, v)), *bias, work, mask, alpha, scale, tiles, takers
     )
 
 
@@ -129,8 +134,9 @@ class FusedAttention(torch.autograd.Function):
         alpha: float,
         scale: float | None,
         tiles: Tiles,
+        takers: Takers = (None, None),
     ) -> Tensor:
-        """[T, heads, width of v]."""
+        """[T, heads, width of v]; `takers` get the gradients of the two tables later."""
         forward_kernel = kernels_of("attention.triton.attention_kernels").forward_kernel
 
         launch = Launch(q, k, v, work, mask, alpha=alpha, softmax=scale is None)
@@ -150,6 +156,7 @@ class FusedAttention(torch.autograd.Function):
         rest = (out, log_sum) if scale is None else (pairs,) if _small(pairs, q, k, v) else ()
         ctx.save_for_backward(q, k, v, position_bias, time_bias, buckets, *rest)
         ctx.plan = (work, mask, alpha, scale, tiles)
+        ctx.takers = takers
         return out
 
     @staticmethod
@@ -165,9 +172,9 @@ class FusedAttention(torch.autograd.Function):
         inner = alpha if scale is None else alpha * scale / 2
         factors = {"dk_scale": inner, "dv_scale": 1.0 if scale is None else scale, "dq_scale": inner}
         call = _Backward(launch, tiles, grad, _row_sums(launch, grad, rest), factors, *_outputs(launch))
-        d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2)
+        d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2, takers=ctx.takers)
         dk, dv = (_over_group(x, like, launch.group) for x, like in ((call.dk, k), (call.dv, v)))
-        return call.dq, dk, dv, *d_tables, *(None,) * 6
+        return call.dq, dk, dv, *d_tables, *(None,) * 7
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
 
@@ -184,22 +191,36 @@ class _Backward(NamedTuple):
     dk: Tensor
     dv: Tensor
 
-    def run(self, bias: BiasTables, pairs: Tensor, *, factor: float) -> tuple[Tensor | None, Tensor | None]:
-        """Fill the gradients of queries, keys and values; those of the bias tables are returned."""
+    def run(
+        self, bias: BiasTables, pairs: Tensor, *, factor: float, takers: Takers
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Fill the gradients of queries, keys and values; those of the bias tables are returned, or come later."""
         parts = score_parts(self.launch, bias)
         tables = TableGradients(self.launch, bias, parts) if bias else None
         scores = score_room(self.launch, parts)
         for number, part in enumerate(parts):
             self._keys_and_values(part.of_store(pairs) if bias else pairs, scores, part)
             self._kept_queries(scores, part)
-            if tables is not None:
+            if tables is not None and len(parts) > 1:  # the next part writes over its score gradients
                 tables.add_kept(number, scores)
         if not parts:
             self._keys_and_values(pairs, scores, None)
             self._queries(pairs)
-            if tables is not None:
-                tables.add_again(pairs, self.grad)
-        return (None, None) if tables is None else tables.result(factor=factor)
+        if tables is None:
+            return None, None
+        found = partial(self._table_gradients, tables, parts, scores, pairs, factor)
+        kept = (scores, *(() if parts else (pairs, self.grad)), self.launch.q, self.launch.k, self.launch.v)
+        d_position, d_time = of_weights(found, (bias.position, bias.time), takers, *kept)
+        return d_position, d_time
+
+    def _table_gradients(
+        self, tables: TableGradients, parts: list[Part], scores: Tensor, pairs: Tensor, factor: float
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if len(parts) == 1:
+            tables.add_kept(0, scores)
+        if not parts:
+            tables.add_again(pairs, self.grad)
+        return tables.result(factor=factor)
 
     def _keys_and_values(self, pairs: Tensor, scores: Tensor, part: Part | None) -> None:
         """Gradients of keys and values, by one kernel or by one each; score gradients are kept for a part."""

@@ -1,0 +1,242 @@
+"""PostponedGradients: gradients of weights that wait until there is time for them.
+
+In a backward only the gradients of inputs are on the way down to the rows. That of a weight, x^T grad, feeds nothing
+but its own update. So it can be put off: what it is made of is kept, and it is computed while rows travel.
+
+    loss ──> inputs' gradients, layer by layer ──> gradients of rows, which leave
+                    └ x, grad kept                     └ x^T grad of every layer, meanwhile
+
+Exact: the same products of the same numbers, added in the same order. What is kept takes memory, so there is a bound:
+beyond it gradients are computed at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+class PostponedGradients:
+    """Gradients of weights that a backward has left to be computed.
+
+    Args:
+        most_bytes: what inputs and gradients that are kept for them may take.
+    """
+
+    def __init__(self, *, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.kept_bytes = 0
+        self.most_kept_bytes = 0
+        self.num_postponed = 0
+        self._waiting: dict[Tensor, list[Callable[[], Tensor]]] = {}
+        self._kept: set[int] = set()
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Forward and backward of this thread inside: whatever can wait is put off."""
+        before, _here.taker = _here.taker, self
+        try:
+            yield
+        finally:
+            _here.taker = before
+
+    def add(self, weight: Tensor, gradient: Callable[[], Tensor], *kept: Tensor) -> None:
+        """Compute a gradient later, from tensors that are kept for it; at once where they are too large."""
+        storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, kept)}
+        num_bytes = sum(size for place, size in storages.items() if place not in self._kept)
+        if self.kept_bytes + num_bytes > self.most_bytes:
+            done = gradient()
+            gradient = lambda: done  # noqa: E731
+        else:
+            self._kept.update(storages)
+            self.kept_bytes += num_bytes
+            self.most_kept_bytes = max(self.most_kept_bytes, self.kept_bytes)
+            self.num_postponed += 1
+        self._waiting.setdefault(weight, []).append(gradient)
+
+    @torch.no_grad()
+    def compute(self) -> None:
+        """Compute what is left, lowest layers first, since the next forward begins with them; add it to `.grad`."""
+        waiting, self._waiting = self._waiting, {}
+        self._kept, self.kept_bytes = set(), 0
+        while waiting:
+            weight, gradients = waiting.popitem()
+            # As autograd does it: all uses of this backward first, then what earlier ones have left.
+            total = gradients.pop(0)()
+            while gradients:
+                total = total + gradients.pop(0)()
+            if weight.grad is None:
+                weight.grad = total
+            else:
+                weight.grad += total
+
+
+class _Here(threading.local):
+    taker: PostponedGradients | None = None
+
+
+_here = _Here()
+
+
+class Later:
+    """Where the gradient of one weight goes.
+
+    Args:
+        taker: computes it when there is time.
+        weight: whose.
+    """
+
+    def __init__(self, taker: PostponedGradients, weight: Tensor) -> None:
+        self._taker, self._weight = taker, weight
+
+    def add(self, gradient: Callable[[], Tensor], *kept: Tensor) -> None:
+        """As in `PostponedGradients`."""
+        self._taker.add(self._weight, gradient, *kept)
+
+
+def later(weight: Tensor | None) -> Later | None:
+    """Who takes the gradient of a weight in the backward of what is computed now; None: autograd, as always."""
+    taker = _here.taker
+    if taker is None or weight is None or not torch.is_grad_enabled():
+        return None
+    if not (weight.requires_grad and weight.is_leaf):
+        return None
+    # Hooks want to see the gradient when autograd has it.
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return None
+    return Later(taker, weight)
+
+
+def of_weight(taker: Later | None, gradient: Callable[[], Tensor], *kept: Tensor) -> Tensor | None:
+    """For a backward: the gradient of a weight, or None where it comes later."""
+    if taker is None:
+        return gradient()
+    taker.add(gradient, *kept)
+    return None
+
+
+def of_weights(
+    gradients: Callable[[], Sequence[Tensor | None]],
+    weights: Sequence[Tensor | None],
+    takers: Sequence[Later | None],
+    *kept: Tensor,
+) -> Sequence[Tensor | None]:
+    """The same for several weights whose gradients are worked out together: all of them now, or all later."""
+    if any(weight is not None and taker is None for weight, taker in zip(weights, takers)):
+        return gradients()
+    once = cache(gradients)
+
+    def of_one(number: int) -> Tensor:
+        gradient = once()[number]
+        assert gradient is not None
+        return gradient
+
+    for number, taker in enumerate(takers):
+        if taker is not None:
+            taker.add(partial(of_one, number), *kept)
+    return [None] * len(weights)
+
+
+def linear(x_TK: Tensor, weight_NK: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, whose weight and bias may get their gradients later."""
+    takers = later(weight_NK), later(bias)
+    if takers[0] is None or x_TK.dim() != 2 or (bias is not None and takers[1] is None):
+        return F.linear(x_TK, weight_NK, bias)
+    return _Linear.apply(x_TK, weight_NK, bias, *takers)  # type: ignore[no-untyped-call]
+
+
+def multiplied(x_TK: Tensor, weight_KN: Tensor) -> Tensor:
+    """X weight, whose weight may get its gradient later."""
+    taker = later(weight_KN)
+    if taker is None or x_TK.dim() != 2:
+        return x_TK @ weight_KN
+    return _Product.apply(x_TK, weight_KN, taker)  # type: ignore[no-untyped-call]
+
+
+def _narrow(x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
+    """As autocast makes them for a product; it leaves double precision alone."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return [x, *weights]
+    dtype = torch.get_autocast_dtype(kind)
+    return [None if tensor is None else tensor.to(dtype) for tensor in (x, *weights)]
+
+
+def _of_left(grad: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Gradient of the left factor of a product, by the very product autograd would take."""
+    return right.mm(grad.t()).t() if _by_columns(left) else grad.mm(right.t())
+
+
+def _of_right(grad: Tensor, left: Tensor, by_columns: bool) -> Tensor:
+    """The same of the right factor, which lies in memory by columns or by rows."""
+    return grad.t().mm(left).t() if by_columns else left.t().mm(grad)
+
+
+def _by_columns(matrix: Tensor) -> bool:
+    return matrix.stride() == (1, matrix.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b; keeps x, and in the backward its gradient, for those of W and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_taker: Later,
+        bias_taker: Later | None,
+    ) -> Tensor:
+        narrow_x, narrow, narrow_bias = _narrow(x, weight, bias)
+        assert narrow_x is not None
+        assert narrow is not None
+        ctx.save_for_backward(narrow_x, narrow)
+        ctx.takers, ctx.dtypes = (weight_taker, bias_taker), (x.dtype, weight.dtype)
+        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        return F.linear(narrow_x, narrow, narrow_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        weight_taker, bias_taker = ctx.takers
+        x_dtype, weight_dtype = ctx.dtypes
+        dx = _of_left(grad, x, weight.t()).to(x_dtype) if ctx.needs_input_grad[0] else None
+        by_columns = _by_columns(weight.t())
+        weight_taker.add(lambda: _of_right(grad, x, by_columns).t().to(weight_dtype), x, grad)
+        if bias_taker is not None:
+            shape, dtype = ctx.bias
+            bias_taker.add(lambda: grad.sum_to_size(shape).to(dtype), grad)
+        return dx, None, None, None, None
+
+
+class _Product(torch.autograd.Function):
+    """X W; keeps x, and in the backward its gradient, for that of W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, taker: Later) -> Tensor:
+        narrow_x, narrow = _narrow(x, weight)
+        assert narrow_x is not None
+        assert narrow is not None
+        ctx.save_for_backward(narrow_x, narrow)
+        ctx.taker, ctx.dtypes = taker, (x.dtype, weight.dtype)
+        return narrow_x @ narrow
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        x_dtype, weight_dtype = ctx.dtypes
+        dx = _of_left(grad, x, weight).to(x_dtype) if ctx.needs_input_grad[0] else None
+        by_columns = _by_columns(weight)
+        ctx.taker.add(lambda: _of_right(grad, x, by_columns).to(weight_dtype), x, grad)
+        return dx, None, None

@@ -1,0 +1,97 @@
+"""Gradients of weights that are put off: what autograd computes at once, in every bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from freescale.kernels.runtime import PostponedGradients, linear, multiplied
+
+FAR = 1 << 30
+
+
+def gradients(x, parts, *, use, taker=None, runs=1):
+    """Of x and every weight, after some backwards."""
+    x = x.clone().requires_grad_()
+    weights = [None if part is None else part.clone().requires_grad_() for part in parts]
+    for _ in range(runs):
+        if taker is None:
+            use(x, *weights).square().sum().backward()
+        else:
+            with taker.taking():
+                use(x, *weights).square().sum().backward()
+            assert all(w is None or w.grad is None or taker.num_postponed == 0 for w in weights) or runs > 1
+            taker.compute()
+    return [x.grad, *[None if w is None else w.grad for w in weights]]
+
+
+def assert_equal(got, wanted):
+    for a, b in zip(got, wanted, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)
+
+
+@given(
+    tokens=st.integers(0, 40),
+    inner=st.integers(1, 33),
+    outer=st.integers(1, 33),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    bias=st.booleans(),
+    bound=st.sampled_from([0, 3000, FAR]),
+)
+def test_products_have_the_bits_of_autograd(tokens, inner, outer, dtype, bias, bound):
+    torch.manual_seed(tokens)
+    x, weight = torch.randn(tokens, inner, dtype=dtype), torch.randn(outer, inner, dtype=dtype)
+    shift = torch.randn(outer, dtype=dtype) if bias else None
+    taker = PostponedGradients(most_bytes=bound)
+    wanted = gradients(x, [weight, shift], use=F.linear)
+    assert_equal(gradients(x, [weight, shift], use=linear, taker=taker), wanted)
+    assert taker.most_kept_bytes <= bound
+    wanted = gradients(x, [weight.t().contiguous()], use=torch.matmul)
+    assert_equal(gradients(x, [weight.t().contiguous()], use=multiplied, taker=taker), wanted)
+
+
+def test_a_weight_used_twice_and_in_two_backwards_adds_up_in_the_same_order():
+    torch.manual_seed(0)
+    x, weight = torch.randn(30, 9), torch.randn(9, 9)
+
+    def twice(product):
+        return lambda x, w: product(torch.tanh(product(x, w)), w)
+
+    wanted = gradients(x, [weight], use=twice(F.linear), runs=2)
+    taker = PostponedGradients(most_bytes=FAR)
+    assert_equal(gradients(x, [weight], use=twice(linear), taker=taker, runs=2), wanted)
+    assert taker.num_postponed == 4
+
+
+@pytest.mark.parametrize("kind", ["hook", "post hook", "frozen", "not a leaf", "no grad"])
+def test_what_cannot_wait_is_left_to_autograd(kind):
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(3, 4, requires_grad=kind != "frozen")
+    seen = []
+    if kind == "hook":
+        weight.register_hook(lambda grad: seen.append(grad) or 2 * grad)
+    if kind == "post hook":
+        weight.register_post_accumulate_grad_hook(seen.append)
+    used = 2 * weight if kind == "not a leaf" else weight
+    taker = PostponedGradients(most_bytes=FAR)
+    with taker.taking(), torch.set_grad_enabled(kind != "no grad"):
+        out = linear(x, used)
+    if kind != "no grad":
+        out.sum().backward()
+    assert taker.num_postponed == 0
+    assert len(seen) == ("hook" in kind)
+    assert (weight.grad is not None) == (kind not in ("frozen", "no grad"))
+
+
+def test_only_forwards_inside_put_anything_off():
+    weight = torch.ones(2, 2, requires_grad=True)
+    taker = PostponedGradients(most_bytes=FAR)
+    with taker.taking():
+        pass
+    linear(torch.ones(1, 2), weight).sum().backward()
+    assert taker.num_postponed == 0
+    assert weight.grad is not None
