@@ -13,7 +13,7 @@ from freescale.pages.ticks import percent_labels
 from freescale.trace import BASELINES, CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}
-TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "traffic", "embedding_")
+TRAFFIC = ("overlap", "exposed", "hidden", "parked", "split_ms", "busiest_owner", "traffic", "embedding_")
 IDS = ("id_",)
 EXPERTS = ("expert_",)
 """How names of step fields begin that a feature logs about itself; each has a section of its own."""

@@ -61,6 +61,13 @@ FIELDS = {
         units.milliseconds,
         ends=True,
     ),
+    "busiest_owner": _Field(
+        "Busiest owner",
+        "times the mean",
+        "Bytes of rows that the busiest rank sends as their owner, against the mean over ranks. Popular rows that one "
+        "rank owns make it more than 1, and all others wait for it.",
+        lambda times: f"{times:.2f}",
+    ),
 }
 """Fields of a step; `ends` marks those that fall to zero where rows are not split."""
 

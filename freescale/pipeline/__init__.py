@@ -22,6 +22,6 @@ if TYPE_CHECKING:
     from freescale.pipeline.schedule import PlainSchedule, ReadyBatch, Schedule
     from freescale.pipeline.step_numbers import StepNumbers, pack_numbers
     from freescale.pipeline.stream_balance import BalancedBatch, StreamBalancer
-    from freescale.pipeline.traffic import TableTraffic, Traffic
+    from freescale.pipeline.traffic import TableTraffic, Traffic, busiest_owner
 else:
     __getattr__, __dir__ = open_door(__name__)

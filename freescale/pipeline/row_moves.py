@@ -13,7 +13,7 @@ from freescale.kernels.runtime import on_device, to_host
 from freescale.pipeline.in_flight import InFlightBatch, TableFlight
 from freescale.pipeline.order_check import RowOrder
 from freescale.pipeline.streams import BackgroundExecutor, CopyStream, record_stream
-from freescale.pipeline.traffic import ID_BYTES, Traffic, off_rank_bytes
+from freescale.pipeline.traffic import ID_BYTES, Traffic, off_rank_bytes, served_bytes
 from freescale.trace import compute, stage
 
 B = TypeVar("B")
@@ -264,6 +264,8 @@ class RowMoves:
         table, rank = flight.tables[name], self._embedding.rank
         request, traffic = table.request, flight.traffic.of(name)
         traffic.unique_rows += len(request.unique)
+        spec = self._embedding.plan_of(name).spec
+        flight.traffic.served_bytes += served_bytes(request.route, rank, spec.dim * spec.dtype.itemsize)
         traffic.shared_rows += 0 if table.late is None else len(table.late.index)
         moved = off_rank_bytes(request.route, rank, ID_BYTES)
         moved += 2 * _COUNT_BYTES * (len(request.route.send) - 1)

@@ -62,11 +62,13 @@ class Traffic:
         exposed_ms: time the rank stood still for rows, gradients and ids, or prepared them.
         split_ms: time of the communication thread to find and tell the shared rows.
         tables: of every table whose rows travel.
+        served_bytes: of rows that other ranks asked this one for, as their owner, one way.
     """
 
     exposed_ms: float = 0
     split_ms: float = 0
     tables: dict[str, TableTraffic] = field(default_factory=dict)
+    served_bytes: float = 0
 
     def of(self, table: str) -> TableTraffic:
         """That of one table, to be counted up."""
@@ -140,6 +142,17 @@ def off_rank_bytes(route: Route, rank: int, row_bytes: int) -> int:
     return row_bytes * (sum(route.send) - route.send[rank] + sum(route.receive) - route.receive[rank])
 
 
+def served_bytes(route: Route, rank: int, row_bytes: int) -> int:
+    """Bytes of rows that this rank sends as their owner."""
+    return row_bytes * (sum(route.receive) - route.receive[rank])
+
+
+def busiest_owner(served: Sequence[float]) -> float:
+    """How much more than the mean the busiest owner serves, as a factor; 1 where nobody serves anything."""
+    mean = sum(served) / len(served)
+    return max(served) / mean if mean else 1.0
+
+
 def count_plain(traffic: Traffic, lookups: Iterable[Lookup], embedding: ShardedEmbedding) -> None:
     """Ids, rows and gradients of a plain step: all of it while the rank stands still."""
     for lookup in lookups:
@@ -149,4 +162,5 @@ def count_plain(traffic: Traffic, lookups: Iterable[Lookup], embedding: ShardedE
         width = lookup.rows.shape[1] * (stored + lookup.rows.itemsize) + ID_BYTES
         counted = traffic.of(lookup.table)
         counted.unique_rows += len(lookup.unique)
+        traffic.served_bytes += served_bytes(lookup.route, embedding.rank, lookup.rows.shape[1] * stored)
         counted.moved(off_rank_bytes(lookup.route, embedding.rank, width), exposed=True)

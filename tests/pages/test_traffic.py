@@ -14,6 +14,7 @@ def events_with(plain: range, *, decided: list[dict[str, object]] | None = None)
         if event["event"] == "step":
             on = event["step"] not in plain
             event |= {"overlap": 0.25 * on, "parked_rows": 70 * on, "split_ms": 0.4 * on, "exposed_ms": 2.5}
+            event["busiest_owner"] = 1.25
     return [*events[:-1], *(decided or []), events[-1]]
 
 
@@ -35,6 +36,7 @@ def test_every_chart_has_a_caption(tmp_path: Path) -> None:
         "Rows whose gradients the next step does not need",
         "Time to tell the rows that wait from those that need not",
         "Time a rank stood still for rows",
+        "the busiest rank sends as their owner",
     ):
         assert words in page.text
     assert "Shaded" not in page.text

@@ -98,6 +98,7 @@ def test_overlap_exposed_bytes_and_parked_rows_are_logged(tmp_path):
         assert after["hidden_bytes"] > 0
         assert after["overlap"] > 0
         assert min(before["exposed_ms"], after["exposed_ms"]) > 0
+        assert 1 <= before["busiest_owner"] == after["busiest_owner"] <= 2
         # Both ways move the same rows and gradients; this one also tells the owners what is shared.
         moved = after["exposed_bytes"] + after["hidden_bytes"]
         assert before["exposed_bytes"] < moved < 1.1 * before["exposed_bytes"]

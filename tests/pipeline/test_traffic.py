@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.pipeline import TableTraffic, Traffic
+from freescale.embedding import SGD
+from freescale.embedding.plan import TableSpec
+from freescale.pipeline import TableTraffic, Traffic, busiest_owner
+from freescale.pipeline.prioritized import PrioritizedPipeline
 from freescale.train import train
 from tests.effort import examples
+from tests.pipeline.two_paths import channels_of, make_embedding
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run
 
@@ -57,3 +63,30 @@ def test_the_log_says_what_every_table_moved(tmp_path: Path) -> None:
                 assert sum(table[kind] for table in tables.values()) == event[kind]
             assert all(table["rows"] > 0 for table in tables.values())
         assert (sum(event["hidden_bytes"] for event in steps) > 0) == (way == "true")
+
+
+def _serve(rank: int, prioritized: bool) -> list[float]:
+    """Bytes that a step makes this rank serve: all ask rank 0 for five rows, rank 2 asks rank 1 for two."""
+    spec = TableSpec(name="item", num_rows=30, dim=3, optimizer=SGD())
+    asked = torch.tensor([0, 1, 1, 2, 3, 4, *([10, 11, 10] if rank == 2 else [])])
+    served = []
+    with PrioritizedPipeline(
+        [asked] * 3,
+        embedding=make_embedding([spec]),
+        rows_of=lambda rows: {"item": rows},
+        prioritized=lambda step: prioritized,
+        channels=channels_of(sockets=True),
+    ) as pipeline:
+        for ready in pipeline:
+            ready.vectors["item"].sum().backward()
+            pipeline.update(ready, lr=0.1)
+            served.append(ready.traffic.served_bytes)
+    return served
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_busiest_owner_is_known(prioritized: bool) -> None:
+    by_rank = run_on_ranks(_serve, 3, prioritized)
+    assert by_rank == [[rows * 3 * 4] * 3 for rows in (10, 2, 0)]
+    assert busiest_owner([steps[0] for steps in by_rank]) == 2.5
+    assert busiest_owner([0.0, 0.0]) == 1.0

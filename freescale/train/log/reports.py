@@ -23,7 +23,7 @@ from freescale.comm import AloneTransport, Pending, Transport
 from freescale.comm.traffic import open_cpu_channel, start_all_reduce
 from freescale.comm.world import Ranks, on_one_machine
 from freescale.errors import TrainingError
-from freescale.pipeline import ReadyBatch, TableTraffic, Traffic
+from freescale.pipeline import ReadyBatch, TableTraffic, Traffic, busiest_owner
 from freescale.train.extension import StepExtension, check_fields
 from freescale.train.log.accounting import AccountedStep, Accounts
 from freescale.train.log.events import Progress, time_fields
@@ -108,7 +108,10 @@ class StepReports:
         """Begin to add up over the ranks: loss, traffic and counts are those of the global batch."""
         self._report()
         self.check(taken.plan, taken.histories, taken.result)
-        numbers = [taken.result.loss, *taken.traffic.values(self.tables)]
+        # One place a rank: the sum shows what each of them has served.
+        served = [0.0] * self.ranks.num_ranks
+        served[self.ranks.rank] = taken.traffic.served_bytes
+        numbers = [taken.result.loss, *taken.traffic.values(self.tables), *served]
         own = torch.tensor(numbers, dtype=torch.float64)
         alike = torch.tensor([*plan_numbers(taken.plan.plan_hash), self.stop.requested], dtype=torch.float64)
         parts = [own, *(counts.double() for counts in taken.result.counted), alike]
@@ -127,6 +130,7 @@ class StepReports:
             trace.waited(arrival, began)
         plan, result = taken.plan, taken.result
         loss, *moved = numbers.tolist()
+        moved, served = moved[: -self.ranks.num_ranks], moved[-self.ranks.num_ranks :]
         *plans, stops = alike.tolist()
         if not is_one_plan(*plans, num_ranks=self.ranks.num_ranks):
             self._name_odd_plan(plan)
@@ -139,7 +143,7 @@ class StepReports:
             "bound": plan.bound,
             "epoch": plan.epoch,
             "plan": plan.plan_hash,
-            **traffic_fields(Traffic.from_values(moved, self.tables), self.ranks),
+            **traffic_fields(Traffic.from_values(moved, self.tables), self.ranks, served=served),
         }
         for extension, summed in zip(self.extensions, counted, strict=True):
             fields = extension.fields(summed, plan)
@@ -222,7 +226,7 @@ def busy_fields(accounted: AccountedStep) -> dict[str, object]:
     return fields
 
 
-def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, object]:
+def traffic_fields(traffic: Traffic, ranks: Ranks, *, served: Sequence[float]) -> dict[str, object]:
     """What a step moved between the ranks, table by table where there are several; nothing where one rank is alone."""
     if ranks.num_ranks == 1:
         return {}
@@ -234,6 +238,7 @@ def traffic_fields(traffic: Traffic, ranks: Ranks) -> dict[str, object]:
         "parked_rows": int(total.parked_rows),
         "exposed_ms": traffic.exposed_ms / ranks.num_ranks,
         "split_ms": traffic.split_ms / ranks.num_ranks,
+        "busiest_owner": round(busiest_owner(served), 4),
     }
     if len(traffic.tables) > 1:
         fields["tables"] = {name: _table_fields(moved) for name, moved in traffic.tables.items()}
