@@ -4,10 +4,10 @@
 
 Two gloo ranks on the CPU, row-wise Adagrad, float32, Zipf ids, an MLP over three pooled features, dense gradients by
 DDP on both sides. TorchRec is asked for row-wise sharding and its fused kernel. First 20 steps from the same rows:
-tables, Adagrad sums and dense weights must agree to 1e-6. The sums begin at 1e-4, as in a table that has learnt:
-from 0 the first update divides a gradient by its own size, and makes much of how a sum was rounded. Then both sides
-train in turns, 20 steps each a round; medians over the steps of a round without its first three. Needs
-requirements/torchrec.txt.
+tables, Adagrad sums and dense weights must agree to 1e-6. The sums begin at 1e-4, as in a table that has learnt: from
+0 the first update divides a gradient by its own size, and makes much of how a sum was rounded. Then both sides train
+in turns, 20 steps each a round: medians over the steps of a round without its first three, and the CPU time of all
+threads of a rank, which says more on a busy machine. Needs requirements/torchrec.txt.
 """
 
 from __future__ import annotations
@@ -174,13 +174,16 @@ def rank_main(rank: int, options: argparse.Namespace) -> dict[str, Any]:
     pairs = zip(*(side.dense for side in sides.values()), strict=True)
     apart["dense weights"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
     times: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(options.rounds if max(apart.values()) <= 1e-6 else 0):
         first = STEPS * (number + 1)
         batches = [batch_of(first + step, rank, options, configs) for step in range(STEPS)]
         for name, side in sides.items():
             dist.barrier()
+            start = time.process_time()
             times[name].append(statistics.median(side.train(batches)[WARM:]))
-    return {"apart": apart, "moved": moved, "times": times}
+            cpu[name].append((time.process_time() - start) / STEPS)
+    return {"apart": apart, "moved": moved, "times": times, "cpu": cpu}
 
 
 def main() -> None:
@@ -194,17 +197,18 @@ def main() -> None:
     print(f"rows moved by up to {max(result['moved'] for result in results):.2g} in them")
     if max(apart.values()) > 1e-6:
         raise SystemExit("the sides differ: no times")
-    rows = {}
-    for name in results[0]["times"]:
-        rounds = [1000 * max(result["times"][name][n] for result in results) for n in range(options.rounds)]
-        rows[name] = rounds
-        print(
-            f"{name:<10} {statistics.median(rounds):7.2f} ms a step   ({min(rounds):.2f} to {max(rounds):.2f})"
-        )
-    ratios = [theirs / ours for theirs, ours in zip(rows["TorchRec"], rows["bridge"], strict=True)]
-    print(f"TorchRec / bridge {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    found = {}
+    for what, key in (("wall ms a step", "times"), ("CPU ms a step and rank", "cpu")):
+        rows = {}
+        for name in results[0][key]:
+            each = [1000 * max(result[key][name][n] for result in results) for n in range(options.rounds)]
+            rows[name] = each
+            print(f"{name:<10} {statistics.median(each):7.2f} {what}   ({min(each):.2f} to {max(each):.2f})")
+        ratios = [theirs / ours for theirs, ours in zip(rows["TorchRec"], rows["bridge"], strict=True)]
+        print(f"TorchRec / bridge {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        found[key] = {**rows, "ratios": ratios}
     facts = {"torch": torch.__version__, "machine": platform.machine(), **vars(options)}
-    print(json.dumps({"apart": apart, "step_ms": rows, "ratios": ratios, "facts": facts}))
+    print(json.dumps({"apart": apart, **found, "facts": facts}))
 
 
 if __name__ == "__main__":

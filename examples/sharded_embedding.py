@@ -46,7 +46,6 @@ def main() -> None:
             TableSpec(name="user", num_rows=NUM_USERS, dim=DIM, optimizer=RowwiseAdagrad(), init_std=0.1),
             TableSpec(name="item", num_rows=NUM_ITEMS, dim=DIM, optimizer=RowwiseAdagrad(), init_std=0.1),
         ],
-        group=dist.group.WORLD if num_ranks > 1 else None,
         replicate_below_mb=0.1,  # the item table is small: every rank keeps all of it
     )
     print(f"rank {rank}: {tables.memory_mib():.2f} MiB of tables")

@@ -47,7 +47,7 @@ class Trainer:
             of a kind; the recipe's unless given. Objects are copied, never changed; a function is called after
             torch's seed was set from run.seed.
         head: what it is trained for, as `Head` says; the same ways.
-        tables: `Table("item", dim=, rows=, map=, ...)`.
+        tables: `Table("item", dim=, rows=, map=, ...)`, and one for any other feature that has rows.
         source: a prepared folder, a raw file, histories as lists, or an object as `SequenceSource` says.
         recipe: a YAML file, or a mapping of `section.key`; everything that is a number or a name stands there.
         sinks: get every event of the run on rank 0, beside metrics.jsonl and the terminal.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,7 +48,7 @@ class BridgedCollection(nn.Module):
     Args:
         configs: TorchRec's EmbeddingConfigs, or anything with the same four names.
         optimizer: of the rows, e.g. RowwiseAdagrad().
-        group: the ranks; None for a single process.
+        group: the ranks; "world": all of torch.distributed, where that is set up. None: this process alone.
         device: where the rows live.
         divide: row gradients are divided by the number of ranks, as TorchRec does on their way home.
         jagged: makes a feature of (values, lengths); torchrec's JaggedTensor, or our stand-in unless given.
@@ -60,7 +60,7 @@ class BridgedCollection(nn.Module):
         configs: Sequence[TableConfig],
         *,
         optimizer: SparseOptimizer,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Literal["world"] | None = "world",
         device: torch.device | str = "cpu",
         divide: bool = True,
         jagged: Callable[[Tensor, Tensor], Any] = JaggedFeature,

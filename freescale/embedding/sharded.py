@@ -12,13 +12,12 @@ already stand grouped by owner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from freescale import trace
 from freescale.comm import Transport
@@ -29,21 +28,23 @@ from freescale.embedding.direct import DirectLookup, PlannedRows
 from freescale.embedding.home import Home, merged
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.lookup import Lookup, UniqueRows, as_leaf
-from freescale.embedding.plan import TablePlan, TableSpec, plan_tables
-from freescale.embedding.request import check_range, outside
-from freescale.embedding.table import EmbeddingTable
-from freescale.errors import DataError
+from freescale.embedding.plan import TableSpec, plan_tables
+from freescale.embedding.request import check_range
+from freescale.embedding.table_state import TableState
 from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute, stage
 
 
-class ShardedEmbedding:
+class ShardedEmbedding(TableState):
     """Embedding tables spread over the ranks of a group, with their optimizers.
+
+    A torch.nn.Module, so that a model can hold it and has its rows in `state_dict`. It has no `parameters()`: rows have
+    optimizers of their own, and none of torch's may move them, too. `to` does not move it; `device` says where it is.
 
     Args:
         specs: the tables.
-        group: the ranks; None for a single process.
+        group: the ranks; "world": all of torch.distributed, where that is set up. None: this process alone.
         device: where the rows live.
         replicate_below_mb: tables smaller than this (state included) are held by every rank.
         transport: how rows travel; chosen by device and machine unless given.
@@ -59,25 +60,21 @@ class ShardedEmbedding:
         self,
         specs: Sequence[TableSpec],
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Literal["world"] | None = "world",
         device: torch.device | str = "cpu",
         replicate_below_mb: float = 0.0,
         transport: Transport | None = None,
     ) -> None:
-        self.device = torch.device(device)
-        self.transport = transport or make_transport(group, device=device)
-        self.rank, self.num_ranks = self.transport.rank, self.transport.num_ranks
-        plans = plan_tables(specs, num_ranks=self.num_ranks, replicate_below_mb=replicate_below_mb)
-        self.plans = {plan.spec.name: plan for plan in plans}
-        self.group = group
-        self._mesh: DeviceMesh | None = None
+        ranks = _world() if group == "world" else group
+        channel = transport or make_transport(ranks, device=device)
+        plans = plan_tables(specs, num_ranks=channel.num_ranks, replicate_below_mb=replicate_below_mb)
+        super().__init__(plans, rank=channel.rank, group=ranks, device=device)
+        self.transport, self.num_ranks = channel, channel.num_ranks
         self._edges = {name: torch.tensor(plan.edges(), device=device) for name, plan in self.plans.items()}
-        self.tables = {name: self._make_table(plan) for name, plan in self.plans.items()}
-        self.before_reading: Callable[[], None] | None = None
         self._pending: list[Lookup | DirectLookup] = []
         self._num_steps = 0
 
-    def __call__(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
+    def forward(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
         """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
         lookups = self._look_up(rows)
         if torch.is_grad_enabled():
@@ -167,77 +164,6 @@ class ShardedEmbedding:
         """The same for lookups of several tables, in one exchange."""
         self._update(lookups, lr=lr, step=step)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Weights and optimizer state; sharded tables as DTensors, so that any number of ranks can load them."""
-        self.wait_for_updates()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(
-                self.device
-            )  # what is saved must be what every row asked for has been told of
-        for name in self.tables:
-            self._check_rows(name)
-        return {
-            f"{name}.{part}": self.global_view(name, values)
-            for name, plan in self.plans.items()
-            for part, values in {"weight": self.tables[name].weight, **self.tables[name].state}.items()
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Fill every table from `state_dict` of as many ranks, or from its tensors made whole, on any number of ranks.
-
-        There are no `parameters()`: rows have optimizers of their own, and none of torch's may move them, too.
-        """
-        own = self.state_dict()
-        if own.keys() != state.keys():
-            raise DataError("a state of other tables", got=", ".join(state), allowed=", ".join(own))
-        for path, values in own.items():
-            given = state[path]
-            if given.shape != values.shape:
-                raise DataError(
-                    f"{path} has another shape", got=tuple(given.shape), allowed=tuple(values.shape)
-                )
-            mine = values.to_local() if isinstance(values, DTensor) else values
-            if isinstance(given, DTensor):
-                given = given.to_local()
-            elif isinstance(values, DTensor):
-                plan = self.plans[path.rpartition(".")[0]]
-                first = plan.block(self.rank)[0] // plan.spec.row_group
-                given = given[first : first + len(mine)]
-            mine.copy_(given)
-
-    def wait_for_updates(self) -> None:
-        """Wait for updates that a pipeline still has under way; `lookup` and `state_dict` do it themselves."""
-        if self.before_reading is not None:
-            self.before_reading()
-
-    def plan_of(self, name: str) -> TablePlan:
-        """Where the rows of a table live; a table that is not there is refused by name."""
-        if name not in self.plans:
-            raise DataError(
-                "there is no such table", got=repr(name), allowed=", ".join(map(repr, self.plans)) or "none"
-            )
-        return self.plans[name]
-
-    def memory_mib(self) -> float:
-        """Weights and optimizer state held by this rank."""
-        return sum(plan.memory_mib(self.rank) for plan in self.plans.values())
-
-    def _make_table(self, plan: TablePlan) -> EmbeddingTable:
-        first, count = plan.block(self.rank)
-        spec = plan.spec
-        return EmbeddingTable(
-            count,
-            spec.dim,
-            optimizer=spec.optimizer,
-            seed=spec.seed,
-            init_std=spec.init_std,
-            dtype=spec.dtype,
-            device=self.device,
-            first_row=first,
-            lr_scale=spec.lr_scale,
-        )
-
     def _is_direct(self, name: str) -> bool:
         """Whether calls read rows straight from the table: one rank has it, and its update is fused."""
         return self.plan_of(name).replicated and self.num_ranks == 1 and self.tables[name].not_fused is None
@@ -292,11 +218,6 @@ class ShardedEmbedding:
             name: Lookup(name, as_leaf(values), each.inverse, each.unique, route, own)
             for (name, each), values, route, own in zip(found.items(), arrived, routes, owned)
         }
-
-    def _check_rows(self, name: str) -> None:
-        """Refuse a row outside the table that a kernel has met."""
-        if (bad := self.tables[name].bad_row()) is not None:
-            raise outside(self.plans[name].spec, bad)
 
     def _update(self, lookups: Sequence[Lookup | DirectLookup], *, lr: float, step: int) -> None:
         """Gradients of all lookups go home; a row that several of them looked up is updated once, with the sum."""
@@ -364,29 +285,9 @@ class ShardedEmbedding:
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense[rows, :-1]
 
-    def global_view(self, name: str, values: Tensor, *, grouped: bool = False) -> Tensor:
-        """What this rank holds of a table as its part of one global tensor.
 
-        Args:
-            name: of the table.
-            values: one entry for each row held here; or, grouped, one for each group of rows that stay together.
-            grouped: rows become groups otherwise, so that every cut falls between them.
-        """
-        plan = self.plans[name]
-        group = plan.spec.row_group
-        if group > 1 and not grouped:
-            values = values.view(len(values) // group, group * values.shape[1])
-        if plan.replicated:
-            return values
-        if self._mesh is None:
-            assert self.group is not None
-            self._mesh = DeviceMesh.from_group(self.group, self.device.type)
-        width = values.shape[1]
-        return DTensor.from_local(
-            values,
-            self._mesh,
-            [Shard(0)],
-            run_check=False,
-            shape=torch.Size((plan.spec.num_rows // group, width)),
-            stride=(width, 1),
-        )
+def _world() -> dist.ProcessGroup | None:
+    """All ranks there are; None where this process is alone."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.group.WORLD

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import key
+from freescale.recipe.keys import key, section_options
 from freescale.recipe.run_tables import table_widths
+from freescale.recipe.tables import table_options
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
     from freescale.model import FeatureJoin, FeatureTokens, Recommender
     from freescale.recipe.config import Config
+    from freescale.recipe.embedding import EmbeddingSection
     from freescale.recipe.run_tables import RunTables
     from freescale.train import ExportFeatures, FeaturedItems
 
@@ -91,7 +94,17 @@ def export_features(
         join=config.tokens.join,
         embedding=embedding,
         id_maps=id_maps,
+        map_kinds={
+            name: _map_kind(options.section)
+            for name, options in table_options(config, features.schema).items()
+        },
     )
+
+
+def _map_kind(section: EmbeddingSection) -> dict[str, Any]:
+    """The name of a table's id map, and its options."""
+    options = section_options(section, "id_map")
+    return {"kind": section.id_map, "options": None if options is None else dataclasses.asdict(options)}
 
 
 def shared_work(config: Config, ranks: Ranks, num_items: int) -> ShardedCompute:

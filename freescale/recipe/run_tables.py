@@ -75,7 +75,7 @@ def build_tables(
     from freescale.recipe.features import id_columns
     from freescale.recipe.pipeline import hides_traffic
 
-    wanted = _wanted(config, features)
+    wanted = _wanted(config, source, features)
     planned = {options.name: _plan(options, source, features) for options in wanted}
     embedding = _build_embedding(config, planned, ranks)
     id_maps: dict[str, IdMap] = {}
@@ -96,17 +96,31 @@ def table_widths(config: Config, features: BatchFeatures) -> dict[str, int]:
     return {name: options.dim for name, options in table_options(config, features.schema).items()}
 
 
-def _wanted(config: Config, features: BatchFeatures | None) -> list[TableOptions]:
+def _wanted(config: Config, source: SequenceSource, features: BatchFeatures | None) -> list[TableOptions]:
     """The tables that something has rows in."""
     from freescale.recipe.features import id_columns
 
     has_ids = config.items.kind == "ids" or config.items.add_ids
-    items = TableOptions("item", ("item",), config.model.dim, config.embedding, None)
     if features is None:
-        return [items] if has_ids else []
+        return [_items_alone(config, source)] if has_ids else []
     used = {column.table for column in id_columns(config, features.schema)}
     found = [each for each in table_options(config, features.schema).values() if each.name in used]
+    items = TableOptions("item", ("item",), config.model.dim, config.embedding, None)
     return found if "item" in used or not has_ids else [items, *found]
+
+
+def _items_alone(config: Config, source: SequenceSource) -> TableOptions:
+    """The table of items, where batches ask for nothing else; tables.item.* says what differs from embedding.*."""
+    from freescale.recipe.features import run_schema
+
+    found = table_options(config, run_schema(config, source))["item"]
+    if found.dim != config.model.dim:
+        raise ConfigError(
+            f"tables.item.dim: head.kind={config.head.kind} reads rows as wide as the model",
+            got=f"{found.dim}, model.dim {config.model.dim}",
+            next_step="leave tables.item.dim out",
+        )
+    return found
 
 
 def _plan(options: TableOptions, source: SequenceSource, features: BatchFeatures | None) -> _Planned:

@@ -207,7 +207,6 @@ def test_histories_in_lists(tmp_path):
     [
         ({"encoder": planted.Gru}, r"encoder= takes an object, not a class(.|\n)*encoder=Gru\(\.\.\.\)"),
         ({"encoder": "hstuu"}, "did you mean hstu"),
-        ({"tables": [Table("user", dim=4)]}, "builds the table of items so far, and no other: tables=user"),
         ({"tables": [Table("item"), Table("item")]}, "given twice"),
         ({"tables": [Table("item", maps="hash")]}, r"embedding\.maps: unknown key"),
         ({"recipe": {"model.dim": 5}}, r"model\.dim: the recipe says one thing(.|\n)*5 and 6"),

@@ -12,19 +12,24 @@ from freescale.app.commands import train_run
 from freescale.app.opened_run import open_run
 from freescale.app.torchrec_tables import export_torchrec, import_torchrec
 from freescale.bridge import (
+    BridgedCollection,
     KeyedFeatures,
+    KJTBalancer,
     RowFolder,
     RowsById,
     as_saved,
     choose_tables,
     names_of_table,
     read_rows,
+    require_torchrec,
     save_tensors,
 )
 from freescale.bridge.written_tables import place_ids
+from freescale.embedding import RowwiseAdagrad
 from freescale.errors import DataError
 from freescale.recipe import load_config
 from tests.bridge.in_torchrec import EPS, LR, fill, keyed, local_tables, sharded
+from tests.bridge.test_keyed_balance import PerSample, batch_of
 from tests.bridge.their_model import CONFIGS, KEYS, ROWS, STEPS, TheirModel, features, first_rows
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, Recorder
@@ -51,9 +56,6 @@ def in_torchrec(rank):
 
 def through_the_bridge(rank):
     from torchrec.sparse.jagged_tensor import JaggedTensor
-
-    from freescale.bridge import BridgedCollection, require_torchrec
-    from freescale.embedding import RowwiseAdagrad
 
     require_torchrec()
     collection = BridgedCollection(
@@ -125,9 +127,6 @@ def loaded_by_torchrec(rank, folder):
 
 def passed_on(rank, theirs, ours):
     """Loaded by our tables on other ranks, saved again, and one step more on the same samples."""
-    from freescale.bridge import BridgedCollection
-    from freescale.embedding import RowwiseAdagrad
-
     tables = BridgedCollection(
         CONFIGS, optimizer=RowwiseAdagrad(eps=EPS), group=dist.group.WORLD, divide=False
     )
@@ -228,3 +227,58 @@ def test_a_zero_collision_run_is_exported_with_its_ids(tmp_path):
     assert torch.equal(back.ids, ids)
     assert torch.equal(back.weight, table.weight[rows])
     assert torch.equal(back.square_sum, table.state["square_sum"][rows])
+
+
+def trained_rows():
+    """Sums as in tables that have learnt: from 0 the first update makes much of how a sum was rounded."""
+    return {
+        name: {"weight": parts["weight"], "momentum1": torch.full_like(parts["momentum1"], 0.01)}
+        for name, parts in first_rows().items()
+    }
+
+
+def balanced_in_torchrec(rank):
+    """TorchRec's own tables, on samples that have moved between the ranks."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    model = sharded(PerSample)
+    fill(model, trained_rows())
+    dense = [param for name, param in model.named_parameters() if "mix" in name]
+    optimizer = torch.optim.SGD(dense, lr=0.01)
+    batches = (batch_of(step, list(range(4 * rank, 4 * rank + 4))) for step in range(12))
+    ready_batches = KJTBalancer(
+        batches,
+        group=dist.new_group(backend="gloo"),
+        kjt_of=lambda batch: keyed(KEYS, batch.kjt.values(), batch.kjt.lengths()),
+        dense_of=lambda batch: {"who": batch.who},
+        weigh=["seen", "wanted"],
+    )
+    moved = 0.0
+    for ready in ready_batches:
+        assert isinstance(ready.kjt, KeyedJaggedTensor)
+        optimizer.zero_grad()
+        (model(ready.kjt)[: ready.num_samples].sum() * ready.scale).backward()
+        optimizer.step()
+        moved += ready.moved
+    return (*local_tables(model), [param.detach().clone() for param in dense], moved)
+
+
+def test_a_balanced_torchrec_learns_what_one_rank_learns_from_the_same_samples():
+    pytest.importorskip("torchrec")
+    results = run_on_ranks(balanced_in_torchrec, 2, timeout=200)
+    tables = BridgedCollection(CONFIGS, optimizer=RowwiseAdagrad(eps=EPS), group=None)
+    tables.load_tables(trained_rows())
+    model = PerSample(tables)
+    optimizer = torch.optim.SGD(model.mix.parameters(), lr=0.01)
+    for step in range(12):
+        optimizer.zero_grad()
+        (model(batch_of(step, list(range(8))).kjt).sum() / 8).backward()
+        optimizer.step()
+        tables.step(lr=LR)
+    assert results[0][3] > 0
+    for name, parts in tables.whole_tables().items():
+        assert (parts["weight"] - trained_rows()[name]["weight"]).abs().max() > 1e-2
+        for part, word in enumerate(("weight", "momentum1")):
+            torch.testing.assert_close(joined(results, part, name), parts[word], rtol=0, atol=1e-6)
+    for mine, other in zip(model.mix.parameters(), results[0][2], strict=True):
+        torch.testing.assert_close(mine.detach(), other, rtol=0, atol=1e-6)

@@ -223,7 +223,7 @@ def compare_many(rank: int, num_ranks: int, seeds: range) -> int:
     for seed in seeds:
         specs, limit_mb, batches = make_case(seed, num_ranks)
         sharded = ShardedEmbedding(specs, group=dist.group.WORLD, replicate_below_mb=limit_mb)
-        alone = ShardedEmbedding(specs)
+        alone = ShardedEmbedding(specs, group=None)
         num_sharded += sum(not plan.replicated for plan in sharded.plans.values())
         for step, batch in enumerate(batches):
             # A gradient of zero still ages the moments of the rows looked up.
@@ -303,7 +303,7 @@ def check_bfloat16(rank: int, num_ranks: int, replicate_below_mb: float) -> None
     """Ids that no two ranks share, so that sums are exact and the result must be equal to the last bit."""
     tables = [spec(40, 4, Adam(), dtype=torch.bfloat16)]
     sharded = ShardedEmbedding(tables, group=dist.group.WORLD, replicate_below_mb=replicate_below_mb)
-    alone = ShardedEmbedding(tables)
+    alone = ShardedEmbedding(tables, group=None)
     by_rank = [list(range(r, 40, num_ranks)) for r in range(num_ranks)]
     for _ in range(3):
         advance(sharded, {"item": [by_rank]}, [rank], lr=0.01)

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from freescale import load_export, registry
+from freescale.app.commands import train_run
 from freescale.app.opened_run import export_run
 from freescale.data import ParquetSource, prepare
-from freescale.errors import ConfigError
+from freescale.errors import CheckpointError, ConfigError
 from freescale.recipe import load_config
-from tests.small_run import SMALL, full_tensors, make_run, train_small
+from tests.small_run import SMALL, Recorder, full_tensors, make_run, train_small
 from tests.test_one_curve import assert_same_curve, on_ranks
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -172,3 +173,79 @@ def test_full_tensors_see_foreign_state():
     registry.load_plugin("own_optimizer")
     run, _ = make_run((*CURVE, "embedding.optimizer=slowing_momentum"))
     assert "table.item.velocity" in full_tensors(run)
+
+
+def trained_and_exported(folder, *recipe):
+    """A short run as the command trains it, exported."""
+    more = ("run.steps=2", "run.eval_every=0", f"run.out={folder / 'run'}")
+    config = load_config(None, [*SMALL, *more, *recipe])
+    train_run(config, resume="never", open_terminal=lambda total: Recorder())
+    return export_run(folder / "run", folder / "export")
+
+
+def forget_kinds():
+    """As a process that has imported none of them."""
+    for key in [key for key, kind in registry._kinds.items() if not kind.ships]:
+        del registry._kinds[key]
+    for path in PLUGINS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+NEEDED = {
+    "encoder": (["own_encoder"], ("model.kind=gru4rec", "model.gru_layers=2")),
+    "head": (["own_head"], ("head.kind=two_towers", "head.tower_width=5")),
+    "mask": (["own_mask"], ("model.mask=dilated", "model.every=4", "model.near=1")),
+    "all three": (
+        ["own_encoder", "own_head", "own_mask"],
+        ("model.kind=gru4rec", "head.kind=two_towers", "head.tower_width=5"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kinds", NEEDED)
+def test_an_export_is_read_where_its_plugins_are_named(kinds, tmp_path):
+    modules, recipe = NEEDED[kinds]
+    for module in modules:
+        registry.load_plugin(module)
+    path = trained_and_exported(tmp_path, *recipe)
+    before = load_export(path).recommend([1, 5, 9], times=[1, 2, 3], k=3)
+    forget_kinds()
+    with pytest.raises(CheckpointError, match=r"there is no \w+ '\w+'(.|\n)*plugins=\[MODULE\]"):
+        load_export(path)
+    assert load_export(path, plugins=modules).recommend([1, 5, 9], times=[1, 2, 3], k=3) == before
+
+
+FEATURES = ("synthetic.features=true", "embedding.lr=0.05")
+EVENTS = {"hour": [1, 2], "watched": [0.5, 1.0], "action": [["view"], []]}
+ASKED = {"history": [1, 5], "times": [1, 2], "k": 3, "features": {"user": 7, "country": "de", **EVENTS}}
+
+
+def test_what_only_training_needs_no_export_asks_for(tmp_path):
+    for module in ("own_id_map", "own_optimizer", "own_transport"):
+        registry.load_plugin(module)
+    path = trained_and_exported(
+        tmp_path,
+        *FEATURES,
+        "tables.item.map=modulo",
+        "tables.user.map=hash",
+        "tables.user.rows=400",
+        "embedding.optimizer=slowing_momentum",
+        "comm.transport=pairs",
+    )
+    before = load_export(path).recommend(**ASKED)
+    forget_kinds()
+    assert load_export(path).recommend(**ASKED) == before
+
+
+def test_an_id_map_that_requests_need(tmp_path):
+    # It was refused at the export.
+    registry.load_plugin("own_id_map")
+    user = ("tables.user.map=modulo", "tables.user.rows=400")
+    path = trained_and_exported(tmp_path, *FEATURES, *user)
+    before = load_export(path).recommend(**ASKED)
+    other = load_export(path).recommend(**{**ASKED, "features": {**ASKED["features"], "user": 8}})
+    assert [score for _, score in other] != [score for _, score in before]
+    forget_kinds()
+    with pytest.raises(CheckpointError, match=r"there is no id_map 'modulo'(.|\n)*plugins=\[MODULE\]"):
+        load_export(path)
+    assert load_export(path, plugins=["own_id_map"]).recommend(**ASKED) == before

@@ -9,7 +9,7 @@ items.parquet            features of items are in the vectors; columns feature.N
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class ExportFeatures:
         join: how joined features are put together.
         embedding: the tables, all held by this process.
         id_maps: of every table.
+        map_kinds: what makes them again: the "kind" of each, and its "options".
     """
 
     features: BatchFeatures
@@ -66,6 +67,7 @@ class ExportFeatures:
     join: str
     embedding: ShardedEmbedding
     id_maps: Mapping[str, IdMap]
+    map_kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> tuple[dict[str, Any], list[Path]]:
         """Write the tables; gives what the manifest says, and the files."""
@@ -74,7 +76,7 @@ class ExportFeatures:
         used = [served[name].table_name for name in self.tokens]
         tables, files = {}, []
         for name in dict.fromkeys(name for name in used if name is not None):
-            kept = kept_rows(name, self.id_maps[name])
+            kept = kept_rows(name, self.id_maps[name], kind=self.map_kinds.get(name))
             files.append(folder / _table_file(name))
             words = None if kept.ids is None else self._words(name, kept.ids.numpy())
             write_table(files[-1], self.embedding.tables[name], kept, words)

@@ -4,6 +4,7 @@ how              rows in the file                       an id that has none
 ids              one an id, ascending                   is unknown: the model's learnt "none" stands for it
 hash             all, by number                         there is none such
 zero_collision   one an id, ascending, then shared ones shares one, as in training
+kind             all, by number                         is for the map to say: a formula from outside the package
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freescale import registry
 from freescale.embedding import (
+    SGD,
     DirectMap,
     EmbeddingTable,
     HashMap,
     IdMap,
+    IdMapKind,
     NumberedMap,
+    ShardedEmbedding,
     ShardedIdMap,
+    TableSpec,
     as_compute,
     learns_ids,
 )
@@ -48,18 +54,23 @@ class KeptRows:
     facts: Mapping[str, Any]
 
 
-def kept_rows(name: str, id_map: IdMap) -> KeptRows:
-    """What must be kept of a table, in a process that holds all of it."""
+def kept_rows(name: str, id_map: IdMap, *, kind: Mapping[str, Any] | None = None) -> KeptRows:
+    """What must be kept of a table, in a process that holds all of it.
+
+    `kind` makes the map again: its name under "kind" and its "options".
+    """
     if isinstance(id_map, HashMap):
         return KeptRows(torch.arange(id_map.num_rows), None, {"how": "hash"})
     if isinstance(id_map, DirectMap | NumberedMap):
         ids = id_map.ids if isinstance(id_map, NumberedMap) else torch.arange(id_map.num_rows)
         return KeptRows(id_map.rows(ids), ids, {"how": "ids"})
     if not learns_ids(id_map):
+        if kind is not None and not id_map.state_dict():
+            return KeptRows(torch.arange(id_map.num_rows), None, {"how": "kind", **kind})
         raise DataError(
             f"the id map of table {name} cannot be exported",
             got=type(id_map).__name__,
-            allowed="direct, hash, zero_collision, or a map that has residents()",
+            allowed="direct, hash, zero_collision, a formula without a state, or a map that has residents()",
             next_step=f"train with tables.{name}.map set to one of them",
         )
     ids, rows = (each.cpu() for each in id_map.residents())
@@ -115,7 +126,11 @@ class ServedTable:
     def __init__(self, vectors: Tensor, ids: Tensor | None, facts: Mapping[str, Any]) -> None:
         self.vectors, self.num_rows = vectors, len(vectors)
         self._ids = ids
-        self._hash = HashMap(len(vectors)) if facts["how"] == "hash" else None
+        self._formula: IdMap | None = None
+        if facts["how"] == "hash":
+            self._formula = HashMap(len(vectors))
+        elif facts["how"] == "kind":
+            self._formula = _foreign_map(facts, num_rows=len(vectors))
         self._layout = None
         if facts["how"] == "zero_collision":
             buckets, rows, slots = (facts[each] for each in ("num_buckets", "bucket_rows", "bucket_slots"))
@@ -138,14 +153,14 @@ class ServedTable:
 
     def knows(self, ids: Tensor) -> Tensor:
         """Which ids have a row, of their own or shared."""
-        if self._hash is not None or self._layout is not None:
+        if self._formula is not None or self._layout is not None:
             return torch.ones_like(ids, dtype=torch.bool)
         return self._find(ids)[0]
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Where the vector of every id stands; the service changes nothing."""
-        if self._hash is not None:
-            return self._hash.rows(ids)
+        if self._formula is not None:
+            return self._formula.rows(ids)
         known, place = self._find(ids)
         if self._layout is None:
             return place
@@ -169,3 +184,17 @@ class ServedTable:
             return torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids)
         place = torch.searchsorted(self._ids, ids.contiguous()).clamp_(max=len(self._ids) - 1)
         return self._ids[place] == ids, place
+
+
+def _foreign_map(facts: Mapping[str, Any], *, num_rows: int) -> IdMap:
+    """A formula from outside the package, made as for a run; whoever opens the export has imported its module."""
+    kind = registry.find("id_map", facts["kind"])
+    # What it may ask of a table is how many rows there are; the vectors stand elsewhere.
+    spec = TableSpec(name="served", num_rows=num_rows, dim=1, optimizer=SGD())
+    maker: IdMapKind = kind.make
+    return maker.build(
+        embedding=ShardedEmbedding([spec], group=None),
+        table="served",
+        channel=None,
+        options=registry.options_of(kind, facts["options"]),
+    )
