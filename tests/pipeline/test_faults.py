@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -16,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from freescale.errors import DataError
-from freescale.pipeline import prioritized, row_moves
+from freescale.pipeline import prioritized, row_moves, urgent_chain
 from freescale.trace import spans
+from tests.effort import slow
 from tests.pipeline.test_prioritized import specs_of
 from tests.pipeline.two_paths import (
     channels_of,
@@ -55,10 +57,10 @@ def hook_stages(act: Callable[[str, int], None]) -> None:
         with spans.stage(name, step=step, **options):
             yield
 
-    prioritized.stage = row_moves.stage = stage
+    prioritized.stage = row_moves.stage = urgent_chain.stage = stage
 
 
-def train(rank: int, num_ranks: int, sockets: bool, num_steps: int = 12) -> None:
+def train(rank: int, num_ranks: int, sockets: bool, num_steps: int = 12, beside: bool = False) -> None:
     specs = specs_of("adam")
     batches = random_batches(8, specs, num_steps, rank, num_ranks)
     embedding = make_embedding(specs, sockets=sockets)
@@ -66,11 +68,12 @@ def train(rank: int, num_ranks: int, sockets: bool, num_steps: int = 12) -> None
         embedding,
         batches,
         channels=channels_of(sockets=sockets),
+        beside=beside,
         after_step=lambda step: embedding.wait_for_updates(),
     )
 
 
-def die_in(rank: int, folder: str, where: str, sockets: bool, pipe: object) -> None:
+def die_in(rank: int, folder: str, where: str, sockets: bool, beside: bool, pipe: object) -> None:
     """Rank 1 kills itself; rank 0 tells how it ended, and when."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -82,20 +85,29 @@ def die_in(rank: int, folder: str, where: str, sockets: bool, pipe: object) -> N
     hook_stages(act)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
-        train(rank, 2, sockets)
+        train(rank, 2, sockets, beside=beside)
         pipe.send("went on to the end")
     except BaseException as error:
         pipe.send(f"{type(error).__name__} in stage '{spans.current_stage()[0]}'")
     os._exit(1)
 
 
-@pytest.mark.parametrize("sockets", [True, False])
-@pytest.mark.parametrize("where", STAGES)
-def test_a_rank_that_dies_in_any_stage_ends_the_others(where, sockets):
+@pytest.mark.parametrize(
+    ("where", "sockets", "beside"),
+    [
+        *itertools.product(STAGES, (True, False), (False,)),
+        ("send OL gradients", True, True),
+        ("wait for OL rows", False, True),
+        slow("apply OL gradients", True, True),
+        slow("fetch OL rows", False, True),
+    ],
+)
+def test_a_rank_that_dies_in_any_stage_ends_the_others(where, sockets, beside):
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         receive, send = context.Pipe(duplex=False)
-        ranks = [context.Process(target=die_in, args=(r, folder, where, sockets, send)) for r in range(2)]
+        options = (folder, where, sockets, beside, send)
+        ranks = [context.Process(target=die_in, args=(r, *options)) for r in range(2)]
         for process in ranks:
             process.start()
         send.close()
@@ -161,7 +173,8 @@ def with_delays(rank: int, num_ranks: int, sockets: bool, num_delays: int) -> in
         batches = random_batches(seed, specs, num_steps, rank, num_ranks)
         plain, ours = make_embedding(specs, sockets=sockets), make_embedding(specs, sockets=sockets)
         expected = train_plainly(plain, batches)
-        losses, _ = train_prioritized(ours, batches, channels=channels, check=seed % 2 == 0)
+        options = {"channels": channels, "check": seed % 2 == 0, "beside": seed % 3 != 2}
+        losses, _ = train_prioritized(ours, batches, **options)
         assert losses == expected
         assert state_bits(ours) == state_bits(plain)
         seed += 1
