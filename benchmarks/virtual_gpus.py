@@ -2,7 +2,8 @@ r"""The same HSTU training on virtual GPUs with every transport, plain and prior
 
 Ranks are started with the code of `freescale train --virtual-gpus`. Checked first: the losses of all runs are one
 curve. Then, side by side: step time, exposed communication, and where the time went. "Before" is the first row: rows
-moved by a copy kernel on SMs (the stand-in for NCCL, which refuses to work here), plain schedule, no balance.
+moved by a copy kernel on SMs (the stand-in for NCCL before 2.30, which refuses to work here), plain schedule, no
+balance. With a later NCCL by LD_PRELOAD, `collective` is NCCL itself.
 
     python benchmarks/virtual_gpus.py --ranks 4 --budget-s 540 --save virtual_gpus.jsonl     # one H200: 10 minutes
     python benchmarks/virtual_gpus.py --ranks 8 --budget-s 540 --save virtual_gpus.jsonl

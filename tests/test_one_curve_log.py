@@ -59,6 +59,7 @@ def learn(
         "losses": losses,
         "evals": {event["window"]: event for event in recorder.of("eval")},
         "windows": recorder.of("window"),
+        "total": [event["total_steps"] for event in recorder.of("grown")][-1:],
         "tensors": full_tensors(run),
         "rows": {step: run.log.batches.batch(step - 1).tolist() for step in losses},
     }
@@ -131,6 +132,7 @@ def test_a_log_that_grows_during_the_run_gives_the_same_curve(
     _check(found, alone)
     assert sorted(found["losses"]) == sorted(alone["losses"])
     assert sorted(found["evals"]) == [1, 2, 3]
+    assert found["total"] == [len(alone["losses"])]
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), slow(1, 3), slow(4, 2)])

@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from freescale.app.arguments import COMMAND, Plugins, load_plugins, say, typed_command
+from freescale.errors import ConfigError
+
+_DEVICES = ("auto", "cpu", "cuda")
 
 
 def prove(
@@ -44,6 +47,8 @@ def prove(
     Run it alone, or under torchrun, srun or mpirun on as many machines as you like. It writes a page and a JSON file
     without names of machines, users or folders, and ends with 0 if everything that was tried held.
     """
+    if device not in _DEVICES:
+        raise ConfigError("there is no such device", got=device, allowed=", ".join(_DEVICES))
     load_plugins(plugin)
     if list_claims:
         from freescale.prove import chosen

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from freescale.data.log.sealer import drop as drop_windows
     from freescale.data.log_examples import LogExamples, NextExamples, NextWindow
     from freescale.data.negatives import draw_negatives
+    from freescale.data.pools import PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
     from freescale.data.preparing.raw_input import format_names

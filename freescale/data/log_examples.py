@@ -59,9 +59,11 @@ class NextWindow:
     Args:
         log: the log.
         window: its number, from 1.
+        most: targets that are asked for, spread evenly over those that are known; None: all.
     """
 
-    def __init__(self, log: LogSource, window: int) -> None:
+    def __init__(self, log: LogSource, window: int, *, most: int | None = None) -> None:
+        self._most = most
         self._window, self._targets = log.window(window), log.targets(window)
         self.name = f"{log.name}, window {window}"
         self.features = log.features
@@ -109,8 +111,13 @@ class NextWindow:
         return self._window.read(self._rows[np.asarray(rows, dtype=np.int64)])
 
     def ends(self, split: Split) -> IntArray:
-        """[targets] events up to each target; 0 where nobody had met its item."""
-        return np.where(self.unknown, 0, self._ends)
+        """[targets] events up to each target; 0 where nobody had met its item, and where it is not asked for."""
+        asked = np.flatnonzero(~self.unknown)
+        if self._most is not None and self._most < len(asked):
+            asked = asked[np.linspace(0, len(asked) - 1, self._most, dtype=np.int64)]
+        ends = np.zeros(len(self._ends), np.int64)
+        ends[asked] = self._ends[asked]
+        return ends
 
     def missed(self, split: Split) -> npt.NDArray[np.bool_]:
         """None: targets that nobody had met are counted apart."""

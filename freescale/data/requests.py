@@ -26,6 +26,7 @@ import torch
 
 from freescale.data.examples import _HELD_BACK, Examples, _spans, _tensors, _with_items
 from freescale.data.features.feature_source import schema_of
+from freescale.data.pools import PoolIndex, PoolRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
 from freescale.data.token_rule import TokenRule
@@ -84,6 +85,7 @@ class RequestExamples(Examples):
         weights: a column with a weight for every candidate; None: 1.
         window: seconds of a window; None: by number, or by column.
         logs: those of the outcomes that a logarithm of 1 + x is taken of.
+        pools: the last events of each kind are the history; None: the last events of all.
     """
 
     outcomes: tuple[str, ...]
@@ -92,10 +94,13 @@ class RequestExamples(Examples):
     weights: str | None = None
     window: int | None = None
     logs: tuple[str, ...] = ()
+    pools: PoolRule | None = None
 
     def __post_init__(self) -> None:
         of_window = "time" if self.window is not None else None
-        wanted = [*self.outcomes, *(name for name in (self.by, self.weights, of_window) if name)]
+        of_pools = None if self.pools is None else self.pools.column
+        named = (self.by, self.weights, of_window, of_pools)
+        wanted = [*self.outcomes, *(name for name in named if name)]
         there = outcome_columns(self.source)
         missing = [name for name in wanted if name not in there]
         if missing:
@@ -130,7 +135,23 @@ class RequestExamples(Examples):
     def lengths(self) -> IntArray:
         """Tokens of every request at most: events that happened at the request's time are left out when it is read."""
         _, start, stop, _ = self.index
-        return np.minimum(start, self.max_length - 1) + stop - start
+        return np.minimum(self._past_events, self.max_length - 1) + stop - start
+
+    @cached_property
+    def _past_events(self) -> IntArray:
+        """[requests] events of a history before it is cut; of pools they are counted, reading through once."""
+        user, start, _, _ = self.index
+        if self.pools is None:
+            return start
+        known = np.zeros(len(user), np.int64)
+        order = np.argsort(user, kind="stable")
+        for users in self._blocks():
+            first, last = np.searchsorted(user[order], (users[0], users[-1] + 1))
+            mine = order[first:last]
+            histories = self.source.read(users)
+            index = PoolIndex(histories.columns[self.pools.column], histories.offsets, self.pools)
+            known[mine] = index.counts(user[mine] - users[0], start[mine])
+        return known
 
     def missed(self) -> npt.NDArray[np.bool_]:
         """No request is: an item that nothing was learnt of is a candidate like any other."""
@@ -152,13 +173,15 @@ class RequestExamples(Examples):
         if "time" in histories.columns:
             asked = histories.columns["time"][base + start[rows]]
             events = _before(histories, base, events, asked)
-        kept = np.minimum(events, self.max_length - 1)
-        lengths = kept + counts
-        index, offsets = _spans(base + events - kept, lengths)
+        past, past_offsets = self._history(histories, events)
+        shown_index, _ = _spans(base + start[rows], counts)
+        lengths = np.diff(past_offsets) + counts
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         owner = np.repeat(np.arange(len(rows)), lengths)
-        shown = np.arange(len(index)) - offsets[:-1][owner] >= kept[owner]
+        shown = np.arange(len(owner)) - offsets[:-1][owner] >= np.diff(past_offsets)[owner]
         # Candidates stand right behind the history, whatever was left out between.
-        index = index + np.where(shown, (start[rows] - events)[owner], 0)
+        index = np.empty(len(owner), np.int64)
+        index[~shown], index[shown] = past, shown_index
         item = torch.from_numpy(histories.columns["item"][index].astype(np.int64))
         tokens = {"item": item, "target": item}
         if self.use_time and "time" in histories.columns:
@@ -188,6 +211,15 @@ class RequestExamples(Examples):
             targets=torch.from_numpy(counts.astype(np.int64)),
         )
         return batch if self.features is None else _with_items(batch, self.features)
+
+    def _history(self, histories: Histories, events: IntArray) -> tuple[IntArray, IntArray]:
+        """(places, offsets) of what is kept of these histories, of each so many first events."""
+        most = self.max_length - 1
+        if self.pools is None:
+            kept = np.minimum(events, most)
+            return _spans(histories.offsets[:-1] + events - kept, kept)
+        index = PoolIndex(histories.columns[self.pools.column], histories.offsets, self.pools)
+        return index.spans(np.arange(len(events)), events, most=most)
 
     def candidate_values(self, rows: IntArray) -> dict[str, npt.NDArray[np.float32]]:
         """Outcomes of the candidates of these requests, one request behind the other."""
@@ -233,10 +265,8 @@ class RequestExamples(Examples):
     def _runs(self) -> tuple[IntArray, IntArray, IntArray]:
         """User, first event and end of every run of equal values in a column, or of a window, some users at a time."""
         by = "time" if self.by is None else self.by
-        lengths = np.asarray(self.source.lengths)
         found: list[tuple[IntArray, IntArray, IntArray]] = []
-        block = np.cumsum(lengths) // _BLOCK
-        for users in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(block)) + 1):
+        for users in self._blocks():
             histories = self.source.read(users)
             values, count = histories.columns[by], int(histories.offsets[-1])
             values = values if self.window is None else values // self.window
@@ -251,6 +281,12 @@ class RequestExamples(Examples):
         none = np.zeros(0, np.int64)
         user, start, stop = (np.concatenate([none, *part]) for part in zip(*found)) if found else (none,) * 3
         return user, start, stop
+
+    def _blocks(self) -> list[IntArray]:
+        """Users whose histories are read together."""
+        lengths = np.asarray(self.source.lengths)
+        block = np.cumsum(lengths) // _BLOCK
+        return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(block)) + 1)
 
     def _of_split(
         self, user: IntArray, start: IntArray, stop: IntArray

@@ -34,6 +34,7 @@ from freescale.pages.task_tables import of_tasks, task_table
 from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
 from freescale.pages.traffic import traffic_section
+from freescale.pages.window_panel import window_panel
 from freescale.trace import (
     BASELINES,
     CAUSES,
@@ -114,6 +115,7 @@ def render_report(
         page.section("Training", _drawn([loss_chart(log)]), kind="charts"),
         page.section("Evaluation", _drawn(eval_charts(log)), kind="charts"),
         page.section("Every evaluation", eval_table(log), kind="panel"),
+        page.section("Windows", window_panel(log), kind="panel"),
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
         page.section("Balance", balance_histogram(log), kind="panel"),
         page.section("Embedding traffic", traffic_section(log), kind="charts"),

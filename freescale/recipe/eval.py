@@ -44,7 +44,10 @@ class EvalSection:
     sampled: int = key(100, "protocol=sampled: random items the target is ranked among", at_least=1)
     batch: int = key(256, "histories evaluated at once on a rank", at_least=1, free=True)
     max_users: int | None = key(
-        None, "evaluate during training on the first N users only", at_least=1, free=True
+        None,
+        "evaluate during training on the first N users only; with a log, on N targets of a window",
+        at_least=1,
+        free=True,
     )
     item_chunk: int = key(
         65_536, "items scored at once; bounds memory for large catalogues", at_least=1, free=True

@@ -179,7 +179,7 @@ def build_log_evaluation(
 
     def examples_of(window: int) -> NextExamples:
         return NextExamples(
-            source=NextWindow(source, window),
+            source=NextWindow(source, window, most=options.max_users),
             split="test",
             max_length=config.data.max_length,
             use_time=config.data.use_time,

@@ -36,7 +36,7 @@ def request_options(config: Config) -> TasksOptions | None:
 
 def build_requests(config: Config, source: SequenceSource, split: Split) -> RequestExamples | None:
     """One split of the data as requests, where the head wants them."""
-    from freescale.data import RequestExamples, parse_tasks
+    from freescale.data import PoolRule, RequestExamples, parse_tasks
     from freescale.recipe.features import build_features
 
     options = request_options(config)
@@ -55,6 +55,9 @@ def build_requests(config: Config, source: SequenceSource, split: Split) -> Requ
         window=options.window,
         logs=tuple(dict.fromkeys(rule.column for rule in rules if rule.log)),
         features=build_features(config, source),
+        pools=None
+        if options.pools is None
+        else PoolRule(options.pools, options.pool_kinds, options.pool_events, options.pool_window),
     )
 
 

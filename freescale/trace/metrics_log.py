@@ -23,7 +23,7 @@ BASELINES = {POPULARITY: "popularity", REPEAT: "repeat last"}
 
 NOT_A_METRIC = frozenset(
     {"event", "step", "time", "epoch", "seconds", "num_users", "num_items", "num_samples", "repeat_share"}
-    | {"trained_steps"}
+    | {"trained_steps", "window", "targets", "unknown"}
 )
 """Fields that say when or over what something was measured; they are not curves of their own."""
 
@@ -38,7 +38,8 @@ class MetricsLog:
 
     `evals` are those along the way, on validation targets; `test` is the last one on test targets. `ranks` is the last
     summary of where each rank's time went. `resumes` are the starts after the first; `pipeline` what was decided about
-    how rows travel. `ids` are pictures of the id map of items, `ids_of` those of other tables by name.
+    how rows travel. `ids` are pictures of the id map of items, `ids_of` those of other tables by name. `windows`
+    are those of a log that were learnt.
     """
 
     start: Event = field(default_factory=dict)
@@ -52,6 +53,7 @@ class MetricsLog:
     ranks: Event | None = None
     resumes: list[Event] = field(default_factory=list)
     pipeline: list[Event] = field(default_factory=list)
+    windows: list[Event] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -143,6 +145,7 @@ def read_metrics(path: Path, *, growing: bool = False) -> MetricsLog:
         ranks=kinds["ranks"][-1] if kinds["ranks"] else None,
         resumes=kinds.get("resume", []),
         pipeline=_latest_per_step(kinds.get("pipeline", [])),
+        windows=_latest_per_step(kinds.get("window", [])),
         problems=problems,
     )
     problems.extend(_gaps(log, growing=growing))

@@ -72,6 +72,7 @@ class GrowingLog:
             if found > known:
                 self.source.use(found)
                 self.batches.extend([self.source.entry(n).rows for n in range(known, found)])
+                progress.grown(step, total_steps=self.batches.num_steps)
                 return True
             time.sleep(self.poll_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pickle
 
 import pytest
@@ -31,7 +32,7 @@ from freescale.embedding import (
     ShardedIdMap,
     TableSpec,
 )
-from freescale.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
+from freescale.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError, FreeScaleError
 from freescale.kernels.id_table import make_layout
 from tests.bridge.their_model import CONFIGS, DIM, ROWS, Config, first_rows
 from tests.ranks import run_on_ranks
@@ -306,3 +307,22 @@ def test_dcp_itself_reads_what_is_written(tmp_path):
     state = {"model": {"ec.embeddings.item.weight": torch.zeros(6, 3)}}
     dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     assert torch.equal(state["model"]["ec.embeddings.item.weight"], rows.weight)
+
+
+def test_identities_cannot_be_written_without_torchrec(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    names = names_of_table("item", "ec.embeddings.item.weight", collision="mc")
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(FreeScaleError, match=r"needs TorchRec, which is not installed(.|\n)*1\.9\.2"):
+        as_saved(names, some_rows(range(6)), num_rows=16)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.0")
+    with pytest.raises(FreeScaleError, match=r"not been tried with this TorchRec(.|\n)*1\.0\.0"):
+        as_saved(names, some_rows(range(6)), num_rows=16)
+
+
+def test_rows_that_are_no_numbers_are_refused_without_owners():
+    names = names_of_table("item", "ec.embeddings.item.weight")
+    with pytest.raises(DataError, match=r"no numbers of rows(.|\n)*-5(.|\n)*--collision"):
+        as_saved(names, some_rows(IDS), num_rows=16)

@@ -175,8 +175,8 @@ def test_what_a_candidate_sees_holds_no_outcome(tmp_path: Path) -> None:
         ),
         ({"lacking": "skip"}, ["lacking is neither", "stop, none"]),
         (
-            {"schema": {**SCHEMA, "device": {"of": "request", "is": "id"}}},
-            ["device.of: request features come with request batches"],
+            {"schema": {**SCHEMA, "device": {"of": "request", "is": "id", "as": "front"}}},
+            ["device.as: a feature of request goes as: join; got front"],
         ),
         (
             {

@@ -69,6 +69,10 @@ def test_the_next_window_asks_for_every_target_that_is_known(
         assert examples.source.unknown.tolist() == [target not in known for _, target in wanted]
         asked = np.flatnonzero(examples.lengths())
         assert asked.tolist() == [n for n, (_, target) in enumerate(wanted) if target in known]
+        few = NextExamples(source=NextWindow(source, window, most=4), split="test", max_length=MAX_LENGTH)
+        chosen = np.flatnonzero(few.lengths())
+        assert len(chosen) == 4
+        assert {asked[0], asked[-1], *chosen} <= {*asked}
         batch = examples.batch(asked)
         offsets, seen = examples.seen(asked)
         for place, number in enumerate(asked):

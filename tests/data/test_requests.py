@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data import RequestExamples, RequestRule, parse_tasks, task_facts
+from freescale.data import PoolRule, RequestExamples, RequestRule, parse_tasks, task_facts
 from freescale.data.source import Histories
 from freescale.errors import ConfigError, DataError
 from tests.effort import examples
@@ -114,6 +114,31 @@ def test_events_of_the_same_second_are_no_history():
     made = RequestExamples(source=TimedSource([rows]), outcomes=("action",), candidates=1)
     # Candidate 4 is asked for at 7, when 2 and 3 happened, too.
     assert told(made, 2)[:2] == ([1], [4])
+
+
+def test_the_history_may_be_the_last_of_each_kind():
+    kinds = [7, 8, 7, 7, 9, 8, 7, 7, 7, 7]
+    source = TimedSource(
+        [[(n + 1, 10 * n, kind) for n, kind in enumerate(kinds)], [(n + 1, n, 8) for n in range(6)]]
+    )
+    made = RequestExamples(
+        source=source,
+        outcomes=("action",),
+        candidates=2,
+        max_length=4,
+        pools=PoolRule("request", (7, 8), each=2, window=6),
+    )
+    # 9 is of no pool; of 2, 3, 4 and 6 in the end the latest three are kept.
+    assert [told(made, row)[:2] for row in range(4)] == [
+        ([1], [2]),
+        ([1, 2], [3, 4]),
+        ([2, 3, 4], [5, 6]),
+        ([3, 4, 6], [7, 8]),
+    ]
+    assert made.lengths()[:4].tolist() == [2, 4, 5, 5]
+    assert told(made, 5)[:2] == ([1, 2], [3, 4])
+    with pytest.raises(ConfigError, match="kind"):
+        replace(made, pools=PoolRule("kind", (1,), 1, 1))
 
 
 def test_what_happens_at_or_after_the_request_changes_nothing_of_it():

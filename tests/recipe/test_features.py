@@ -65,7 +65,7 @@ features:
   cover: {of: item, is: vectr, width: 4}
   price: {of: item, is: number, scal: log}
   mood: {of: event, is: bits}
-  device: {of: request, is: id}
+  device: {of: request, is: id, as: after}
   taste: {cross: [user, genre], rows: 9}
   user: {of: user, is: id}
   genre: {of: item, is: number}
@@ -82,7 +82,7 @@ model: {dims: 4}
         "features.cover.is: allowed: id, ids, number, vector, bits, time; got 'vectr' (did you mean vector?)",
         "features.price: unknown word 'scal'; did you mean scale?",
         "features.mood.names: bits needs it",
-        "features.device.of: request features come with request batches",
+        "features.device.as: a feature of request goes as: join; got after",
         "features.taste.cross: genre is a number, not an id; with edges it is one",
         "features.land.rows: does not go with values",
         "features.fast.edges: must rise",

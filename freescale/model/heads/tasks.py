@@ -19,7 +19,7 @@ from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
-from freescale.model.heads.shared_experts import SharedExperts
+from freescale.model.heads._shared_experts import SharedExperts
 from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
 from freescale.registry import register
 
@@ -208,6 +208,10 @@ class TasksOptions:
         by: column whose runs of equal values are requests; none: cut by number.
         window: seconds; all that a user did in a window of that length is a request. None: cut by number.
         weights: column with a weight for every candidate.
+        pools: column of events; the history is the last pool_events of each kind in it. None: the last of all.
+        pool_kinds: values of that column, one a pool.
+        pool_events: of each kind.
+        pool_window: events before a request among which they are looked for.
         late: candidates meet the user's state in the head only, not in the attention.
         towers: "shared" or "own": one MLP for all tasks, or one for each.
         experts: hidden layers that all tasks share, mixed by a gate for each task, a tower for each behind; 0: none.
@@ -218,6 +222,10 @@ class TasksOptions:
     by: str | None = None
     window: int | None = None
     weights: str | None = None
+    pools: str | None = None
+    pool_kinds: tuple[int, ...] = ()
+    pool_events: int = 1000
+    pool_window: int = 20_000
     late: bool = False
     towers: Towers = "shared"
     experts: int = 0
@@ -229,6 +237,17 @@ class TasksOptions:
             raise ConfigError("head.window: seconds, at least 1", got=self.window)
         if self.window is not None and self.by is not None:
             raise ConfigError("head.window: head.by says already what a request is", got=f"by {self.by}")
+        if (self.pools is None) != (not self.pool_kinds) or len(set(self.pool_kinds)) < len(self.pool_kinds):
+            raise ConfigError(
+                "head.pools: a column, and in head.pool_kinds its values, each once",
+                got=f"{self.pools}, {list(self.pool_kinds)}",
+                allowed="head.pools=action head.pool_kinds=[1, 2, 4], or neither",
+            )
+        if self.pool_events < 1 or self.pool_window < 1:
+            raise ConfigError(
+                "head.pool_events and head.pool_window: at least 1",
+                got=f"{self.pool_events}, {self.pool_window}",
+            )
         if self.towers not in ("shared", "own"):
             raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own")
         if self.experts < 0 or (self.experts and self.towers != "own"):

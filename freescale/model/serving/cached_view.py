@@ -9,7 +9,7 @@ Distances and times come from what each cache says of its tokens.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from freescale.kernels.attention import (
 )
 from freescale.kernels.runtime import to_device
 from freescale.model.serving.candidate_rows import CandidateRows
+from freescale.model.serving.padded_heads import PaddedHeads, Padding
 from freescale.model.views import KeepKeys
 
 
@@ -159,23 +160,23 @@ class CachedView:
             tables = {"position_bias": position_bias, "time_bias": time_bias}
             return self._attend(layer, q_THD, k_THD, v_THV, alpha=1.0, scale=scale, **tables)
         with torch.autocast(q_THD.device.type, enabled=False):
-            q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
-            scores = q @ k.transpose(2, 3)
+            padded = self._padded(layer, q_THD, k_THD, v_THV)
+            scores, q = padded.scores(), padded.queries
             if position_bias is not None:
                 scores = scores + position_bias.to(q.dtype)[self._distances][:, None]
             if time_bias is not None:
                 scores = scores + time_bias.to(q.dtype)[self._buckets][:, None]
             weights = torch.nn.functional.silu(scores).masked_fill(self._hidden, 0.0) * scale
-            return self._jagged(weights @ v).to(v_THV.dtype)
+            return self._jagged(padded.weighted(weights)).to(v_THV.dtype)
 
     def softmax(self, q_THD: Tensor, k_THD: Tensor, v_THV: Tensor, *, layer: int, scale: float) -> Tensor:
         """Values weighted by the softmax of scale * q k^T."""
         if self._by_kernel(layer, q_THD, k_THD, v_THV):
             return self._attend(layer, q_THD, k_THD, v_THV, alpha=scale, scale=None)
         with torch.autocast(q_THD.device.type, enabled=False):
-            q, k, v = self._padded(layer, q_THD, k_THD, v_THV)
-            scores = (q @ k.transpose(2, 3) * scale).masked_fill(self._hidden, float("-inf"))
-            return self._jagged(scores.softmax(-1) @ v).to(v_THV.dtype)
+            padded = self._padded(layer, q_THD, k_THD, v_THV)
+            scores = (padded.scores() * scale).masked_fill(self._hidden, float("-inf"))
+            return self._jagged(padded.weighted(scores.softmax(-1))).to(v_THV.dtype)
 
     def _attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, **options: Any
@@ -202,62 +203,60 @@ class CachedView:
         caches = self._caches
         return (caches.keys[layer], caches.values[layer]) if len(caches.keys) else (k, v)
 
-    def _padded(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """[users, heads, tokens, width] of queries, and of cached and new keys and values, in float32 or better."""
+    def _padded(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> PaddedHeads:
+        """Queries, keys and values with users as equally long rows, in float32 or better."""
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        queries, keys, values = (self._new.pad(x.to(wide)) for x in (q, k, v))
+        queries, own_keys, own_values = (self._new.pad(x.to(wide)) for x in (q, k, v))
+        keys, values = (self._events.pad(x.to(wide)) for x in (k, v))
         if self._old.longest:
             old = (self._old.pad(x).to(wide) for x in self._kept(layer, k, v))
             keys, values = (torch.cat(both, dim=1) for both in zip(old, (keys, values)))
-        return [
-            x.transpose(1, 2)
-            for x in (queries, *(for_every_head(x, queries.shape[-2]) for x in (keys, values)))
-        ]
+        shared = (for_every_head(x, queries.shape[-2]) for x in (keys, values, own_keys, own_values))
+        return PaddedHeads(*(x.transpose(1, 2) for x in (queries, *shared)))
 
     def _jagged(self, x: Tensor) -> Tensor:
         """[users, heads, longest, width] -> [T, heads, width]."""
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self._new.slots)
 
     @cached_property
-    def _new(self) -> _Padding:
+    def _new(self) -> Padding:
         lengths = self._batch.lengths.numpy()
         longest = self._room.new + self._room.candidates if self._fill else int(lengths.max(initial=0))
-        return _Padding.of(self._batch.offsets.numpy()[:-1], lengths, longest, self._device)
+        return Padding.of(self._batch.offsets.numpy()[:-1], lengths, longest, self._device)
 
     @cached_property
-    def _events(self) -> _Padding:
+    def _events(self) -> Padding:
         events = self._batch.lengths.numpy() - self._targets
-        return _Padding.of(self._batch.offsets.numpy()[:-1], events, self._room.new, self._device)
+        return Padding.of(self._batch.offsets.numpy()[:-1], events, self._room.new, self._device)
 
     @cached_property
-    def _old(self) -> _Padding:
-        return _Padding.of(self._caches.starts, self._caches.counts, self._room.cached, self._device)
+    def _old(self) -> Padding:
+        return Padding.of(self._caches.starts, self._caches.counts, self._room.cached, self._device)
 
     @cached_property
     def _hidden(self) -> Tensor:
-        """[users, 1, queries, keys], true for padding and for what comes later."""
-        order = torch.arange(self._new.longest, device=self._device)
-        later = order > order[:, None]
-        if self._targets.any():
-            (events,) = to_device(self._batch.lengths.numpy() - self._targets, device=self._device)
-            # Of the targets a token sees itself alone.
-            later = later | ((order >= events[:, None, None]) & (order != order[:, None]))
-        later = later | self._new.empty[:, None, :]
+        """[users, 1, queries, keys], true for padding and for events that do not come before; never for itself."""
+        order = torch.arange(max(self._new.longest, self._events.longest), device=self._device)
+        later = order[: self._events.longest] >= order[: self._new.longest, None]
+        later = later | self._events.empty[:, None, :]
         before = self._old.empty[:, None, :].expand(-1, self._new.longest, -1)
-        return torch.cat([before, later], dim=2)[:, None]
+        return torch.nn.functional.pad(torch.cat([before, later], dim=2), (0, 1), value=False)[:, None]
 
     @cached_property
     def _distances(self) -> Tensor:
-        """[users, queries, keys] how far back a key stands."""
-        positions = self._new.pad(self.positions)
-        keys = torch.cat([self._old.pad(self._caches.positions), positions], dim=1)
-        return (positions[:, :, None] - keys[:, None, :]).clamp(min=0)
+        """[users, queries, keys] how far back a key stands; the last is the query's own."""
+        positions, events = self._new.pad(self.positions), self._events.pad(self.positions)
+        keys = torch.cat([self._old.pad(self._caches.positions), events], dim=1)
+        far = (positions[:, :, None] - keys[:, None, :]).clamp(min=0)
+        return torch.nn.functional.pad(far, (0, 1))
 
     @cached_property
     def _buckets(self) -> Tensor:
-        """[users, queries, keys] bucket of the time between them."""
+        """[users, queries, keys] bucket of the time between them; the last is that of its own time."""
         asked, time = (self._new.pad(self._batch.tokens[name]) for name in ("target_time", "time"))
-        return time_bucket(asked[:, :, None] - self._key_times(time)[:, None, :])
+        keys = self._key_times(self._events.pad(self._batch.tokens["time"]))
+        gaps = torch.cat([asked[:, :, None] - keys[:, None, :], (asked - time)[:, :, None]], dim=2)
+        return time_bucket(gaps)
 
     @cached_property
     def byte_buckets(self) -> Tensor:
@@ -271,31 +270,3 @@ class CachedView:
         positions, times = self._caches.positions, self._caches.times
         old = torch.zeros_like(positions) if times is None else times
         return torch.cat([self._old.pad(old), time], dim=1)
-
-
-class _Padding(NamedTuple):
-    """Tokens of several users as equally long rows.
-
-    Args:
-        source: [users * longest] the token of each slot; any where there is none.
-        slots: [tokens of all users] the slot of each token.
-        empty: [users, longest] slots without a token.
-        longest: slots of a user.
-    """
-
-    source: Tensor
-    slots: Tensor
-    empty: Tensor
-    longest: int
-
-    @staticmethod
-    def of(starts: Ints, lengths: Ints, longest: int, device: torch.device) -> _Padding:
-        """For users whose tokens begin at `starts`."""
-        empty = np.arange(longest) >= lengths[:, None]
-        source = np.where(empty, 0, starts[:, None] + np.arange(longest)).ravel()
-        tables = to_device(source, np.flatnonzero(~empty.ravel()), empty, device=device)
-        return _Padding(tables[0], tables[1], tables[2], longest)
-
-    def pad(self, x: Tensor) -> Tensor:
-        """[T, ...] -> [users, longest, ...]."""
-        return x.index_select(0, self.source).view(*self.empty.shape, *x.shape[1:])

@@ -92,41 +92,36 @@ class CandidateRows:
         return self._rows
 
     def _made(self) -> tuple[Tensor, Tensor | None]:
+        """Worked out on the device from a few numbers a user: what is sent there does not grow with histories."""
         room, caches, users = self._room, self._caches, len(self._batch)
-        offsets = self._batch.offsets.numpy()
-        cached = np.arange(room.cached)
-        old = np.where(cached < caches.counts[:, None], caches.starts[:, None] + cached, 0)
-        new = np.minimum(offsets[:-1, None] + np.arange(room.new), max(int(offsets[-1]) - 1, 0))
-        # Rows of a user: new events one after the other, then the last token, which stands for all candidates.
-        last = np.maximum(offsets[1:, None] - 1, 0)
-        own = np.concatenate([new, last], axis=1) if self.events else last
+        offsets, total = self._batch.offsets.numpy(), max(self._batch.num_tokens - 1, 0)
         behind = np.diff(offsets) - self._targets
-        inside = np.arange(own.shape[1])
-        places = np.minimum(inside, behind[:, None]) if self.events else behind[:, None]
-        if self.events:
-            places[:, -1] = behind
-        place = caches.ends[:, None] + places
-        new_place = caches.ends[:, None] + np.arange(room.new)
-        old_at, new_at, own_at, row_place, key_place = to_device(
-            old, new, own, place, new_place, device=self._device
+        facts = np.stack([offsets[:-1], offsets[1:], behind, caches.starts, caches.counts, caches.ends])
+        first, end, events, start, count, base = (
+            to_device(facts, device=self._device)[0].unsqueeze(-1).unbind(0)
         )
-        width = bias_width(room)
-        positions = caches.positions
-        before = positions[old_at] if len(positions) else old_at
-        keys = torch.cat([before, key_place], dim=1)
-        far = (row_place[:, :, None] - keys[:, None, :]).clamp_(min=0)
-        distances = torch.zeros(users, own.shape[1], width, dtype=torch.int32, device=self._device)
-        distances[:, :, : room.cached + room.new] = far
+        number, cached = (torch.arange(n, device=self._device) for n in (room.new, room.cached))
+        old_at = torch.where(cached < count, start + cached, 0)
+        new_at = (first + number).clamp(max=total)
+        # Rows of a user: new events one after the other, then the last token, which stands for all candidates.
+        own_at, place = (end - 1).clamp(min=0), base + events
+        if self.events:
+            own_at, place = torch.cat([new_at, own_at], dim=1), torch.cat([base + number, place], dim=1)
+        before = caches.positions[old_at] if len(caches.positions) else old_at
+        keys = torch.cat([before, base + number], dim=1)
+        distances = torch.zeros(
+            users, own_at.shape[1], bias_width(room), dtype=torch.int32, device=self._device
+        )
+        distances[:, :, : keys.shape[1]] = (place[:, :, None] - keys[:, None, :]).clamp_(min=0)
         if "time" not in self._batch.tokens:
             return distances.flatten(0, 1), None
-        asked, times = (self._batch.tokens[name].to(self._device) for name in ("target_time", "time"))
-        if not len(times):
-            return distances.flatten(0, 1), torch.zeros_like(distances, dtype=torch.uint8).flatten(0, 1)
-        kept = caches.times
-        then = torch.zeros_like(old_at) if kept is None or not len(kept) else kept[old_at]
-        happened = torch.cat([then, times[new_at]], dim=1)
-        at = asked[own_at]
-        gaps = torch.cat([at[:, :, None] - happened[:, None, :], (at - times[own_at])[:, :, None]], dim=2)
         buckets = torch.zeros(distances.shape, dtype=torch.uint8, device=self._device)
-        buckets[:, :, : gaps.shape[2]] = time_bucket(gaps).to(torch.uint8)
+        asked, times = (self._batch.tokens[name].to(self._device) for name in ("target_time", "time"))
+        if len(times):
+            kept = caches.times
+            then = torch.zeros_like(old_at) if kept is None or not len(kept) else kept[old_at]
+            at, own = asked[own_at], times[own_at]
+            happened = torch.cat([then, times[new_at]], dim=1)
+            gaps = torch.cat([at[:, :, None] - happened[:, None, :], (at - own)[:, :, None]], dim=2)
+            buckets[:, :, : gaps.shape[2]] = time_bucket(gaps).to(torch.uint8)
         return distances.flatten(0, 1), buckets.flatten(0, 1)

@@ -58,6 +58,7 @@ class Machine:
             "nccl": ".".join(map(str, nccl)) if nccl else "none",
             "driver": _driver(),
             "processor": f"{_processor()}, {os.cpu_count()} cores",
+            "load average": f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores",
         }
         if ranks.device.type == "cuda":
             facts = torch.cuda.get_device_properties(ranks.device)

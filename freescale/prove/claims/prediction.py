@@ -78,6 +78,7 @@ class Prediction:
                 for way, (_, features) in _WAYS.items()
             }
         ranks.barrier()
+        evidence["load"], evidence["cores"] = os.getloadavg()[0], os.cpu_count() or 1
         evidence["measured"] = {}
         for way, (more, _) in _WAYS.items():
             account = account_of(train_shortly(ranks, (*keys, *more)).steps, warm=_WARM)
@@ -111,7 +112,10 @@ class Prediction:
             f"step time off by at most {max(steps):.1%} ({MOST_STEP:.0%} allowed), bubble by {100 * max(bubbles):.1f} "
             f"points ({100 * MOST_BUBBLE:.0f} allowed); the profile is profile.json beside this page"
         )
-        figures = {"measured": measured, "predicted": foretold}
+        load, cores = seen[0].get("load", 0.0), seen[0].get("cores", 1)
+        if load > cores + 0.5 * len(seen):
+            says += f"; the machine was busy with other things (load {load:.1f} on {cores} cores): try it when idle"
+        figures = {"measured": measured, "predicted": foretold, "load": load, "cores": cores}
         return [Finding("step and bubble", PROVEN if held else NOT_PROVEN, says, figures, table)]
 
 

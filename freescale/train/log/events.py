@@ -121,6 +121,10 @@ class Progress:
         baseline |= {REPEAT + name: value for name, value in (repeat or {}).items()}
         self._write({"event": "eval", "step": step, **metrics, **baseline, "protocol": protocol, **others})
 
+    def grown(self, step: int, *, total_steps: int) -> None:
+        """The data of a run have grown: it has more steps now."""
+        self._write({"event": "grown", "step": step, "total_steps": total_steps})
+
     def window(self, step: int, facts: Mapping[str, object]) -> None:
         """A window of a log that is learnt after this step."""
         self._write({"event": "window", "step": step, **facts})

@@ -23,6 +23,7 @@ from rich.text import Text
 from freescale import units
 from freescale.trace import BASELINES, CAUSES, Event, numeric_fields, step_of
 from freescale.train.log.events import Facts, JsonlSink, MetricSink, Progress, TensorBoardSink
+from freescale.train.log.task_lines import TASK_SHOWN, task_rows
 
 __all__ = [
     "JsonlSink",
@@ -39,8 +40,6 @@ Field = tuple[str, str, str]
 
 EVAL_SHOWN = {"hr@": 2, "ndcg@": 1, "mrr": 1}
 """How many metrics of a kind an eval line shows; all others are in metrics.jsonl, one line must stay readable."""
-TASK_SHOWN = ("auc/", "gauc_user/", "ne/", "calibration/", "mse/", "xauc/")
-"""What it shows of tasks."""
 
 DROPPED_WHEN_NARROW = ("causes", "captured", "experts", "balance", "epoch", "bubble", "tokens")
 MIN_BAR = 10
@@ -106,6 +105,8 @@ class TerminalSink:
                 self._step(event)
         elif kind == "eval":
             self._print(*_eval_parts(event))
+        elif kind == "grown":
+            self._total = int(units.number(event.get("total_steps")) or self._total)
         elif kind == "ids":
             self._print(*_id_parts(event))
         elif kind == "experts":
@@ -322,6 +323,10 @@ def _summary_rows(summary: Mapping[str, object]) -> dict[str, str]:
     rows |= _quality_rows(summary, numbers)
     used = {"event", "time", "step", "status", "seconds", "steps", *rates, "bubble", "loss", "best_metric"}
     used |= {"best_value", "best_step", "popularity", "repeat_last"}
+    tested = task_rows("test", summary.get("test"))
+    if tested is not None:
+        rows |= tested
+        used |= {"test"}
     return rows | {
         name: units.fact(value) for name, value in summary.items() if name not in used and value is not None
     }

@@ -54,12 +54,12 @@ class NextWindowEvaluation(Evaluation):
         num_targets, unknown = len(examples.source.unknown), int(examples.source.unknown.sum())
         asked = self.protocol.max_users
         try:
-            metrics = self.evaluator.run(examples, max_users=asked, give_up=give_up)
+            metrics = self.evaluator.run(examples, give_up=give_up)
         except GivenUpError:
             return False
         self.pending, self.evaluated = False, window
         items = len(examples.source.items.ids)
-        few = f"first {asked:,} of " if asked is not None and asked < num_targets - unknown else ""
+        few = f"{asked:,} of " if asked is not None and asked < num_targets - unknown else ""
         progress.evaluation(
             step,
             metrics,

@@ -408,3 +408,15 @@ def test_import_brings_no_torch() -> None:
         "import sys, freescale.train.log.progress, freescale.pages.report; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_terminal_goes_on_to_the_new_last_step_where_the_data_grow() -> None:
+    stream = io.StringIO()
+    progress = Progress([TerminalSink(total_steps=2, log_every=10, stream=stream)])
+    for step in (1, 2):
+        progress._write({"event": "step", "step": step, "loss": 1.0})
+    progress.grown(2, total_steps=30)
+    for step in range(3, 31):
+        progress._write({"event": "step", "step": step, "loss": 1.0})
+    steps = re.findall(r"step\s+(\d+)/(\d+)", stream.getvalue())
+    assert steps == [("1", "2"), ("2", "2"), ("10", "30"), ("20", "30"), ("30", "30")]

@@ -16,10 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freescale.embedding.eviction import make_eviction
+from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import CheckpointError
 from freescale.train.state.chain import Publisher, load_version, read_current
 from freescale.train.state.version import Version, applied, difference, read_version, write_version
-from tests.effort import examples
+from tests.effort import examples, slow
 
 DIM = 3
 
@@ -83,6 +85,38 @@ def test_base_and_deltas_are_the_full_version_at_every_publication(tmp_path: Pat
             publisher = Publisher(tmp_path / "chain")  # another process goes on
     current = read_current(tmp_path / "chain")
     assert (current.base, current.seq, current.facts) == (6, 11, {"step": 11})
+
+
+@pytest.mark.parametrize("windows", [12, slow(200)])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "ttl", "none"])
+def test_ids_that_come_and_go_are_followed_window_by_window(
+    tmp_path: Path, policy: str, windows: int
+) -> None:
+    random = np.random.default_rng(5)
+    eviction = make_eviction(policy, ttl=2 if policy == "ttl" else None)
+    ids = ZeroCollisionMap(48, max_probe=8, num_buckets=2, eviction=eviction, guard=1)
+    table = np.zeros((48, DIM), np.float32)
+    publisher = Publisher(tmp_path / "chain")
+    whole = sent = gone = 0
+    for window in range(windows):
+        for _ in range(3):
+            asked = torch.from_numpy(np.unique(random.zipf(1.4, 6) % 30 + 5 * window))
+            assigned = ids.assign(asked)
+            table[assigned.new_rows.numpy()] = 0
+            table[assigned.rows.numpy()] += random.normal(size=(len(asked), DIM))
+        known, rows = (each.numpy() for each in ids.residents())
+        dense = {"weight": torch.from_numpy(random.normal(size=2))}
+        version = Version({"trained_steps": window}, dense, known, table[rows])
+        before = publisher.version
+        publisher.publish(version, {"step": window})
+        _check(load_version(tmp_path / "chain")[1], version)
+        if before is not None:
+            delta = difference(before, version)
+            whole, sent, gone = whole + len(known), sent + len(delta.ids), gone + len(delta.deleted)
+        if window % 10 == 9:
+            publisher.compact()
+    assert sent < 0.8 * whole
+    assert (gone > 0) == (policy != "none")
 
 
 def test_a_delta_holds_what_has_changed_alone(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""PoolIndex: of each kind of event the last few before a moment, merged by time, without reading what lies between.
+
+Likes are rare and plays are many: a history of the last n events would hold no like at all. So every kind has a pool of
+its own, and a sample takes the last events of each. Where the events of a kind stand is noted once; a sample finds its
+part by two searches a kind: what lies between is never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from freescale.data.source import IntArray
+
+
+@dataclass(frozen=True)
+class PoolRule:
+    """What a history is made of.
+
+    Args:
+        column: tells events apart.
+        kinds: its values, one a pool; events of others belong to none.
+        each: events of every kind at most.
+        window: events before the moment among which they are looked for.
+    """
+
+    column: str
+    kinds: tuple[int, ...]
+    each: int
+    window: int
+
+
+class PoolIndex:
+    """Where the events of each kind stand in some histories.
+
+    Args:
+        kind: [events] what each event is, history after history.
+        offsets: [n + 1] where histories begin.
+        rule: what to keep.
+    """
+
+    def __init__(self, kind: npt.NDArray[np.generic], offsets: IntArray, rule: PoolRule) -> None:
+        self._offsets, self._rule = offsets, rule
+        self._places = [np.flatnonzero(kind == each) for each in rule.kinds]
+
+    def counts(self, histories: IntArray, ends: IntArray) -> IntArray:
+        """[n] events that `spans` finds for each."""
+        total = np.zeros(len(ends), np.int64)
+        for low, high in self._limits(histories, ends):
+            total += high - low
+        return total
+
+    def spans(
+        self, histories: IntArray, ends: IntArray, *, most: int | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """(places, offsets): of each history what is kept of its first events, ascending, one after the other.
+
+        Args:
+            histories: their numbers.
+            ends: of each, so many first events are looked at.
+            most: keep no more than the last so many of them.
+        """
+        limits = self._limits(histories, ends)
+        parts = []
+        for number in range(len(ends)):
+            found = [places[low[number] : high[number]] for places, (low, high) in zip(self._places, limits)]
+            merged = np.concatenate(found)
+            merged.sort(kind="stable")  # by runs: each part ascends already
+            parts.append(merged if most is None else merged[max(0, len(merged) - most) :])
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *parts]), offsets
+
+    def _limits(self, histories: IntArray, ends: IntArray) -> list[tuple[IntArray, IntArray]]:
+        """Of each pool, which part of its places counts for each history."""
+        first = self._offsets[histories]
+        stop = first + ends
+        start = np.maximum(first, stop - self._rule.window)
+        found = []
+        for places in self._places:
+            low, high = np.searchsorted(places, start), np.searchsorted(places, stop)
+            found.append((np.maximum(low, high - self._rule.each), high))
+        return found

@@ -1,0 +1,48 @@
+"""Ranks of benchmarks train one recipe after the other by one start; with every occurrence of a row on its way, too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.small_run import SMALL
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_recipes_by_one_start_have_one_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from one_training import Recipe, check_one_curve, losses_of, ranks_on, train_in_turn
+
+    from freescale.trace.metrics_log import read_metrics
+
+    # Of many items few negatives are their own targets, which only unique rows tell apart.
+    keys = (
+        *SMALL,
+        "synthetic.items=4000",
+        "synthetic.features=true",
+        "run.steps=3",
+        "run.eval_every=0",
+        "data.workers=0",
+    )
+    recipes = [Recipe((*keys, "pipeline.prioritized=false"), rows=rows) for rows in ("unique", "every")]
+    with ranks_on("cpu", 2) as environment:
+        done = train_in_turn(recipes, num_ranks=2, environment=environment, folder=tmp_path)
+    assert all(isinstance(run, Path) for run in done.values()), done
+    steps: list[Any] = [read_metrics(run / "metrics.jsonl").steps for run in done.values()]
+    assert check_one_curve([losses_of(each) for each in steps], tolerance=1e-3) < 1e-3
+    for once, always in zip(*steps, strict=True):
+        assert always["exposed_bytes"] > once["exposed_bytes"]
+        assert always["tables"]["item"]["rows"] > once["tables"]["item"]["rows"]
+    served = [json.loads((tmp_path / f"0.rank-{rank}").read_text()) for rank in range(2)]
+    for step in range(3):
+        # What owners serve is what ranks have asked for.
+        asked = steps[0][step]["tables"]["item"]["rows"]
+        assert sum(rank["item"][step] for rank in served) == asked
+    sys.modules.pop("one_training", None)
