@@ -159,7 +159,7 @@ def test_clipping_schedules_and_sasrec_keep_the_curve(short: tuple[str, ...]) ->
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, slow(4)])
 def test_a_decoder_with_shared_heads_keeps_the_curve(
     num_ranks: int, short: tuple[str, ...], decoder_alone: dict[str, Any]
 ) -> None:

@@ -49,7 +49,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, recipe: tuple[str, ...]) -> 
     ("num_ranks", "changes"),
     [
         (4, ("moe.parallel=true",)),
-        (2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false", "moe.save=input")),
+        slow(2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false", "moe.save=input")),
         (2, ("moe.parallel=false", "pipeline.prioritized=false", "moe.backend=reference")),
     ],
     ids=["4 ranks", "accumulated, not balanced", "not spread, plain pipeline"],

@@ -31,10 +31,10 @@ TIGHT += ("data.global_batch=6", "run.eval_every=40")
     ("policy", "num_ranks"),
     [
         (("embedding.eviction=lru",), 2),
-        (("embedding.eviction=lru", "comm.transport=host_staged"), 4),
+        slow(("embedding.eviction=lru", "comm.transport=host_staged"), 4),
         (("embedding.eviction=ttl", "embedding.ttl=3", "embedding.optimizer=sgd", "embedding.lr=0.05"), 3),
         (("embedding.eviction=lfu", "embedding.admit_after=2", "embedding.optimizer=rowwise_adagrad"), 2),
-        (("embedding.admit_after=2", "embedding.admission=exact", "comm.transport=collective"), 3),
+        slow(("embedding.admit_after=2", "embedding.admission=exact", "comm.transport=collective"), 3),
     ],
     ids=["lru on 2", "lru on 4", "ttl on 3", "lfu and admission on 2", "no eviction on 3"],
 )

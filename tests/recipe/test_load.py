@@ -17,6 +17,8 @@ from freescale.errors import ConfigError, FreeScaleError, nearest
 from freescale.recipe import Config, describe_keys, describe_options, load_config
 from freescale.recipe.keys import own_fields, section_options
 
+pytestmark = pytest.mark.usefixtures("own_kinds")  # other modules may have registered theirs
+
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 
