@@ -202,6 +202,7 @@ def test_query_tiles_that_reach_over_pairs_nobody_wrote(mask, way):
     compare(case, mode="position", mask=mask, atol=5e-2)
 
 
+@pytest.mark.slow
 def test_sums_of_many_programs_go_through_two_steps(monkeypatch):
     monkeypatch.setattr("freescale.kernels.attention.plan.bias.CHUNK", 2)
     # Room for the first sequence, so that the second is a part of its own behind three blocks.
