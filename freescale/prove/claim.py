@@ -43,6 +43,9 @@ PROVEN: Status = "proven"
 NOT_PROVEN: Status = "not proven"
 NOT_TRIED: Status = "not tried"
 
+NOT_USABLE = "not_usable"
+"""Evidence of ranks that cannot try a case: why."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -157,10 +160,10 @@ def one_case(facts: Facts) -> Sequence[str]:
 
 
 def evidence_of(reports: Sequence[Report], what: str) -> list[Evidence] | Finding:
-    """What every rank has seen; or, where some rank saw nothing, the finding that says which and why."""
+    """What every rank has seen; or the finding that says why some rank saw nothing."""
     seen = [report.evidence for report in reports if report.evidence is not None]
     if len(seen) == len(reports):
-        return seen
+        return Finding(what, NOT_TRIED, seen[0][NOT_USABLE]) if NOT_USABLE in seen[0] else seen
     return Finding(what, NOT_PROVEN, cause_of(reports))
 
 

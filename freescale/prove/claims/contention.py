@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from freescale.comm.transports import find_transport_kind, make_transport
-from freescale.comm.world import Ranks, gather_facts
+from freescale.comm.world import Ranks
 from freescale.prove.beside import beside, compute_jobs, exchanges
 from freescale.prove.claim import (
     NOT_PROVEN,
     NOT_TRIED,
     PROVEN,
     Evidence,
-    Facts,
     Finding,
     Report,
     Setting,
     Table,
     evidence_of,
 )
+from freescale.prove.each_transport import every_transport, needs_gpus, open_transport
 from freescale.prove.stamped_rows import rows_of, warm_up
-from freescale.registry import names, register
+from freescale.registry import register
 
 MOST_SLOWDOWN = 1.05
 """Of a GEMM beside a transport that takes no SM. Layers bound by memory are slowed by whatever moves memory."""
@@ -37,26 +36,15 @@ class Contention:
     limit_s = 150.0
     environment: ClassVar = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
 
-    @staticmethod
-    def why_not(facts: Facts) -> str | None:
-        """Cores have nothing that would run beside."""
-        if facts.device != "cuda":
-            return "these ranks compute on CPUs"
-        return "there is one rank only" if facts.num_ranks == 1 else None
-
-    @staticmethod
-    def cases(facts: Facts) -> Sequence[str]:
-        """All transports."""
-        return names("transport")
+    why_not = staticmethod(needs_gpus)
+    cases = staticmethod(every_transport)
 
     @staticmethod
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
         """A GEMM, and an HSTU layer forward and backward."""
-        assert ranks.group is not None
-        problem = find_transport_kind(setting.case).why_not(gather_facts(ranks.group, ranks.device))
-        if problem is not None:
-            return {"not_usable": problem}
-        transport = make_transport(ranks.group, device=ranks.device, kind=setting.case, timeout_s=60)
+        transport = open_transport(ranks, setting, timeout_s=60)
+        if isinstance(transport, dict):
+            return transport
         warm_up(transport, ranks, _NUM_BYTES)
         rows, counts = rows_of(ranks, _NUM_BYTES)
         comm = exchanges([transport], rows, counts, on_the_way=2)
@@ -74,8 +62,6 @@ class Contention:
         seen = evidence_of(reports, setting.case)
         if isinstance(seen, Finding):
             return [seen]
-        if "not_usable" in seen[0]:
-            return [Finding(setting.case, NOT_TRIED, seen[0]["not_usable"])]
         jobs = seen[0]["jobs"]
         rows = [
             [

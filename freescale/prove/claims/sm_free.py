@@ -8,22 +8,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from freescale.comm.transports import find_transport_kind, make_transport
 from freescale.comm.world import Ranks, gather_facts
 from freescale.prove.claim import (
     NOT_PROVEN,
     NOT_TRIED,
     PROVEN,
     Evidence,
-    Facts,
     Finding,
     Report,
     Setting,
     evidence_of,
 )
+from freescale.prove.each_transport import every_transport, needs_gpus, open_transport
 from freescale.prove.hog import Hog
 from freescale.prove.stamped_rows import exchange, rows_of, settle, wanted_at, warm_up
-from freescale.registry import names, register
+from freescale.registry import register
 
 WAIT_S = 1.0
 """What is not through by then, beside a kernel that holds every SM, waits for that kernel."""
@@ -40,27 +39,15 @@ class SmFree:
     environment: ClassVar = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
     """Ranks that share a GPU may use all of it here: a share could not be held as a whole."""
 
-    @staticmethod
-    def why_not(facts: Facts) -> str | None:
-        """CPUs have no SMs."""
-        if facts.device != "cuda":
-            return "these ranks compute on CPUs, which have no SMs"
-        return "there is one rank only" if facts.num_ranks == 1 else None
-
-    @staticmethod
-    def cases(facts: Facts) -> Sequence[str]:
-        """All transports."""
-        return names("transport")
+    why_not = staticmethod(needs_gpus)
+    cases = staticmethod(every_transport)
 
     @staticmethod
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
         """Ranks that share a GPU let the first of them hold it; others hold each their own."""
-        assert ranks.group is not None
-        facts = gather_facts(ranks.group, ranks.device)
-        problem = find_transport_kind(setting.case).why_not(facts)
-        if problem is not None:
-            return {"not_usable": problem}
-        transport = make_transport(ranks.group, device=ranks.device, kind=setting.case, timeout_s=30)
+        transport = open_transport(ranks, setting, timeout_s=30)
+        if isinstance(transport, dict):
+            return transport
         rows, counts = rows_of(ranks, _NUM_BYTES)
         wanted = wanted_at(ranks, _NUM_BYTES)
         landing = torch.empty_like(wanted, pin_memory=True)
@@ -74,7 +61,8 @@ class SmFree:
             with torch.cuda.stream(stream):
                 act()
             settle(ranks)
-        holds = ranks.is_first or not facts.shared_gpu
+        assert ranks.group is not None
+        holds = ranks.is_first or not gather_facts(ranks.group, ranks.device).shared_gpu
         hog = Hog(ranks.device) if holds else None
         found: Evidence = {"says_sm_free": transport.sm_free, "engine": transport.engine, "holds": holds}
         for name, act in tries.items():
@@ -105,8 +93,6 @@ class SmFree:
         seen = evidence_of(reports, setting.case)
         if isinstance(seen, Finding):
             return [seen]
-        if "not_usable" in seen[0]:
-            return [Finding(setting.case, NOT_TRIED, seen[0]["not_usable"])]
         ended = [each["exchange"] and each["exchange right"] and each["exchange held"] for each in seen]
         control = [each["tiny kernel"] for each in seen if each["holds"]]
         says_free = bool(seen[0]["says_sm_free"])

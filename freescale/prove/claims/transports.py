@@ -9,14 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from freescale.comm import Transport
-from freescale.comm.transports import find_transport_kind
-from freescale.comm.world import Ranks, gather_facts
+from freescale.comm.world import Ranks
 from freescale.prove.claim import (
     NOT_PROVEN,
-    NOT_TRIED,
     PROVEN,
     Evidence,
-    Facts,
     Finding,
     Report,
     Setting,
@@ -24,8 +21,9 @@ from freescale.prove.claim import (
     evidence_of,
     needs_two,
 )
+from freescale.prove.each_transport import every_transport, open_transport
 from freescale.prove.soak import Checker, Soak
-from freescale.registry import names, register
+from freescale.registry import register
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 """Bytes from each rank to each other one."""
@@ -40,21 +38,14 @@ class Transports:
     limit_s = 240.0
     why_not = staticmethod(needs_two)
 
-    @staticmethod
-    def cases(facts: Facts) -> Sequence[str]:
-        """Those that ship and those of --plugin."""
-        return names("transport")
+    cases = staticmethod(every_transport)
 
     @staticmethod
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
         """Exchanges that name themselves; then the time of exchanges that are waited for one by one."""
-        from freescale.comm.transports import make_transport
-
-        assert ranks.group is not None
-        problem = find_transport_kind(setting.case).why_not(gather_facts(ranks.group, ranks.device))
-        if problem is not None:
-            return {"not_usable": problem}
-        transport = make_transport(ranks.group, device=ranks.device, kind=setting.case, timeout_s=30)
+        transport = open_transport(ranks, setting, timeout_s=30)
+        if isinstance(transport, dict):
+            return transport
         checker = Checker(ranks)
         began, count = time.monotonic(), 300 if setting.quick else 20_000
         done = 0
@@ -79,8 +70,6 @@ class Transports:
         seen = evidence_of(reports, setting.case)
         if isinstance(seen, Finding):
             return [seen]
-        if "not_usable" in seen[0]:
-            return [Finding(setting.case, NOT_TRIED, seen[0]["not_usable"])]
         wrong = {
             (source, target): count
             for target, each in enumerate(seen)
