@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from freescale.sim.answers.whatif import plan, plan_steps_for, simulate_features
-from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import load_profile
 from freescale.sim.inputs.workload import Workload

@@ -2,8 +2,9 @@ r"""The simulator against real training: step time and bubble, predicted and mea
 
 1. Profile: one rank of this machine (`freescale profile`), with the model and data of the runs; for ranks that share a
    GPU one of each number of them (`freescale profile --virtual-gpus N`).
-2. Runs: `freescale train` on 2 and 4 ranks, balance and prioritized communication on and off, all on the same global
-   batches; combinations take turns, round by round. Checked first: all have the same loss curve.
+2. Runs: `freescale train` on 2 and 4 ranks, balance and prioritized communication on and off, and both with weight
+   gradients postponed, all on the same global batches; combinations take turns, round by round. Checked first: all
+   have the same loss curve.
 3. Predictions from the profile and the lengths of the very batches that were trained; the balancer of the runs plans
    with the profile's cost model, as the simulator does. Ranks beyond the cores share them.
 
@@ -53,8 +54,8 @@ from freescale.balance.global_batches import GlobalBatches
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config
 from freescale.sim.answers.whatif import simulate_features
-from freescale.sim.costs.durations import Setting
 from freescale.sim.costs.plans import loads_of
+from freescale.sim.costs.setting import Setting
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import Profile
 from freescale.sim.inputs.workload import Workload
@@ -97,7 +98,7 @@ def predicted(
     workload = Workload(
         samples_per_gpu=max(1, config.data.global_batch // case.ranks),
         ids_per_token=2.0,
-        ids_per_sample=float(config.head.num_negatives),
+        negatives=float(config.head.num_negatives),
         table_rows=data.table_rows,
         zipf=config.synthetic.zipf,
         row_bytes=int(profile.model["row_bytes"]),
@@ -235,10 +236,15 @@ def validate(options: argparse.Namespace) -> None:
         (options.folder / OPTIONS).write_text(json.dumps(kept))
     profiles = profiles_of(config, options)
     wanted = [
-        Case(count, balance, hides, sm_free=options.device == "cuda")
+        Case(count, balance, hides, postpone, sm_free=options.device == "cuda")
         for count in profiles
-        for balance in (False, True)
-        for hides in (False, True)
+        for balance, hides, postpone in (
+            (False, False, False),
+            (False, True, False),
+            (True, False, False),
+            (True, True, False),
+            (True, True, True),
+        )
     ]
     if not options.again:
         train_all(wanted, profiles, options)

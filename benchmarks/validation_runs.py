@@ -14,7 +14,7 @@ from pathlib import Path
 from one_training import LONG_TAILED, Recipe, losses_of, ranks_on, train_in_turn, warm_account
 
 from freescale.recipe import Config
-from freescale.sim.costs.durations import Features
+from freescale.sim.costs.setting import Features
 from freescale.sim.inputs.profile import Profile, cost_model_of, load_profile
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import read_metrics
@@ -69,6 +69,7 @@ class Case:
     ranks: int
     balance: bool
     prioritized: bool
+    postpone: bool = False
     sm_free: bool = False
     rounds: list[Outcome] = field(default_factory=list)
     curves: list[list[float]] = field(default_factory=list)
@@ -76,7 +77,7 @@ class Case:
     @property
     def name(self) -> str:
         """Ranks and what is on."""
-        parts = ["balance"] * self.balance + ["prioritized"] * self.prioritized
+        parts = ["balance"] * self.balance + ["prioritized"] * self.prioritized + ["postpone"] * self.postpone
         return f"{self.ranks} ranks, {' + '.join(parts) or 'all off'}"
 
     def features(self) -> Features:
@@ -85,6 +86,7 @@ class Case:
             balancer="freescale" if self.balance else "random",
             prioritized=self.prioritized,
             sm_free=self.sm_free,
+            postpone=self.postpone,
         )
 
 
@@ -131,6 +133,7 @@ def recipe_of(case: Case, options: argparse.Namespace, cost_model: Path) -> Reci
             *options.workload,
             f"balance.enabled={str(case.balance).lower()}",
             f"pipeline.prioritized={str(case.prioritized).lower()}",
+            f"pipeline.postpone={'on' if case.postpone else 'off'}",
             f"balance.cost_model={cost_model}",
             f"run.steps={options.steps}",
         )

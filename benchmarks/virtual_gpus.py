@@ -8,8 +8,10 @@ balance. With a later NCCL by LD_PRELOAD, `collective` is NCCL itself.
     python benchmarks/virtual_gpus.py --ranks 4 --budget-s 540 --save virtual_gpus.jsonl     # one H200: 10 minutes
     python benchmarks/virtual_gpus.py --ranks 8 --budget-s 540 --save virtual_gpus.jsonl
     python benchmarks/virtual_gpus.py --device cpu --ranks 2 --steps 30 --warmup 10 --rounds 1
+    python benchmarks/virtual_gpus.py --ranks 4 --named --rounds 3     # before, balance alone, everything, postponed
 
-Runs that do not fit into the time are named; with --save, the next call goes on where this one stopped.
+--named runs only the rows that tell the whole story. Every run is printed when it is through. Runs that do not fit into
+the time are named; with --save, the next call goes on where this one stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,11 +85,13 @@ class Setting:
     transport: str
     prioritized: bool
     balanced: bool
+    postponed: bool = False
 
     @property
     def name(self) -> str:
         """For a table."""
         words = ["prioritized" if self.prioritized else "plain", "balanced" if self.balanced else "in turn"]
+        words[1] += ", postponed" if self.postponed else ""
         return f"{self.transport:<15} {words[0]:<11} {words[1]}"
 
     def keys(self) -> list[str]:
@@ -95,6 +101,7 @@ class Setting:
             f"comm.transport={kind}",
             f"pipeline.prioritized={str(self.prioritized).lower()}",
             f"balance.enabled={str(self.balanced).lower()}",
+            f"pipeline.postpone={'on' if self.postponed else 'off'}",
         ]
 
 
@@ -104,6 +111,19 @@ def settings_of(transports: Sequence[str]) -> list[Setting]:
     order = [Setting(transports[0], False, False)]
     order += [Setting(transport, *switches) for switches in wanted for transport in reversed(transports)]
     return list(dict.fromkeys(order))
+
+
+def named_settings(transports: Sequence[str]) -> list[Setting]:
+    """Before, balance alone, everything with each SM-free transport, and that with the split backward."""
+    before, *free = transports
+    everything = [Setting(transport, True, True) for transport in free]
+    postponed = [Setting(transport, True, True, postponed=True) for transport in free]
+    return [Setting(before, False, False), *everything, *postponed, Setting(before, False, True)]
+
+
+def wanted_settings(options: argparse.Namespace) -> list[Setting]:
+    """The runs of a round."""
+    return named_settings(options.transports) if options.named else settings_of(options.transports)
 
 
 def recipe_of(setting: Setting, num_ranks: int, options: argparse.Namespace) -> Recipe:
@@ -139,13 +159,13 @@ def read_run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def measure(num_ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All settings round by round, as far as the time goes; what a file already holds is not run again."""
     known = load(options.save, num_ranks)
-    settings = settings_of(options.transports)
+    settings = wanted_settings(options)
     wanted = [
         (one, turn) for turn in range(options.rounds) for one in settings if (one.name, turn) not in known
     ]
     recipes = [recipe_of(setting, num_ranks, options) for setting, _ in wanted]
     ranks = ranks_on(options.device, num_ranks, time_sliced=options.time_sliced)
-    with ranks as environment, tempfile.TemporaryDirectory() as folder:
+    with ranks as environment, tempfile.TemporaryDirectory() as folder, told(Path(folder), wanted, options):
         results = train_in_turn(
             recipes,
             num_ranks=num_ranks,
@@ -166,6 +186,36 @@ def measure(num_ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]
     return list(known.values())
 
 
+@contextmanager
+def told(folder: Path, wanted: Sequence[tuple[Setting, int]], options: argparse.Namespace) -> Iterator[None]:
+    """Print every run when it is through: a machine may be taken away before the last one."""
+    over = threading.Event()
+
+    def watch() -> None:
+        left = dict(enumerate(wanted))
+        while left:
+            last = over.wait(1.0)
+            for number in [each for each in left if (folder / str(each) / "trained").exists()]:
+                setting, turn = left.pop(number)
+                row = read_run(folder / str(number), options)
+                shares = "  ".join(f"{name} {row[name]:.1%}" for name in ("bubble", *CAUSES))
+                print(
+                    f"round {turn + 1}  {setting.name:<40} {row['step_ms']:7.1f} ms  {shares}  "
+                    f"{row['seconds']:.0f} s",
+                    flush=True,
+                )
+            if last:
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def load(path: str | None, num_ranks: int) -> dict[tuple[str, int], dict[str, Any]]:
     """What an earlier call has measured."""
     if not path or not Path(path).exists():
@@ -177,12 +227,14 @@ def load(path: str | None, num_ranks: int) -> dict[tuple[str, int], dict[str, An
 def summarise(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Medians over the rounds, and the reduction against the first setting."""
     table = []
-    for setting in settings_of(options.transports):
+    for setting in wanted_settings(options):
         mine = [row for row in rows if row["setting"] == setting.name and "losses" in row]
         if mine:
             names = ("step_ms", "bubble", *CAUSES, "exposed_ms", "tokens_per_s")
             medians = {name: statistics.median(row[name] for row in mine) for name in names}
-            table.append({"setting": setting.name, "rounds": len(mine), **medians})
+            steps = [row["step_ms"] for row in mine]
+            spread = {"least_ms": min(steps), "most_ms": max(steps)}
+            table.append({"setting": setting.name, "rounds": len(mine), **medians, **spread})
     for row in table:
         # As a share of the step, and in milliseconds: a shorter step makes the same wait a larger share.
         row["reduction"] = 1 - row["bubble"] / table[0]["bubble"]
@@ -192,12 +244,23 @@ def summarise(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> li
 
 def print_table(table: Sequence[dict[str, Any]], num_ranks: int, worst: float) -> None:
     print(f"\n{num_ranks} ranks; the losses of all runs agree to {worst:.1e}; medians of the rounds.\n")
-    names = ("step ms", "bubble", *CAUSES, "exposed ms", "reduction", "in ms", "tokens/s")
-    print(f"{'':<38}" + "".join(f"{name:>11}" for name in names))
+    names = (
+        "step ms",
+        "bubble",
+        *CAUSES,
+        "exposed ms",
+        "reduction",
+        "in ms",
+        "tokens/s",
+        "rounds",
+        "step, from to",
+    )
+    print(f"{'':<42}" + "".join(f"{name:>11}" for name in names))
     for row in table:
         cells = [f"{row['step_ms']:11.1f}", *(f"{row[name]:11.1%}" for name in ("bubble", *CAUSES))]
         cells += [f"{row['exposed_ms']:11.2f}", f"{row['reduction']:11.1%}", f"{row['reduction_ms']:11.1%}"]
-        print(f"{row['setting']:<38}" + "".join(cells) + f"{row['tokens_per_s']:11,.0f}")
+        spread = f"{row['rounds']:11}   {row['least_ms']:.1f} to {row['most_ms']:.1f}"
+        print(f"{row['setting']:<42}" + "".join(cells) + f"{row['tokens_per_s']:11,.0f}" + spread)
 
 
 def main() -> None:
@@ -207,6 +270,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--transports", help="comma-separated; the first is 'before'")
+    parser.add_argument("--named", action="store_true", help="only the rows that tell the whole story")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--warmup", type=int, default=30, help="steps left out at the start of every run")
     parser.add_argument("--rounds", type=int, default=2)
@@ -223,6 +287,10 @@ def main() -> None:
         if options.device == "cuda"
         else "collective,host_staged,auto"
     )
+    if options.named:
+        default = (
+            "copy_kernel:16,copy_engine,host_staged" if options.device == "cuda" else "collective,host_staged"
+        )
     options.transports = (options.transports or default).split(",")
     rows = measure(options.ranks, options)
     problems = {row["setting"]: row["problem"] for row in rows if "problem" in row}
@@ -233,7 +301,7 @@ def main() -> None:
     table = summarise(rows, options)
     print_table(table, options.ranks, worst)
     done = {row["setting"] for row in rows}
-    missing = [setting.name for setting in settings_of(options.transports) if setting.name not in done]
+    missing = [setting.name for setting in wanted_settings(options) if setting.name not in done]
     for name, problem in problems.items():
         print(f"failed: {name}: {problem}")
     for name in missing:

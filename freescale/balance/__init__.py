@@ -8,7 +8,7 @@ from freescale.balance.bucket_size import bucket_bytes
 from freescale.balance.costs.cost_fit import CostFit, MeasuredStep, OnlineCostModel, fit_cost_model, table_of
 from freescale.balance.costs.cost_model import COEFFICIENTS, CostModel
 from freescale.balance.costs.decisions import Decisions
-from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds, next_speeds
+from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds, next_speeds, speed_errors
 from freescale.balance.fewest_moves import min_moves
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.partition import Partition, assignment_report, partition, partition_report
@@ -48,5 +48,6 @@ __all__ = [
     "next_speeds",
     "partition",
     "partition_report",
+    "speed_errors",
     "table_of",
 ]

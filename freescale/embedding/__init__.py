@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from freescale.embedding.sharded_compute import ShardedCompute
     from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids
     from freescale.embedding.sizing import size_table
+    from freescale.embedding.spread_hot import SpreadMap
     from freescale.embedding.table import EmbeddingTable, as_compute
     from freescale.embedding.zero_collision import ZeroCollisionMap
 else:

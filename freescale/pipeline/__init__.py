@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from freescale.pipeline.padding_sizes import PaddingSizes, foresee_sizes
     from freescale.pipeline.padding_source import padded_size
     from freescale.pipeline.parcel_loader import ParcelLoader, ParcelMaker
+    from freescale.pipeline.postpone_share import PostponeShare
     from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
     from freescale.pipeline.prioritized_schedule import PrioritizedSchedule
     from freescale.pipeline.schedule import PlainSchedule, ReadyBatch, Schedule

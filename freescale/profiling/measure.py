@@ -22,7 +22,7 @@ from freescale.profiling.loop_times import measure_loop
 from freescale.profiling.side_by_side import InARun, measure_side_by_side
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.recipe import Config
-from freescale.sim import Profile, Timing, cost_model_of
+from freescale.sim import WEIGHTS, Profile, Timing, cost_model_of
 from freescale.version import __version__
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -77,7 +77,8 @@ def measure_profile(
         model=_model_facts(config, steps),
         times=times,
         rates={**found.rates, **found.unmeasured},
-        jitter=spread(found.singles or steps.singles, times),
+        # In a run of ranks that share a GPU no batch comes twice: what they vary by contains the error of the fit.
+        jitter=spread(found.singles, times) if found.singles else repeat_spread(steps.same),
         measured=(*(f"times.{name}" for name in times), "jitter", *(f"rates.{name}" for name in found.rates)),
         shared_by=virtual_gpus or 1,
         facts={
@@ -85,6 +86,7 @@ def measure_profile(
             "date": str(datetime.date.today()),
             "seconds": round(time.monotonic() - began, 1),
             "shapes": len(steps.steps["forward"]),
+            "gaps": "host",
             "cores": os.cpu_count(),
             "load_average": round(os.getloadavg()[0], 2),
             "machine": platform.machine(),
@@ -143,7 +145,7 @@ def _measure_cpu(
         for name in ("exchange_us", "sum_us", "control_us")
     }
     hosts = {name: several[2].lines[name] for name in ("host", "host_hiding")}
-    return _Found("cpu", name, steps, fits | hosts, {**two, **added})
+    return _Found("cpu", name, steps, fits | hosts, {**two, **added, **_batch_rates(steps, fits)})
 
 
 def _measure_gpu(
@@ -156,7 +158,7 @@ def _measure_gpu(
     alone = Ranks(rank=0, num_ranks=1, device=device)
     times = {**_fits(steps), "host": measure_loop(config, alone, most_samples=most_samples).host}
     say("copies, and compute beside them")
-    rates = measure_gpu(device)
+    rates = {**measure_gpu(device), **_batch_rates(steps, times)}
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
     slower = min(rates["host_to_device_gb_per_s"], rates["device_to_host_gb_per_s"])
     instead = {"exchange_gb_per_s": slower, "exchange_us": 55.0, "sum_gb_per_s": slower, "sum_us": 55.0}
@@ -212,7 +214,8 @@ def beside_neighbours(times: dict[str, Timing], slowdown: float) -> dict[str, Ti
     """Forward and backward of ranks that share a GPU, as slow as they are in a run."""
     return times | {
         name: dataclasses.replace(times[name], per_token_ms=slowdown * times[name].per_token_ms)
-        for name in ("forward", "backward")
+        for name in ("forward", "backward", WEIGHTS)
+        if name in times
     }
 
 
@@ -227,13 +230,46 @@ def hiding_slowdown(run: InARun) -> float:
 
 
 def _fits(steps: StepTimes) -> dict[str, Timing]:
-    return {name: _fit(name, found) for name, found in steps.steps.items() if name != "host"}
+    # A model whose layers postpone nothing has no line for it.
+    none = {
+        name
+        for name in ("host", WEIGHTS)
+        if name == "host" or not all(one.ms > 0 for one in steps.steps[name])
+    }
+    return {name: _fit(name, found) for name, found in steps.steps.items() if name not in none}
 
 
 def spread(singles: Sequence[MeasuredStep], times: Mapping[str, Timing]) -> float:
     """Relative deviation of single steps about the fit, by the median: a pause of the machine does not count."""
     ratios = _over_fit(singles, times)
     return 1.4826 * float(np.median(np.abs(ratios / np.median(ratios) - 1)))
+
+
+def repeat_spread(same: Sequence[MeasuredStep]) -> float:
+    """Relative deviation of one batch that comes again and again, by the median."""
+    ms = np.array([step.ms for step in same])
+    return 1.4826 * float(np.median(np.abs(ms / np.median(ms) - 1))) if len(ms) else 0.0
+
+
+def cost_error(steps: StepTimes, times: Mapping[str, Timing]) -> float:
+    """Relative deviation of different batches about the fit, of those at least a quarter as large as the largest.
+
+    Small ones do not matter: balanced ranks have much to do each. As many degrees of freedom as the fit has
+    coefficients are used up.
+    """
+    both = [
+        MeasuredStep(one.num_samples, one.tokens, one.squares, one.ms + other.ms)
+        for one, other in zip(steps.steps["forward"], steps.steps["backward"])
+    ]
+    most = max(step.tokens for step in both)
+    large = [step for step in both if 4 * step.tokens >= most]
+    used = len(COEFFICIENTS)
+    room = len(both) / max(1, len(both) - used)
+    return float(np.sqrt(room)) * spread(large, times)
+
+
+def _batch_rates(steps: StepTimes, times: Mapping[str, Timing]) -> dict[str, float]:
+    return {"cost_error": cost_error(steps, times), "longest_profiled": float(steps.longest)}
 
 
 def _over_fit(singles: Sequence[MeasuredStep], times: Mapping[str, Timing]) -> FloatArray:

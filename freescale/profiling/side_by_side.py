@@ -89,6 +89,8 @@ def measure_side_by_side(
         for part, measured in one["steps"].items():
             steps.steps[part] += [MeasuredStep(*step) for step in measured]
         steps.singles += [MeasuredStep(*step) for step in one["singles"]]
+        steps.same += [MeasuredStep(*step) for step in one["same"]]
+        steps.longest = max(steps.longest, one["longest"])
     lines = {name: Timing(**line) for name, line in first["lines"].items()}
     in_a_run = {
         name: [MeasuredStep(*step) for one in found for step in one["in_a_run"][name]]
@@ -126,6 +128,8 @@ def _rank(folder: Path) -> None:
             "hardware": device_name(ranks.device),
             "steps": steps.steps,
             "singles": steps.singles,
+            "same": steps.same,
+            "longest": steps.longest,
             "dense_parameters": steps.dense_parameters,
             "row_bytes": steps.row_bytes,
             "tables": steps.tables,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,6 +16,7 @@ from freescale.comm.world import Ranks
 from freescale.data import BatchFeatures, IntArray, SequenceBatch
 from freescale.embedding import Lookup, ShardedEmbedding, as_compute
 from freescale.kernels.rows import unique
+from freescale.kernels.runtime import PostponedGradients
 from freescale.model import dropout_keys
 from freescale.pipeline import TABLE, find_rows
 from freescale.profiling.stopwatch import Stopwatch
@@ -31,10 +32,13 @@ from freescale.recipe import (
 )
 from freescale.sim import TableLoad, write_tables
 
-PARTS = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
+PARTS = ("forward", "backward", "weights", "optimizer", "find", "gather", "update", "host")
 # Fewer shapes than this cannot tell fixed, linear and quadratic cost apart and leave some to test on.
 FEWEST_SHAPES = 20
 _REPEATS = 3
+_SAME = 24
+"""Repeats of one batch near the operating point: what a step varies by itself, whatever the fit is worth."""
+_MOST_KEPT_BYTES = 2 << 30
 
 
 @dataclass
@@ -44,6 +48,8 @@ class StepTimes:
     Args:
         steps: the median of the repeats of each shape.
         singles: every repeat of forward and backward together, for the spread.
+        same: forward and backward of one batch, again and again.
+        longest: the longest history of all batches.
         dense_parameters: of the model.
         row_bytes: of a row as it travels; of several tables, the mean of all rows that steps have looked up.
         tables: what is known of them, where features have rows in some.
@@ -51,13 +57,25 @@ class StepTimes:
 
     steps: dict[str, list[MeasuredStep]] = field(default_factory=lambda: {name: [] for name in PARTS})
     singles: list[MeasuredStep] = field(default_factory=list)
+    same: list[MeasuredStep] = field(default_factory=list)
+    longest: int = 0
     dense_parameters: int = 0
     row_bytes: int = 0
     tables: str = ""
 
 
-def measure_steps(config: Config, device: torch.device, *, seconds: float, most_samples: int) -> StepTimes:
-    """Train on batches of many shapes until the time is over; at least FEWEST_SHAPES of them."""
+def measure_steps(
+    config: Config,
+    device: torch.device,
+    *,
+    seconds: float,
+    most_samples: int,
+    batches: Iterable[IntArray] | None = None,
+) -> StepTimes:
+    """Train on batches of many shapes until the time is over; at least FEWEST_SHAPES of them.
+
+    `batches` are rows of batches to train on instead, without end.
+    """
     source = build_source(config)
     ranks = Ranks(rank=0, num_ranks=1, device=device)
     features = build_features(config, source)
@@ -119,16 +137,37 @@ def measure_steps(config: Config, device: torch.device, *, seconds: float, most_
         moved[1] += sum(4 * widths[name] * count for name, count in counts.items())
         return ms
 
+    def weight_gradients(rows: IntArray, step: int) -> float:
+        """Milliseconds of what a split backward puts off."""
+        lookups, indexed = look_up_all(examples.batch(rows, step=step), step)
+        optimizer.zero_grad(set_to_none=True)
+        later = PostponedGradients(most_bytes=_MOST_KEPT_BYTES)
+        with later.taking(), torch.autograd.set_multithreading_enabled(False):
+            with autocast, dropout_keys(seed=config.run.seed, step=step):
+                loss = forward(lookups, indexed) / max(1, indexed.num_tokens)
+            loss.backward()
+        watch.run(later.compute)
+        return watch.ms
+
     began = time.monotonic()
+    lengths = examples.lengths()
     for number, rows in enumerate(
-        shapes(examples.lengths(), most_samples=most_samples, seed=config.run.seed)
+        batches or shapes(lengths, most_samples=most_samples, seed=config.run.seed)
     ):
         if number >= FEWEST_SHAPES and time.monotonic() - began > seconds:
             break
         if number < 3:
             once(rows, 0)  # compiles kernels, fills caches
+            weight_gradients(rows, 0)
         repeats = [once(rows, number * _REPEATS + turn) for turn in range(_REPEATS)]
-        _keep(found, examples.lengths()[rows], repeats)
+        repeats[0]["weights"] = weight_gradients(rows, number * _REPEATS)
+        _keep(found, lengths[rows], repeats)
+    usual = usual_rows(lengths, most_samples=most_samples, seed=config.run.seed)
+    for _ in range(_SAME):
+        ms = once(usual, 1)
+        found.same.append(
+            MeasuredStep.of(lengths[usual].astype(np.float64), ms=ms["forward"] + ms["backward"])
+        )
     found.row_bytes = round(moved[1] / moved[0]) if moved[0] else found.row_bytes
     return found
 
@@ -145,13 +184,21 @@ def table_loads(config: Config, features: BatchFeatures, embedding: ShardedEmbed
 
 def _keep(found: StepTimes, rows: IntArray, repeats: list[dict[str, float]]) -> None:
     lengths = rows.astype(np.float64)
-    middle = {name: float(np.median([one[name] for one in repeats])) for name in repeats[0]}
-    for name in ("forward", "backward", "host"):
+    middle = {name: float(np.median([one[name] for one in repeats if name in one])) for name in repeats[0]}
+    found.longest = max(found.longest, int(lengths.max(initial=0)))
+    for name in ("forward", "backward", "weights", "host"):
         found.steps[name].append(MeasuredStep.of(lengths, ms=middle[name]))
     counts = {"find": middle["asked"], "gather": middle["rows"], "update": middle["rows"], "optimizer": 0.0}
     for name, count in counts.items():
         found.steps[name].append(MeasuredStep(num_samples=0, tokens=int(count), squares=0.0, ms=middle[name]))
     found.singles += [MeasuredStep.of(lengths, ms=one["forward"] + one["backward"]) for one in repeats]
+
+
+def usual_rows(lengths: IntArray, *, most_samples: int, seed: int) -> IntArray:
+    """A batch of mixed lengths, half as many samples as the largest one."""
+    there = np.flatnonzero(lengths > 0)
+    count = max(1, most_samples // 2)
+    return np.random.default_rng([seed, 3]).choice(there, count, replace=count > len(there))
 
 
 def shapes(lengths: IntArray, *, most_samples: int, seed: int) -> Iterator[IntArray]:

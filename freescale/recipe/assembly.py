@@ -30,7 +30,7 @@ from freescale.recipe.log import (
 )
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
-from freescale.recipe.pipeline import postpone_bytes, schedule_opener
+from freescale.recipe.pipeline import postpone_bytes, postpone_share, schedule_opener
 from freescale.recipe.run import timetable_of
 from freescale.recipe.run_tables import build_tables
 from freescale.recipe.trace import build_accounts
@@ -118,6 +118,7 @@ def build_run(
         examples=train,
     )
     postponed = postpone_bytes(config, embedding, ranks, progress, captured=capture.recorder is not None)
+    postponing = postpone_share(config, ranks, switch, postpones=postponed is not None)
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -153,6 +154,7 @@ def build_run(
         recorder=capture.recorder,
         table=capture.table,
         postpone_bytes=postponed,
+        postpone_share=None if postponing is None else postponing.share,
     )
     if experts is not None:
         experts.stands_still = train_step.timer.standing_still
@@ -176,6 +178,7 @@ def build_run(
         train_step=train_step,
         rebalancer=build_rebalancer(config, ranks, decisions),
         switch=switch,
+        postponing=postponing,
         evaluation=build_log_evaluation(config, log, model=model, items=items)
         if log is not None
         else build_evaluation(config, source, model=model, items=items, ranks=ranks),

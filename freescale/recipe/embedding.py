@@ -55,6 +55,11 @@ class EmbeddingSection:
     )
     beta2: float = key(0.98, "adam: decay of the second moment", at_least=0, at_most=0.999999)
     eps: float = key(1e-8, "adam, adagrad: added to the denominator", at_least=1e-30)
+    spread_hot: int = key(
+        0,
+        "of the most popular items so many have their rows dealt evenly to the ranks; 0: rows lie as the map puts them",
+        at_least=0,
+    )
     replicate_below_mb: float = key(
         0.0, "replicate tables smaller than this on every rank", at_least=0, free=True
     )
@@ -74,7 +79,7 @@ def problems(config: Config) -> list[str]:
     options, found = config.embedding, []
     if options.id_map == "hash" and options.rows is None:
         found.append("embedding.rows: required when embedding.id_map=hash")
-    said = set(changed(options, *_OF_ZERO_COLLISION))
+    said = set(changed(options, *_OF_ZERO_COLLISION, "spread_hot"))
     found += [f"embedding.{text}" for text in map_problems(config, options, said)]
     return found
 
@@ -87,6 +92,8 @@ def map_problems(config: Config, options: EmbeddingSection, said: Container[str]
         )
         return [f"{name}: only for map zero_collision, got {options.id_map}" for name in sorted(unused)]
     found = []
+    if options.spread_hot and "spread_hot" in said:
+        found.append("spread_hot: map zero_collision gives rows itself; use direct or hash, or leave it out")
     if (options.eviction == "ttl") != (options.ttl is not None) and ("ttl" in said or "eviction" in said):
         found.append("ttl: goes with eviction=ttl, both or none")
     if config.pipeline.prioritized and options.guard < BATCHES_IN_FLIGHT and "guard" in said:

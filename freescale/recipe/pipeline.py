@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from freescale.comm.world import Ranks
     from freescale.data import Examples
     from freescale.embedding import ShardedEmbedding
-    from freescale.pipeline import Padder, Schedule, Switch
+    from freescale.pipeline import Padder, PostponeShare, Schedule, Switch
     from freescale.recipe.config import Config
     from freescale.recipe.run_tables import RunTables
     from freescale.train import Progress, StopRequest, Timetable, WindowTimetable
@@ -47,7 +47,7 @@ class PipelineSection:
     )
     postpone: Literal["auto", "on", "off"] = key(
         "off",
-        "compute gradients of weights while overlapped rows travel; auto: on CPU ranks whose traffic is hidden",
+        "compute gradients of weights while overlapped rows travel; auto: as many of them as make steps fastest",
         free=True,
     )
     postpone_mb: float = key(
@@ -78,8 +78,7 @@ def postpone_bytes(
     config: Config, embedding: ShardedEmbedding, ranks: Ranks, progress: Progress, *, captured: bool
 ) -> int | None:
     """What postponed weight gradients may keep; None: they come in the plain order, for a reason that is told."""
-    wanted = config.pipeline.postpone
-    if wanted == "off" or (wanted == "auto" and ranks.device.type != "cpu"):
+    if config.pipeline.postpone == "off":
         return None
     reason = None
     if not hides_traffic(config, embedding, ranks):
@@ -88,9 +87,17 @@ def postpone_bytes(
         reason = "steps are replayed as CUDA graphs; run.capture=off leaves them to the host"
     if reason is None:
         return int(config.pipeline.postpone_mb * (1 << 20))
-    if wanted == "on":
-        progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")
+    progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")
     return None
+
+
+def postpone_share(config: Config, ranks: Ranks, switch: Switch, *, postpones: bool) -> PostponeShare | None:
+    """Decides how much is postponed; None where all of it is, or nothing."""
+    from freescale.pipeline import PostponeShare
+
+    if not postpones or config.pipeline.postpone != "auto":
+        return None
+    return PostponeShare(ranks=ranks, every=config.pipeline.decide_every, hides=switch.prioritized)
 
 
 def prepares_ahead(config: Config, ranks: Ranks, tables: RunTables) -> bool:

@@ -70,7 +70,7 @@ def build_tables(
 ) -> RunTables:
     """Every table, and how raw ids become its rows; no table where nothing looks at ids."""
     from freescale.embedding import NumberedMap
-    from freescale.pipeline import FeatureIds
+    from freescale.pipeline import TABLE, FeatureIds
     from freescale.recipe.comm import channel
     from freescale.recipe.features import id_columns
     from freescale.recipe.pipeline import hides_traffic
@@ -84,11 +84,28 @@ def build_tables(
         own = channel(config, ranks) if beside_training else None
         options = section_options(table.options.section, "id_map")
         id_map = table.kind.build(embedding=embedding, table=name, channel=own, options=options)
-        id_maps[name] = id_map if table.numbered is None else NumberedMap(table.numbered, id_map)
+        id_map = id_map if table.numbered is None else NumberedMap(table.numbered, id_map)
+        most = table.options.section.spread_hot
+        id_maps[name] = _spread(id_map, source, embedding, most) if most and name == TABLE else id_map
     if features is None:
         return RunTables(embedding, id_maps)
     columns = id_columns(config, features.schema)
     return RunTables(embedding, id_maps, FeatureIds(columns, id_maps))
+
+
+def _spread(id_map: IdMap, source: SequenceSource, embedding: ShardedEmbedding, most: int) -> IdMap:
+    """The same rows, of which the most popular are dealt evenly to their owners."""
+    from freescale.embedding import SpreadMap
+    from freescale.pipeline import TABLE
+
+    if id_map.learns:
+        raise ConfigError(
+            "embedding.spread_hot: this map gives rows to ids in training",
+            next_step="use embedding.id_map=direct or hash, or leave it out",
+        )
+    spread = SpreadMap(id_map, ids=source.items.ids, counts=source.items.train_counts, most=most)
+    spread.move_first_values(embedding.tables[TABLE])
+    return spread
 
 
 def table_widths(config: Config, features: BatchFeatures) -> dict[str, int]:

@@ -123,6 +123,8 @@ def _problems(config: Config, schema: Schema) -> list[str]:
             hint = f"did you mean {close}?" if close else f"there are: {', '.join(schema.tables)}"
             found.append(f"tables.{name}: no feature has rows in it; {hint}")
             continue
+        if words.get("spread_hot") and name != "item":
+            found.append(f"tables.{name}.spread_hot: only how popular items are is known before training")
         for word in (_MAP, "rows", "dim"):
             said, before = words.get(word), getattr(use, word)
             if said is not None and before is not None and said != before:

@@ -12,8 +12,8 @@ from freescale.sim.answers.answer import Answer, profiled_cluster, simulate_answ
 from freescale.sim.answers.keys import as_typed, changed, known_keys, parse_changes, value_of
 from freescale.sim.answers.page import render_page
 from freescale.sim.answers.timeline import simulated_spans, write_timeline
-from freescale.sim.answers.whatif import Failures
-from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.answers.whatif import EVERYTHING, Failures, as_shipped
+from freescale.sim.costs.setting import Setting
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import load_profile
 from freescale.sim.inputs.workload import Workload
@@ -40,7 +40,7 @@ def simulate_from_options(
     """Predict, and write the page and the timeline where they are wanted; `command` is what was typed, for the page."""
     counts = parse_counts(gpus)
     setting = setting_before_changes(profile=profile, cluster=cluster, lengths=lengths)
-    features = Features()
+    features = EVERYTHING
     for key, value in parse_changes(changes):
         if key == "workload.lengths" and lengths is not None:
             raise ConfigError(
@@ -61,7 +61,7 @@ def simulate_from_options(
         with_sensitivity=not quick,
     )
     if page is not None or timeline is not None:
-        spans = simulated_spans(setting, features, num_ranks=counts[-1])
+        spans = simulated_spans(setting, as_shipped(setting, features, counts[-1]), num_ranks=counts[-1])
         if page is not None:
             page.parent.mkdir(parents=True, exist_ok=True)
             replace_file(page, render_page(answer, spans=spans, made=made_here(), command=command))
@@ -79,6 +79,8 @@ def setting_before_changes(*, profile: str, cluster: str, lengths: str | None = 
         workload = replace(workload, row_bytes=int(measured.model["row_bytes"]))
     if "dense_parameters" in measured.model:
         workload = replace(workload, dense_bytes=4.0 * float(measured.model["dense_parameters"]))
+    if "negatives" in measured.model:
+        workload = replace(workload, negatives=float(measured.model["negatives"]))
     if "tables" in measured.model:
         workload = replace(workload, tables=str(measured.model["tables"]))
     where = load_cluster(cluster, measured=measured.slowdowns())
@@ -89,7 +91,7 @@ def described_keys(*, profile: str, cluster: str) -> Iterator[tuple[str, str, st
     """(key, default with this profile and cluster, help) of every key."""
     setting = setting_before_changes(profile=profile, cluster=cluster)
     for key, text in known_keys().items():
-        yield key, as_typed(value_of(setting, Features(), key)), text
+        yield key, as_typed(value_of(setting, EVERYTHING, key)), text
 
 
 def parse_counts(text: str) -> list[int]:

@@ -226,17 +226,22 @@ class FlatSum:
             self._transport = open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
             if only_queues(self._transport) and device.type == "cuda":
                 self._stream = torch.cuda.Stream(device, priority=-1)
-        self._wait: Callable[[], object] | None = None
+        self._waits: list[Callable[[], object]] = []
+
+    @property
+    def only_starts(self) -> bool:
+        """Whether `start` returns at once, so that several pieces can be under way beside other work."""
+        return self._itself or self._stream is not None
 
     def start(self, values: Tensor) -> None:
-        """Add up; on a GPU it is only queued, and other things can be done until `wait`."""
+        """Add up; on a GPU it is only queued, and other things can be done until `wait`. Several may be under way."""
         gate, stream = self._gate, self._stream
         gate.shut(Deadline.DENSE_GRADIENTS)
         if self._transport is None:
             work = dist.all_reduce(values, group=self._group, async_op=True)
             assert work is not None
             work.get_future().then(lambda _: gate.open(Deadline.DENSE_GRADIENTS))
-            self._wait = work.wait
+            self._waits.append(work.wait)
             return
         try:
             with _behind(stream):
@@ -244,12 +249,12 @@ class FlatSum:
         finally:
             gate.open(Deadline.DENSE_GRADIENTS)  # ids that the update of rows waits for stand behind it
         if stream is not None:
-            self._wait = lambda: torch.cuda.current_stream(stream.device).wait_stream(stream)
+            self._waits.append(lambda: torch.cuda.current_stream(stream.device).wait_stream(stream))
 
     def wait(self) -> None:
         """Let the current stream wait for the sums, which are where the values were."""
-        wait, self._wait = self._wait, None
-        if wait is not None:
+        waits, self._waits = self._waits, []
+        for wait in waits:
             wait()
 
 

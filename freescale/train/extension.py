@@ -21,7 +21,19 @@ from freescale.errors import ConfigError
 from freescale.pipeline import ReadyBatch
 
 # Events of the run itself, and what its own tensors in a checkpoint begin with.
-_EVENTS = ("start", "step", "tick", "eval", "balance", "pipeline", "ranks", "checkpoint", "notice", "end")
+_EVENTS = (
+    "start",
+    "step",
+    "tick",
+    "eval",
+    "balance",
+    "pipeline",
+    "postpone",
+    "ranks",
+    "checkpoint",
+    "notice",
+    "end",
+)
 _NAMES_TAKEN = frozenset((*_EVENTS, "model", "optimizer", "table"))
 # Fields that a line gets after those of the extensions.
 _TIMES = ("step_ms", "tokens_per_s", "bubble", "straggler", "comm", "host", "slowest", "slowest_by")

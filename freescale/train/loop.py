@@ -193,11 +193,16 @@ def rebalance(run: Run, step: int) -> None:
 
 
 def maybe_switch(run: Run, step: int, step_ms: float) -> None:
-    """Where it is due, agree on whether hiding embedding traffic pays."""
+    """Where it is due, agree on whether hiding embedding traffic pays, and how much there is to compute beside it."""
     run.switch.observe(step - 1, step_ms)
     decided = run.switch.agree(step - 1)
     if decided is not None:
         run.progress.pipeline(step, decided)
+    if run.postponing is not None:
+        run.postponing.observe(step - 1, step_ms)
+        share = run.postponing.agree(step - 1)
+        if share is not None:
+            run.progress.postpone(step, {**share, "kept_mb": run.train_step.postponed_mb()})
 
 
 def agree_to_stop(run: Run, step: int, reports: StepReports) -> None:

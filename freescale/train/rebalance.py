@@ -22,6 +22,7 @@ from freescale.balance import (
     fit_cost_model,
     measured_speeds,
     next_speeds,
+    speed_errors,
     table_of,
 )
 from freescale.comm.world import Ranks
@@ -109,5 +110,5 @@ class Rebalancer:
         except DataError:
             # The steps do not tell (all alike, or too few): keep the model that is there.
             model = online.model
-        speeds = next_speeds(current, measured_speeds(pooled, model))
+        speeds = next_speeds(current, measured_speeds(pooled, model), speed_errors(pooled, model))
         return [*(getattr(model, name) for name in COEFFICIENTS), *speeds, model.error or 0.0]

@@ -13,7 +13,7 @@ from freescale.data import DataDigest
 from freescale.embedding import IdMap, ShardedEmbedding
 from freescale.errors import ConfigError
 from freescale.model import Recommender
-from freescale.pipeline import Schedule, Switch
+from freescale.pipeline import PostponeShare, Schedule, Switch
 from freescale.train.extension import StepExtension, check_names
 from freescale.train.growing_log import GrowingLog, WindowTimetable
 from freescale.train.log.accounting import Accounts
@@ -100,6 +100,7 @@ class Run:
         train_step: learns from one batch.
         rebalancer: agrees on costs and speeds measured in the run.
         switch: agrees on whether hiding traffic pays.
+        postponing: agrees on how much of the weight gradients is postponed, where that is to be found out.
         evaluation: how good the run is, and was.
         checkpoints: where state is kept.
         progress: where events go.
@@ -120,6 +121,7 @@ class Run:
     checkpoints: Checkpoints
     progress: Progress
     accounts: Accounts
+    postponing: PostponeShare | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     log: GrowingLog | None = None
 

@@ -1,11 +1,13 @@
 """SplitBackward: gradients of rows first, gradients of weights while those travel, then one sum over the ranks.
 
-    forward, backward of inputs ┃ rows' gradients leave ┃ gradients of weights ┃ sum over ranks ┃ update
+    forward, backward of inputs ┃ rows' gradients leave ┃ gradients of weights ┃ last sum over ranks ┃ update
+                                │                       └── sums, piece by piece, as gradients are there ──>
                                 └──── OL gradients home, applied, OL rows back (pipeline/urgent_chain.py) ────>
 
 Every layer whose weights can wait (`kernels/runtime/postponed.py`) leaves them; any other module is differentiated as
 always. The gradients are the same to the bit. A sum over the ranks cannot begin before a gradient is there, so DDP,
-which sums under the backward, is not used.
+which sums under the backward, is not used: gradients are cut into pieces in the order of the model, and where a sum can
+be under way beside other work each piece leaves as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from freescale.balance import bucket_bytes
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.kernels.runtime import PostponedGradients
@@ -44,9 +47,10 @@ class SplitBackward:
         total: FlatSum | None,
         timer: StepTimer,
     ) -> None:
-        self._parameters = [param for param in parameters if param.requires_grad]
         self.postponed = PostponedGradients(most_bytes=most_bytes)
         self._total, self._timer = total, timer
+        self._pieces = _pieces([param for param in parameters if param.requires_grad], total)
+        self._under_way: list[tuple[list[nn.Parameter], Tensor]] = []
 
     def taking(self, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of a micro-batch; only the last one has anything to hide."""
@@ -54,23 +58,61 @@ class SplitBackward:
 
     def compute(self) -> None:
         """The gradients that were put off."""
+        # By identity: weights are not hashed by what they hold.
+        waiting = {id(weight) for weight in self.postponed.waiting}
+
+        def done(weight: Tensor) -> None:
+            waiting.discard(id(weight))
+            self._start(waiting)
+
         with compute("weight gradients"), self._timer.later_part():
-            self.postponed.compute()
+            if self._total is not None and self._total.only_starts:
+                self._start(waiting)
+                self.postponed.compute(done)
+            else:
+                self.postponed.compute()
 
     def wait(self) -> None:
-        """Add up over the ranks; gradients are then in their `.grad`."""
+        """Add up over the ranks what is not under way; gradients are then in their `.grad`."""
         if self._total is None:
             return
-        self._timer.handed_over()
-        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-        for param in self._parameters:
-            by_type.setdefault(param.dtype, []).append(param)
-        for params in by_type.values():
-            flat = torch.cat([_gradient(param).flatten() for param in params])
-            self._total.start(flat)
-            self._total.wait()
+        self._start(set())
+        self._total.wait()
+        under_way, self._under_way = self._under_way, []
+        for params, flat in under_way:
             for param, grad in zip(params, flat.split([param.numel() for param in params])):
                 param.grad = grad.view_as(param)
+
+    def _start(self, waiting: set[int]) -> None:
+        """Send the next pieces, in their order, up to one that is not complete: every rank starts the same ones."""
+        if self._total is None:
+            return
+        for params in self._pieces[len(self._under_way) :]:
+            if any(id(param) in waiting for param in params):
+                return
+            flat = torch.cat([_gradient(param).flatten() for param in params])
+            self._timer.handed_over()
+            self._total.start(flat)
+            self._under_way.append((params, flat))
+
+
+def _pieces(parameters: list[nn.Parameter], total: FlatSum | None) -> list[list[nn.Parameter]]:
+    """The same on every rank: by type, in the order of the model, lowest layers first; one where a start is a wait."""
+    most = bucket_bytes(sum(param.nbytes for param in parameters))
+    found: list[list[nn.Parameter]] = []
+    for dtype in dict.fromkeys(param.dtype for param in parameters):
+        size = 0
+        for param in parameters:
+            if param.dtype != dtype:
+                continue
+            fits = size and size + param.nbytes <= most
+            if size and (fits or total is None or not total.only_starts):
+                found[-1].append(param)
+            else:
+                found.append([param])
+                size = 0
+            size += param.nbytes
+    return found
 
 
 def _gradient(param: nn.Parameter) -> Tensor:

@@ -90,6 +90,7 @@ class TrainStep:
         table: whose rows steps of padded batches read and update by themselves; they then come without rows.
         postpone_bytes: gradients of weights are computed after those of rows have left, and what is kept for them may
             take so much; None: in the plain order. Not with a recorder.
+        postpone_share: step -> how much of what could be postponed is; all unless given.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class TrainStep:
         recorder: Recorder | None = None,
         table: EmbeddingTable | None = None,
         postpone_bytes: int | None = None,
+        postpone_share: Callable[[int], float] | None = None,
     ) -> None:
         self.timer = StepTimer(ranks.device, work=work)
         self.extensions = tuple(extensions)
@@ -127,6 +129,7 @@ class TrainStep:
         )
         self._sums: Sums | FlatSum | SplitBackward = Sums()
         self._split: SplitBackward | None = None
+        self._postpone_share = postpone_share
         self._flat_sum: FlatSum | None = None
         if ranks.group is not None and recorder is not None:
             self._sums = self._flat_sum = FlatSum(
@@ -184,6 +187,8 @@ class TrainStep:
     def _run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         step = ready.plan.step
         seed_random_numbers(_mix(self._seed, step, self._ranks.rank), self._ranks.device)
+        if self._split is not None and self._postpone_share is not None:
+            self._split.postponed.share = self._postpone_share(step)
         for param in self._parameters:
             param.grad = None  # as `zero_grad` does, without its hooks
         for extension in self.extensions:
@@ -241,6 +246,10 @@ class TrainStep:
         if loss.here:  # as above
             self.check(ready.plan, ready.batch.samples["row"], result)
         return result
+
+    def postponed_mb(self) -> float:
+        """The most that was kept for postponed weight gradients so far, in MiB."""
+        return 0.0 if self._split is None else self._split.postponed.most_kept_bytes / (1 << 20)
 
     def capture_story(self) -> str | None:
         """How many batches were replayed, and why others were not; None where none could be."""

@@ -58,7 +58,14 @@ def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         load_config(None, SMALL), device="cpu", seconds=0.1, most_samples=8, command="test", say=said.append
     )
     assert torch.get_num_threads() == threads
-    assert set(profile.times) == {*TIMES, "host_hiding"}
+    assert set(profile.times) == {*TIMES, "host_hiding", "weights"}
+    backward, weights = (
+        float(profile.times[name].seconds(samples=8, tokens=200, squares=6000))
+        for name in ("backward", "weights")
+    )
+    assert 0 < weights < backward
+    assert profile.rates["longest_profiled"] == 40
+    assert 0 < profile.rates["cost_error"] < 5
     assert all(f"times.{name}" in profile.measured for name in TIMES)
     assert profile.model["row_bytes"] == 64
     assert profile.times["forward"].seconds(samples=8, tokens=200, squares=6000) > 0

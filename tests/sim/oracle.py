@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 
-from freescale.sim.engine.stages import SIDE, Exchange, Mark, Program, Ready, Start, Wait, Work
+from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Mark, Program, Ready, Start, Wait, Work
 from freescale.trace.spans import MAIN
 
 Go = Callable[[float], None]
@@ -29,7 +29,7 @@ class Oracle:
 
     def run(self) -> list[list[float]]:
         for rank in range(self.num_ranks):
-            for lane in (MAIN, SIDE):
+            for lane in (MAIN, SIDE, URGENT):
                 self._resume(self._process(rank, lane), None)
         while self._heap:
             now, _, action = heapq.heappop(self._heap)
@@ -64,15 +64,15 @@ class Oracle:
                     key = ("through", later, step, rank)
                     self._arrive(later, step, rank, now, lambda then, k=key: self._happen(k, then))
                 elif isinstance(stage, Start):
-                    key = ("start", step, rank)
+                    key = ("start", stage.lane, step, rank)
                     if lane == MAIN:
                         self._happen(key, now)
-                    else:
+                    elif lane == stage.lane:
                         now = yield lambda t, go, k=key: self._wait(k, t, go)
-                elif isinstance(stage, Mark) and lane == SIDE:
+                elif isinstance(stage, Mark) and lane == stage.lane:
                     self._happen((stage.name, step, rank), now)
-                elif isinstance(stage, Wait) and lane == MAIN and step:
-                    key = (stage.mark, step - 1, rank)
+                elif isinstance(stage, Wait) and lane == stage.lane and (step or stage.this_step):
+                    key = (stage.mark, step if stage.this_step else step - 1, rank)
                     now = yield lambda t, go, k=key: self._wait(k, t, go)
                 self.spans[step, number, rank] = (begun, now)
             if lane == MAIN:

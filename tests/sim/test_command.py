@@ -16,8 +16,8 @@ from freescale import units
 from freescale.app.cli import app
 from freescale.errors import FreeScaleError
 from freescale.sim.answers.keys import changed, known_keys, value_of
+from freescale.sim.answers.whatif import EVERYTHING
 from freescale.sim.command import described_keys, setting_before_changes
-from freescale.sim.costs.durations import Features
 
 SMALL = ["--steps", "12", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
 
@@ -57,7 +57,7 @@ def test_json_holds_every_row(tmp_path: Path) -> None:
         "--sweep", "features.window=1,2", *SMALL,
     )  # fmt: skip
     answer = json.loads(output)
-    assert len(answer["rows"]) == 12
+    assert len(answer["rows"]) == 14
     assert answer["cluster"]["price_per_gpu_hour"] == 4
     assert answer["sweep"]["values"] == ["1", "2"]
     row = answer["rows"][-1]
@@ -170,8 +170,8 @@ def test_keys_show_what_they_are_unless_changed() -> None:
     setting = setting_before_changes(profile="h200", cluster="h100")
     for key, text in shown.items():
         # What is shown can be typed, and changes nothing.
-        same, features = changed(setting, Features(), key, text)
-        assert value_of(same, features, key) == pytest.approx(value_of(setting, Features(), key)), key
+        same, features = changed(setting, EVERYTHING, key, text)
+        assert value_of(same, features, key) == pytest.approx(value_of(setting, EVERYTHING, key)), key
     assert shown["workload.samples_per_gpu"] == "32"
     assert shown["features.prioritized"] == "true"
     other = defaults(profile="cpu-aarch64", cluster="b200")

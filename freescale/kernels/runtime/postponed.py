@@ -29,11 +29,17 @@ class PostponedGradients:
 
     Args:
         most_bytes: what inputs and gradients that are kept for them may take.
+
+    `share` of what could be kept is: 1 postpones everything, 0 nothing; top layers, whose turn comes first, go before
+    others. What could be kept is known from the backward before.
     """
 
     def __init__(self, *, most_bytes: int) -> None:
         self.most_bytes = most_bytes
+        self.share = 1.0
         self.kept_bytes = 0
+        self._could_bytes = 0
+        self._could_before: int | None = None
         self.most_kept_bytes = 0
         self.num_postponed = 0
         self._waiting: dict[Tensor, list[Callable[[], Tensor]]] = {}
@@ -52,7 +58,8 @@ class PostponedGradients:
         """Compute a gradient later, from tensors that are kept for it; at once where they are too large."""
         storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, kept)}
         num_bytes = sum(size for place, size in storages.items() if place not in self._kept)
-        if self.kept_bytes + num_bytes > self.most_bytes:
+        self._could_bytes += num_bytes
+        if self.kept_bytes + num_bytes > self._bound():
             done = gradient()
             gradient = lambda: done  # noqa: E731
         else:
@@ -62,11 +69,20 @@ class PostponedGradients:
             self.num_postponed += 1
         self._waiting.setdefault(weight, []).append(gradient)
 
+    @property
+    def waiting(self) -> list[Tensor]:
+        """Weights whose gradients are not there yet."""
+        return list(self._waiting)
+
     @torch.no_grad()
-    def compute(self) -> None:
-        """Compute what is left, lowest layers first, since the next forward begins with them; add it to `.grad`."""
+    def compute(self, done: Callable[[Tensor], None] = lambda weight: None) -> None:
+        """Compute what is left, lowest layers first, since the next forward begins with them; add it to `.grad`.
+
+        `done` is told every weight whose gradient is complete.
+        """
         waiting, self._waiting = self._waiting, {}
         self._kept, self.kept_bytes = set(), 0
+        self._could_bytes, self._could_before = 0, self._could_bytes
         while waiting:
             weight, gradients = waiting.popitem()
             # As autograd does it: all uses of this backward first, then what earlier ones have left.
@@ -77,6 +93,12 @@ class PostponedGradients:
                 weight.grad = total
             else:
                 weight.grad += total
+            done(weight)
+
+    def _bound(self) -> float:
+        if self.share >= 1 or self._could_before is None:
+            return self.most_bytes if self.share > 0 else 0
+        return min(self.most_bytes, self.share * self._could_before)
 
 
 class _Here(threading.local):

@@ -37,7 +37,10 @@ _WAYS = {
         ("balance.enabled=false", _PLAIN),
         Features(balancer="random", prioritized=False, sm_free=False),
     ),
-    "balance": (("balance.enabled=true", _PLAIN), Features(prioritized=False, sm_free=False)),
+    "balance": (
+        ("balance.enabled=true", _PLAIN),
+        Features(prioritized=False, sm_free=False),
+    ),
 }
 
 
@@ -127,7 +130,7 @@ def predicted(config: Config, profile: Profile, num_ranks: int, features: Featur
     workload = Workload(
         samples_per_gpu=max(1, config.data.global_batch // num_ranks),
         ids_per_token=2.0,
-        ids_per_sample=float(config.head.num_negatives),
+        negatives=float(config.head.num_negatives),
         table_rows=len(source.items.ids),
         zipf=config.synthetic.zipf,
         row_bytes=int(profile.model["row_bytes"]),

@@ -12,16 +12,19 @@ from freescale.sim.answers.sensitivity import Influence, influences
 from freescale.sim.answers.whatif import (
     ABLATION,
     BASELINE,
+    EVERYTHING,
     LADDER,
     Failures,
     Prediction,
+    as_shipped,
     one_gpu_rate,
     plan_steps_for,
     predict,
     reduction,
     table,
+    unique_features,
 )
-from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
 
 PREDICTION = "Predictions of a model, not measurements."
@@ -62,8 +65,8 @@ class Answer:
     notes: list[str] = field(default_factory=list)
 
     def best(self, gpus: int) -> Prediction:
-        """Everything on, on this many GPUs."""
-        return next(one for one in self.ladder if one.gpus == gpus and one.features == self.features)
+        """Everything on that can be, on this many GPUs."""
+        return [one for one in self.ladder if one.gpus == gpus][-1]
 
     def baseline(self, gpus: int) -> Prediction:
         """Everything off."""
@@ -119,7 +122,7 @@ def simulate_answer(
     with_sensitivity: bool = True,
 ) -> Answer:
     """Predict everything that was asked for."""
-    wanted = features or Features()
+    wanted = features or EVERYTHING
     asked = sorted(set(gpus))
     if sweep is not None:
         for value in sweep[1]:
@@ -134,7 +137,7 @@ def simulate_answer(
     def on_largest(changed_setting: Setting, chosen: Features, *, single: float | None = alone) -> Prediction:
         return predict(
             changed_setting,
-            chosen,
+            as_shipped(changed_setting, chosen, largest),
             num_ranks=largest,
             num_steps=num_steps,
             plan_steps=plan_steps_for(largest),
@@ -142,9 +145,12 @@ def simulate_answer(
             failures=failures,
         )
 
-    ablation = (
-        [on_largest(setting, replace(one, **window)) for one in ABLATION] if wanted == Features() else []
-    )
+    without = []
+    if wanted == EVERYTHING:
+        *without, _ = unique_features(
+            setting, [*(replace(one, **window) for one in ABLATION), wanted], largest
+        )
+    ablation = [on_largest(setting, one) for one in without]
     swept = None
     if sweep is not None:
         key, values = sweep
@@ -156,8 +162,10 @@ def simulate_answer(
         features=wanted,
         ladder=ladder,
         ablation=ablation,
-        influences=influences(setting, wanted, num_ranks=largest) if with_sensitivity else [],
-        marks=marks(setting),
+        influences=influences(setting, as_shipped(setting, wanted, largest), num_ranks=largest)
+        if with_sensitivity
+        else [],
+        marks=marks(setting, num_ranks=largest),
         sweep=swept,
         failures=failures,
     )
@@ -178,6 +186,17 @@ def _notes(answer: Answer) -> list[str]:
         notes.append(
             f"Efficiency above 100 %: it is held against one {word} alone, which finds, gathers and updates its rows "
             f"before and after its compute. On several {word}s prioritized communication does most of that beside it."
+        )
+    largest, asked = answer.gpus[-1], answer.features
+    if asked.sm_free and not as_shipped(answer.setting, asked, largest).sm_free and word == "GPU":
+        notes.append(
+            "Between nodes no SM-free transport has run: there exchanges go by kernels. cluster.sm_free_network=1 asks "
+            "what one would give."
+        )
+    if asked.postpone and not as_shipped(answer.setting, asked, largest).postpone:
+        notes.append(
+            "Weight gradients are not postponed: the profile does not say how long they take. `freescale profile` "
+            "times them; setting.weights_share=0.2 assumes a fifth of the backward."
         )
     parts = [mark.part for mark in answer.marks if mark.state == EXTRAPOLATED]
     if parts:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freescale.sim.costs.durations import Setting
-from freescale.sim.inputs.profile import OPTIONAL_TIMES, TIMES
+from freescale.sim.costs.setting import Setting
+from freescale.sim.inputs.profile import OPTIONAL_TIMES, TIMES, WEIGHTS
 
 CALIBRATED, SPECIFIED, EXTRAPOLATED = "calibrated", "specified", "extrapolated"
 
@@ -19,8 +19,8 @@ class Mark:
     why: str
 
 
-def marks(setting: Setting) -> list[Mark]:
-    """Every part of a prediction and how far to trust it."""
+def marks(setting: Setting, *, num_ranks: int = 1) -> list[Mark]:
+    """Every part of a prediction for so many ranks and how far to trust it."""
     profile, cluster = setting.profile, setting.cluster
     found = [_time_mark(setting, name) for name in (*TIMES, *OPTIONAL_TIMES) if name in profile.times]
     found.append(
@@ -32,6 +32,7 @@ def marks(setting: Setting) -> list[Mark]:
             else "assumed",
         )
     )
+    found.append(_cost_mark(setting))
     if profile.device == "cpu":
         state = CALIBRATED if "rates.exchange_gb_per_s" in profile.measured else EXTRAPOLATED
         found.append(Mark("exchange rate and latency", state, "between two ranks of this machine"))
@@ -56,7 +57,67 @@ def marks(setting: Setting) -> list[Mark]:
             "no multi-node run was measured; queues in switches are not modelled",
         )
     )
+    return found + _assumptions(setting, num_ranks)
+
+
+def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
+    """What the model takes for granted beside its numbers."""
+    cluster, profile = setting.cluster, setting.profile
+    found = [
+        Mark(
+            "busiest owner of rows",
+            EXTRAPOLATED,
+            "popular rows dealt by chance, as hashing does, or evenly; without deduplication taken to be the same, "
+            "which flatters runs without it",
+        ),
+        Mark(
+            "rows beside the compute",
+            EXTRAPOLATED,
+            "kernels that gather and update rows under it take from it as long as they run alone",
+        ),
+        Mark("sum of losses", EXTRAPOLATED, "added up by hosts a step later; takes nothing of the step"),
+        Mark("negatives", SPECIFIED, f"{setting.workload.negatives:g} a sample, all ids alike"),
+    ]
+    longest = profile.rates.get("longest_profiled", float(profile.model.get("max_length", 0)))
+    found.append(
+        Mark(
+            "longer histories than were profiled",
+            EXTRAPOLATED,
+            f"by the fitted line above {longest:,.0f} events",
+        )
+    )
+    if WEIGHTS not in profile.times and setting.weights_share > 0:
+        share = (
+            f"assumed to take {setting.weights_share:.0%} of the backward; not timed on {profile.hardware}"
+        )
+        found.append(Mark("postponed weight gradients", EXTRAPOLATED, share))
+    if "host" not in str(profile.facts.get("gaps", "")):
+        found.append(Mark("gaps between kernels", EXTRAPOLATED, "this profile counts them as compute"))
+    if _is_scaled(setting):
+        found.append(
+            Mark("another kind of GPU", EXTRAPOLATED, "half by peak, half by memory rate, products too")
+        )
+    if num_ranks <= cluster.gpus_per_node:
+        return found
+    for name, part in (
+        ("half_message_kb", "rate of small messages between nodes"),
+        ("gloo_message_us", "ids between hosts of different nodes"),
+        ("sum_hop_us", "small sums over nodes"),
+        ("sm_free_network", "SM-free exchanges between nodes"),
+    ):
+        value = f"{getattr(cluster, name):g}: {cluster.sources.get(name, 'given')}"
+        found.append(Mark(part, EXTRAPOLATED, value))
     return found
+
+
+def _cost_mark(setting: Setting) -> Mark:
+    """How far the balancer's costs are off, which makes stragglers as jitter does."""
+    known = "rates.cost_error" in setting.profile.measured and setting.cost_error is None
+    if known:
+        why = f"spread of different batches about the fit on {setting.profile.hardware}"
+        return Mark("error of costs", CALIBRATED, why)
+    why = "assumed" if setting.cost_error is not None else "part of the jitter in this profile"
+    return Mark("error of costs", EXTRAPOLATED, why)
 
 
 def _time_mark(setting: Setting, name: str) -> Mark:

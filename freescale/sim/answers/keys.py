@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from freescale.errors import ConfigError, nearest
-from freescale.sim.costs.durations import Features, Setting
 from freescale.sim.costs.plans import BALANCERS
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import checked_number, numbers, with_numbers
 from freescale.sim.inputs.table_loads import FORM, read_tables
 from freescale.sim.inputs.workload import Workload
 
 _SETTING = {
-    "setting.jitter": "relative spread of a step's compute on a rank, from step to step",
+    "setting.jitter": "relative spread of a step's compute on a rank when the same batch comes again",
+    "setting.cost_error": "relative spread of batches about what the balancer expects of them",
+    "setting.weights_share": "share of the backward that can be postponed, where no profile has timed it; 0: unknown",
     "setting.speed_spread": "relative spread of the speeds of ranks, for good; the balancer knows them",
     "setting.seed": "seed of lengths and jitter",
 }
@@ -24,13 +26,15 @@ _FEATURES = {
     "features.balancer": f"one of {', '.join(BALANCERS)}",
     "features.prioritized": "true or false",
     "features.dedup": "true or false",
-    "features.sm_free": "true or false",
+    "features.sm_free": "true or false; between nodes with cluster.sm_free_network=1 only",
+    "features.even_owners": "true or false: the most popular rows dealt evenly to their owners",
+    "features.postpone": "true or false: weight gradients beside rows that travel, where the profile has timed them",
     "features.window": "steps planned together",
     "features.token_cap": "most tokens of a rank, in means",
 }
 
 
-OF_ONE_TABLE = ("table_rows", "row_bytes", "ids_per_token", "ids_per_sample")
+OF_ONE_TABLE = ("table_rows", "row_bytes", "ids_per_token", "ids_per_sample", "negatives")
 """Numbers of the workload that speak of one table."""
 
 
@@ -52,8 +56,8 @@ def known_keys() -> dict[str, str]:
 def value_of(setting: Setting, features: Features, key: str) -> Any:
     """What a key is now."""
     section, _, name = _checked(key).partition(".")
-    if key == "setting.jitter":
-        return setting.profile.jitter if setting.jitter is None else setting.jitter
+    if key in ("setting.jitter", "setting.cost_error"):
+        return setting.jitter_now if key == "setting.jitter" else setting.cost_error_now
     owner = {"workload": setting.workload, "cluster": setting.cluster, "features": features}.get(
         section, setting
     )

@@ -161,13 +161,20 @@ def _table(rows: Sequence[Prediction]) -> str:
 def _scaling_charts(answer: Answer) -> str:
     if len(answer.gpus) < 2:
         return ""
-    names = [one.features.words() for one in answer.ladder if one.gpus == answer.gpus[0]]
-    shown = [names[0], *(name for name in names[1:-1] if name == "balance"), names[-1]]
+    last = {answer.best(count).features.words() for count in answer.gpus}
+    # What can be on may differ by the number of GPUs.
+    best = last.pop() if len(last) == 1 else "everything"
+    shown = {
+        answer.ladder[0].features.words(): [answer.baseline(count) for count in answer.gpus],
+        "balance": [one for one in answer.ladder if one.features.words() == "balance"],
+        best: [answer.best(count) for count in answer.gpus],
+    }
 
     def series(value: Callable[[Prediction], float]) -> list[Series]:
+        drawn = {name: rows for name, rows in shown.items() if len(rows) == len(answer.gpus)}
         return [
-            Series(name, [value(one) for one in answer.ladder if one.features.words() == name], tone=tone)
-            for tone, name in enumerate(dict.fromkeys(shown))
+            Series(name, [value(one) for one in rows], tone=tone)
+            for tone, (name, rows) in enumerate(drawn.items())
         ]
 
     word = answer.setting.rank_word

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 from freescale.sim.answers.keys import OF_ONE_TABLE, changed, value_of
 from freescale.sim.answers.whatif import Prediction, predict
-from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.costs.setting import Features, Setting
 
 KEYS = (
     "setting.jitter",
+    "setting.cost_error",
     "cluster.nic_gb_per_s",
     "cluster.nvlink_gb_per_s",
     "cluster.latency_us",
     "cluster.node_latency_us",
     "cluster.per_peer_us",
+    "cluster.half_message_kb",
+    "cluster.gloo_message_us",
+    "cluster.sum_hop_us",
     "cluster.sm_kernel_slowdown",
     "workload.samples_per_gpu",
     "workload.table_rows",
@@ -105,14 +109,16 @@ def source_of(setting: Setting, key: str) -> str:
     section, _, name = key.partition(".")
     if section == "cluster":
         return setting.cluster.sources.get(name, "given")
-    if key == "setting.jitter":
-        measured = "jitter" in setting.profile.measured and setting.jitter is None
+    if key in ("setting.jitter", "setting.cost_error"):
+        name = {"setting.jitter": "jitter", "setting.cost_error": "rates.cost_error"}[key]
+        given = setting.jitter if key == "setting.jitter" else setting.cost_error
+        measured = name in setting.profile.measured and given is None
         return f"profile of {setting.profile.hardware}" if measured else "assumption"
     return "the workload asked about"
 
 
 def _range(key: str, value: float) -> tuple[float, float]:
-    if key == "setting.jitter":
+    if key in ("setting.jitter", "setting.cost_error"):
         return 0.0, max(2 * value, 0.01)
     if key == "workload.zipf":
         return max(0.0, value - 0.2), min(4.0, value + 0.2)

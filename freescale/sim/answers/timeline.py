@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from freescale.sim.answers.whatif import Simulated, simulate_features
-from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.engine.accounts import Record, spans_of
 from freescale.trace import KeptStep, RankSpans, RunSpans, Span, split_step, write_trace
 

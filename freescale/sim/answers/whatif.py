@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from freescale.sim.costs.durations import Durations, Features, Setting, measure_out
+from freescale.sim.costs.durations import Durations, measure_out
 from freescale.sim.costs.plans import Loads, plan_loads
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.costs.shared_gpu import measure_out_shared
 from freescale.sim.engine.accounts import Record
 from freescale.sim.engine.engine import Outcome, simulate
-from freescale.sim.engine.schedules import plain, prioritized
+from freescale.sim.engine.schedules import plain, prioritized, split
 from freescale.sim.engine.stages import Program
 from freescale.trace import CAUSES
 
@@ -20,25 +21,46 @@ WARMUP = 4
 # Below this share of a step nothing but the compute itself is worth naming as the limit.
 _NOTABLE = 0.03
 
-BASELINE = Features(balancer="random", prioritized=False, dedup=False, sm_free=False)
-EVERYTHING = Features()
+EVERYTHING = Features(even_owners=True, postpone=True)
+_NOTHING = replace(
+    EVERYTHING, prioritized=False, dedup=False, sm_free=False, even_owners=False, postpone=False
+)
+BASELINE = replace(_NOTHING, balancer="random")
 LADDER = (
     BASELINE,
-    Features(balancer="kk_equal", prioritized=False, dedup=False, sm_free=False),
-    Features(prioritized=False, dedup=False, sm_free=False),
-    Features(dedup=False, sm_free=False),
-    Features(sm_free=False),
+    replace(_NOTHING, balancer="kk_equal"),
+    _NOTHING,
+    replace(_NOTHING, prioritized=True),
+    replace(_NOTHING, prioritized=True, dedup=True),
+    replace(EVERYTHING, even_owners=False, postpone=False),
+    replace(EVERYTHING, postpone=False),
     EVERYTHING,
 )
 """One idea after the other."""
 
 ABLATION = (
-    Features(balancer="random"),
-    Features(prioritized=False),
-    Features(dedup=False),
-    Features(sm_free=False),
+    replace(EVERYTHING, balancer="random"),
+    replace(EVERYTHING, prioritized=False),
+    replace(EVERYTHING, dedup=False),
+    replace(EVERYTHING, sm_free=False),
+    replace(EVERYTHING, even_owners=False),
+    replace(EVERYTHING, postpone=False),
 )
 """Everything but one."""
+
+
+def as_shipped(setting: Setting, features: Features, num_ranks: int) -> Features:
+    """The same without what has not run on so many GPUs, or what the profile does not know; `answer.py` says so."""
+    sm_free = features.sm_free
+    if setting.profile.device != "cpu":
+        sm_free = setting.is_sm_free(features, num_ranks)
+    return replace(features, sm_free=sm_free, postpone=features.postpone and setting.knows_weights)
+
+
+def unique_features(setting: Setting, combinations: Sequence[Features], num_ranks: int) -> list[Features]:
+    """Combinations as they are on so many GPUs, each once; the last one stays last."""
+    found = [as_shipped(setting, one, num_ranks) for one in combinations]
+    return list(dict.fromkeys(one for one in found if one != found[-1])) + found[-1:]
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ class Prediction:
         cost_per_billion: dollars for 10^9 tokens.
         exposed_mb: sent and received by a rank while it stands still.
         hidden_mb: the same under compute.
+        busiest_owner: what the busiest owner of rows sends, over the mean of all.
     """
 
     gpus: int
@@ -99,6 +122,7 @@ class Prediction:
     cost_per_billion: float
     exposed_mb: float
     hidden_mb: float
+    busiest_owner: float
 
     def as_row(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -144,7 +168,10 @@ def simulate_features(
     durations = measure(setting, loads, features, num_ranks=num_ranks, num_steps=num_steps)
     hides = features.prioritized and num_ranks > 1
     build = prioritized if hides else plain
-    program = build(durations, rows_first=setting.profile.device != "cpu")
+    if hides and features.postpone:
+        program = split(durations)
+    else:
+        program = build(durations, rows_first=setting.profile.device != "cpu")
     outcome = simulate(program, num_ranks=num_ranks, num_steps=num_steps, cores=cores, observe=observe)
     return Simulated(program, durations, loads, outcome)
 
@@ -217,6 +244,7 @@ def summarise(
         cost_per_billion=hours_per_billion * num_ranks * setting.cluster.price_per_gpu_hour,
         exposed_mb=made.durations.exposed_bytes / 1e6,
         hidden_mb=made.durations.hidden_bytes / 1e6,
+        busiest_owner=made.durations.busiest_owner,
     )
 
 
@@ -257,7 +285,7 @@ def table(
     """Every combination on every number of GPUs."""
     alone = one_gpu_rate(setting)
     for count in gpus:
-        for features in combinations:
+        for features in unique_features(setting, combinations, count):
             yield predict(
                 setting,
                 features,
@@ -271,7 +299,8 @@ def table(
 
 def short_names(combinations: Sequence[Features]) -> list[str]:
     """One combination after the other: `balance`, `+ prioritized`, `+ dedup`; or everything `without` one."""
-    every = EVERYTHING.words().split(" + ")
+    known = {part for features in combinations for part in features.words().split(" + ")}
+    every = [part for part in EVERYTHING.words().split(" + ") if part in known]
     names: list[str] = []
     before: list[str] = []
     for features in combinations:

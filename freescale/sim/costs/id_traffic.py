@@ -25,10 +25,12 @@ class IdModel:
     Args:
         rows: different ids.
         zipf: exponent of their popularity; 0 draws all alike.
+        uniform: share of the draws to which all ids are alike: negatives.
     """
 
     rows: int
     zipf: float
+    uniform: float = 0.0
 
     @cached_property
     def _bins(self) -> tuple[FloatArray, FloatArray]:
@@ -42,7 +44,8 @@ class IdModel:
         counts = np.diff(ranks, prepend=0.0)
         middle = ranks - (counts - 1) / 2
         weights = middle**-self.zipf
-        return counts, weights / float((counts * weights).sum())
+        popular = weights / float((counts * weights).sum())
+        return counts, (1 - self.uniform) * popular + self.uniform / self.rows
 
     def distinct(self, draws: FloatArray) -> FloatArray:
         """Expected different ids among so many draws."""
@@ -57,6 +60,16 @@ class IdModel:
         """Share of all draws whose id is also among `other` further draws."""
         probability = self._bins[1]
         return self._sum(probability * _seen(probability, other))
+
+    def asked_by(self, draws: float, other: float, *, which: str = "all") -> tuple[FloatArray, FloatArray]:
+        """Rows of each bin, and with which probability a batch of `draws` asks for one of them.
+
+        All, or only those that `other` further draws ask for, too ("shared"), or do not ("alone").
+        """
+        asked = _seen(self._bins[1], draws)
+        there = _seen(self._bins[1], other)
+        share = {"all": np.ones_like(there), "shared": there, "alone": 1 - there}[which]
+        return self._bins[0], asked * share
 
     def _sum(self, values: FloatArray) -> float:
         return float((self._bins[0] * values).sum())

@@ -1,4 +1,8 @@
-"""How long exchanges take on a cluster: latency, and bytes over the slower of the two ways a rank sends at once."""
+"""How long exchanges take on a cluster: latency, and bytes over the slower of the two ways a rank sends at once.
+
+Small messages do not reach the rate of a network: one of `half_message_kb` takes twice as long as its bytes. A rank of
+256 sends 255 messages, so the more ranks there are the less of the rate is reached.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,17 @@ class Links:
             microseconds += self.cluster.per_peer_us * (self.num_ranks - 1)
         return 1e-6 * microseconds
 
+    @property
+    def _peers_outside(self) -> int:
+        return self.num_ranks - self._local
+
+    def host_messages(self) -> float:
+        """Seconds of an exchange between hosts, of next to nothing for each rank: ids, their counts, bits about them.
+
+        In a node through shared memory; between nodes gloo has a message for every rank of another one.
+        """
+        return self.latency() + 1e-6 * self.cluster.gloo_message_us * self._peers_outside
+
     def all_to_all(self, nbytes: FloatArray | float, *, sm_free: bool = False) -> FloatArray:
         """Seconds to move each rank's `nbytes`, its own share of 1 / ranks included, which does not travel.
 
@@ -54,9 +69,13 @@ class Links:
             outside_rate = min(outside_rate, self.cluster.host_staged_gb_per_s)
         ways = (
             away * inside / (efficiency * self.cluster.nvlink_gb_per_s),
-            away * (1 - inside) / (efficiency * outside_rate),
+            (away * (1 - inside) + self._filler(away)) / (efficiency * outside_rate),
         )
         return np.asarray(self.latency() + np.maximum(*ways), dtype=np.float64)
+
+    def _filler(self, away: FloatArray) -> FloatArray:
+        """Bytes that could have travelled in the time messages to other nodes cost beside their own bytes."""
+        return np.where(away > 0, 1e3 * self.cluster.half_message_kb * self._peers_outside, 0.0)
 
     def sum_of(self, nbytes: float) -> float:
         """Seconds to add values up over all ranks: inside nodes, between them with every adapter, inside again."""
@@ -67,5 +86,5 @@ class Links:
         inside = 2 * (local - 1) / local * nbytes / (efficiency * self.cluster.nvlink_gb_per_s)
         outside = 2 * (nodes - 1) / nodes * nbytes / local / (efficiency * self.cluster.inter_gb_per_s())
         # A tree over the nodes: every doubling of them adds a hop.
-        hops = self.cluster.node_latency_us * math.ceil(math.log2(max(1, nodes)))
+        hops = self.cluster.sum_hop_us * math.ceil(math.log2(max(1, nodes)))
         return 1e-6 * (self.cluster.latency_us + hops) + inside + outside

@@ -23,8 +23,9 @@ from dataclasses import replace
 import numpy as np
 
 from freescale.balance import FloatArray
-from freescale.sim.costs.durations import Durations, Features, Setting, measure_out
+from freescale.sim.costs.durations import Durations, measure_out
 from freescale.sim.costs.plans import Loads
+from freescale.sim.costs.setting import Features, Setting
 
 
 def measure_out_shared(
@@ -49,10 +50,15 @@ def measure_out_shared(
         * _over(parts(asked, hiding), parts(profiled, hiding))
         for name, parts in (("row_work", _row_work), ("exchanges", _exchanges))
     )
-    compute, contention = _compute(setting, asked, profiled, tokens, hiding=hiding)
+    compute, contention, weights = _compute(setting, asked, profiled, tokens, hiding=hiding)
     none = np.zeros_like(asked.compute)
     if num_ranks == 1:
         exchanges = none
+    dense = none
+    if features.splits:
+        # Sums follow the weight gradients, rows travel beside them: each has its part of what was measured together.
+        dense = exchanges * _over(asked.dense_last, _exchanges(asked, hiding=True))
+        exchanges = exchanges - dense
     return replace(
         asked,
         # What is hidden keeps its own lane and its own times.
@@ -61,6 +67,7 @@ def measure_out_shared(
         control=none,
         counts=none,
         compute=compute,
+        weights=weights,
         contention=contention,
         optimizer=row_work,
         gather=none,
@@ -71,8 +78,8 @@ def measure_out_shared(
         late_rows=none,
         grads=exchanges,
         urgent_grads=exchanges,
-        dense_total=none,
-        dense_last=none,
+        dense_total=dense,
+        dense_last=dense,
     )
 
 
@@ -128,15 +135,21 @@ def _over(asked: FloatArray, profiled: FloatArray) -> FloatArray:
 
 def _compute(
     setting: Setting, asked: Durations, profiled: Durations, tokens: FloatArray, *, hiding: bool
-) -> tuple[FloatArray, FloatArray]:
-    """Forward and backward, and how much of it is owed to rows beside them."""
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Forward and backward, how much of it is owed to rows beside them, and the weight gradients split off from it."""
     profile = setting.profile
     slowdown = max(1.0, profile.rates.get("neighbours_slowdown", 1.0))
     by_memory = 1e-3 * sum(profile.times[name].per_token_ms for name in ("forward", "backward")) * tokens
-    spared = np.clip((1 - 1 / slowdown) * _over(by_memory, profiled.compute - profiled.contention), 0.0, 1.0)
-    together = asked.compute - asked.contention
+    spared = np.clip((1 - 1 / slowdown) * _over(by_memory, _whole(profiled)), 0.0, 1.0)
+    together = _whole(asked)
     shortest = 1e-3 * profile.rates.get("shortest_ms", 0.0)
     alone = (1 - spared) * together
     compute = np.maximum(relieved(together, alone, shared_by=profile.shared_by), shortest)
     beside = max(1.0, profile.rates.get("hiding_slowdown", 1.0)) if hiding else 1.0
-    return beside * compute, (beside - 1) * compute
+    late = np.minimum(asked.weights * _over(compute, together), compute)
+    return beside * compute - late, (beside - 1) * compute, late
+
+
+def _whole(d: Durations) -> FloatArray:
+    """Forward and the whole backward, with nothing beside them."""
+    return d.compute - d.contention + d.weights

@@ -1,7 +1,8 @@
 """Where the simulated time went, by the definitions of `trace.bubbles`, for all ranks and many steps at once.
 
 `trace.bubbles.split_step` is the definition; this is the same for stages whose order is known. The stages of one lane
-never overlap, so lengths of intersections may simply be added up. `spans_of` gives the stages of a rank as the spans a
+never overlap, so lengths of intersections may simply be added up; where two lanes run beside the training thread, what
+both cover is taken off again. `spans_of` gives the stages of a rank as the spans a
 real run records: split by `split_step`, they give the same parts (tests/sim/engine/test_engine.py).
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freescale.balance import FloatArray
-from freescale.sim.engine.stages import SIDE, Exchange, Program, Wait, Work
+from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Program, Wait, Work
 from freescale.trace import MAIN, Arrival, Parts, Span
 
 
@@ -86,18 +87,7 @@ Interval = tuple[FloatArray, FloatArray]
 
 def account(program: Program, record: Record, before: Record | None) -> StepAccounts:
     """The parts of the steps of a record; `before` is the step in front of it."""
-    side_work = [
-        pair
-        for number, stage in enumerate(program)
-        if isinstance(stage, Work) and stage.lane == SIDE and stage.kind == "compute"
-        for pair in _both_steps(record, before, number)
-    ]
-    side_missing = [
-        pair
-        for number, stage in enumerate(program)
-        if isinstance(stage, Exchange) and stage.lane == SIDE
-        for pair in _both_steps(record, before, number, until_arrival=True)
-    ]
+    beside = _Beside.of(program, record, before)
     total = np.diff(record.step_ends, axis=0, prepend=record.step_start[None])
     result = StepAccounts(total, *(np.zeros_like(total) for _ in range(3)))
     for number, stage in enumerate(program):
@@ -107,21 +97,77 @@ def account(program: Program, record: Record, before: Record | None) -> StepAcco
         if isinstance(stage, Work) and stage.kind == "compute":
             result.compute += end - start
         elif isinstance(stage, Work):
-            result.compute += _overlap((start, end), side_work)
+            result.compute += beside.work((start, end))
         elif isinstance(stage, Exchange):
-            hidden = _overlap((start, end), side_work)
+            hidden = beside.work((start, end))
             missing_until = np.clip(record.lasts[number], start, end)
-            missing = missing_until - start - _overlap((start, missing_until), side_work)
+            missing = missing_until - start - beside.work((start, missing_until))
             result.compute += hidden
             result.straggler += missing
             result.comm += end - start - hidden - missing
         elif isinstance(stage, Wait):
-            hidden = _overlap((start, end), side_work)
-            missing = _overlap((start, end), side_missing)
+            hidden, missing = beside.work((start, end)), beside.missing((start, end))
             result.compute += hidden
             result.straggler += missing
             result.comm += end - start - hidden - missing
     return result
+
+
+@dataclass(eq=False)
+class _Beside:
+    """What the lanes beside the training thread do: disjoint intervals of each lane, of this step and the one before.
+
+    Args:
+        works: of each lane, when it computes.
+        missings: of each lane, when it stands at an exchange that some rank has not reached.
+        both_work: when both lanes compute.
+        idle_missing: when a lane stands for another rank while the other one computes, or stands, too: counted twice
+            by `missings`, or not to be counted.
+    """
+
+    works: list[Interval]
+    missings: list[Interval]
+    both_work: list[Interval]
+    idle_missing: list[Interval]
+
+    @classmethod
+    def of(cls, program: Program, record: Record, before: Record | None) -> _Beside:
+        """From the moments of some steps."""
+        works: dict[str, list[Interval]] = {SIDE: [], URGENT: []}
+        missings: dict[str, list[Interval]] = {SIDE: [], URGENT: []}
+        for number, stage in enumerate(program):
+            lane = getattr(stage, "lane", MAIN)
+            if lane == MAIN:
+                continue
+            if isinstance(stage, Work) and stage.kind == "compute":
+                works[lane] += _both_steps(record, before, number)
+            elif isinstance(stage, Exchange):
+                missings[lane] += _both_steps(record, before, number, until_arrival=True)
+        pairs = ((works[SIDE], missings[URGENT]), (missings[SIDE], works[URGENT]), tuple(missings.values()))
+        return cls(
+            [*works[SIDE], *works[URGENT]],
+            [*missings[SIDE], *missings[URGENT]],
+            _common(works[SIDE], works[URGENT]),
+            [both for one, other in pairs for both in _common(one, other)],
+        )
+
+    def work(self, inside: Interval) -> FloatArray:
+        """Seconds of an interval in which some lane computes."""
+        return _overlap(inside, self.works) - _overlap(inside, self.both_work)
+
+    def missing(self, inside: Interval) -> FloatArray:
+        """Seconds of an interval in which no lane computes and some lane waits for another rank."""
+        return _overlap(inside, self.missings) - _overlap(inside, self.idle_missing)
+
+
+def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """What intervals of two lanes have in common, pair by pair; disjoint, since those of each lane are."""
+    found = []
+    for first, last in one:
+        for begin, end in other:
+            start = np.maximum(first, begin)
+            found.append((start, np.maximum(np.minimum(last, end), start)))
+    return found
 
 
 def _both_steps(
@@ -161,5 +207,5 @@ def spans_of(program: Program, record: Record, *, rank: int, row: int, step: int
             last = float(record.lasts[number, row, rank])
             spans.append(Span(stage.name, "wait", stage.lane, step, start, end, arrival, last))
         elif isinstance(stage, Wait):
-            spans.append(Span(stage.name, "wait", MAIN, step, start, end))
+            spans.append(Span(stage.name, "wait", stage.lane, step, start, end))
     return [span for span in spans if span.end > span.start]

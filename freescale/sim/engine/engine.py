@@ -1,13 +1,13 @@
 """Runs the program of a step on all ranks at once: a critical path over ranks x steps, in plain numpy.
 
-Every rank has two clocks, the training thread (or stream) and the side one that moves what has time. A stage moves
-one of them on all ranks at once:
+Every rank has three clocks: the training thread (or stream), the side that moves what has time, and the urgent chain
+beside a split backward. A stage moves one of them on all ranks at once:
 
     Work        clock += seconds
     Exchange    nobody goes on before the last has arrived: clock = max over ranks + seconds
     Ready       a rank arrives here at an exchange that stands further on, and waits for it only there
-    Start       the side begins when the training thread gets here: side = max(side, main)
-    Mark, Wait  the training thread waits for what the side had marked one step earlier: main = max(main, mark)
+    Start       a lane begins when the training thread gets here: side = max(side, main)
+    Mark, Wait  a lane waits for what another had marked, mostly one step earlier: main = max(main, mark)
 
 Only sums and maxima: a stage that takes longer never makes anything end earlier. `accounts.py` says where the time
 went; `tests/sim/oracle.py` simulates the same programs event by event and must agree.
@@ -23,7 +23,7 @@ import numpy as np
 from freescale.balance import FloatArray
 from freescale.sim.engine.accounts import Record, StepAccounts, account
 from freescale.sim.engine.shared_cores import shared_finish
-from freescale.sim.engine.stages import SIDE, Exchange, Mark, Program, Ready, Stage, Start, Work
+from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Mark, Program, Ready, Stage, Start, Work
 from freescale.trace import MAIN
 
 # Stages of this many (step, rank) pairs are kept before they are accounted for: 2 MB an array stays in the cache.
@@ -60,7 +60,7 @@ def simulate(
         cores: ranks share this many cores, evenly among those that have work; None: every rank has its own device.
         observe: called with the first step and the moments of all stages, for timelines.
     """
-    clocks = {MAIN: np.zeros(num_ranks), SIDE: np.zeros(num_ranks)}
+    clocks = {lane: np.zeros(num_ranks) for lane in (MAIN, SIDE, URGENT)}
     marks: dict[str, FloatArray] = {}
     chunk = max(1, min(num_steps, CHUNK // num_ranks))
     ends, accounts = np.empty((num_steps, num_ranks)), StepAccounts.empty(num_steps, num_ranks)
@@ -106,15 +106,15 @@ def _run_step(
         elif isinstance(stage, Ready):
             ready[stage.name] = clocks[MAIN]
         elif isinstance(stage, Start):
-            clocks[SIDE] = np.maximum(clocks[SIDE], clocks[MAIN])
+            clocks[stage.lane] = np.maximum(clocks[stage.lane], clocks[MAIN])
         elif isinstance(stage, Mark):
-            new_marks[stage.name] = clocks[SIDE]
+            new_marks[stage.name] = clocks[stage.lane]
         else:
-            clock = clocks[MAIN]
+            clock, there = clocks[stage.lane], new_marks if stage.this_step else marks
             record.starts[number, row] = clock
-            if stage.mark in marks:
-                clock = np.maximum(clock, marks[stage.mark])
-            clocks[MAIN] = record.ends[number, row] = clock
+            if stage.mark in there:
+                clock = np.maximum(clock, there[stage.mark])
+            clocks[stage.lane] = record.ends[number, row] = clock
     if cores is not None and shared:
         _run_shared(program, shared, step, row, clocks, record, cores)
     marks.clear()

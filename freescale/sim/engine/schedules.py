@@ -1,8 +1,8 @@
-"""The two schedules of the project as programs for the engine: what happens in which order, and what waits for what.
+"""The schedules of the project as programs for the engine: what happens in which order, and what waits for what.
 
-They follow `pipeline/schedule.py` (plain) and the drawing in `pipeline/prioritized.py`. The sum of the losses comes
-after the optimizer step, so it opens the next one. GPUs send rows home while their dense gradients are added up
-(`train/step.py`); the sums of CPU ranks end with the backward.
+They follow `pipeline/schedule.py` (plain), the drawings in `pipeline/prioritized.py` and `pipeline/urgent_chain.py`
+(split). The sum of the losses comes after the optimizer step, so it opens the next one; on GPUs it takes nothing. GPUs
+send rows home while their dense gradients are added up (`train/step.py`); the sums of CPU ranks end with the backward.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freescale.sim.costs.durations import Durations
-from freescale.sim.engine.stages import SIDE, Exchange, Mark, Program, Ready, Start, Wait, Work
+from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Mark, Program, Ready, Start, Wait, Work
 
 
 def plain(d: Durations, *, rows_first: bool = False) -> Program:
@@ -40,16 +40,7 @@ def prioritized(d: Durations, *, rows_first: bool = False) -> Program:
         Wait("wait for NOL rows", "early rows"),
         Work("gather OL rows", d.gather_late),
         Exchange("fetch OL rows", d.late_rows),
-        Start(),
-        Exchange("send NOL gradients", d.parked_grads, whole=True, lane=SIDE),
-        Work("apply NOL gradients", d.update_parked, lane=SIDE),
-        Work("gather NOL rows", d.gather_early, lane=SIDE),
-        Exchange("fetch NOL rows", d.early_rows, lane=SIDE),
-        Mark("early rows"),
-        Work("find distinct rows", d.find, lane=SIDE),
-        Exchange("exchange ids", d.ids, whole=True, lane=SIDE),
-        Exchange("split into OL and NOL", d.masks, whole=True, lane=SIDE),
-        Mark("split"),
+        *_hidden(d),
         Work("forward and backward", d.compute),
         *_updates(
             d,
@@ -60,6 +51,45 @@ def prioritized(d: Durations, *, rows_first: bool = False) -> Program:
             ),
             rows_first=rows_first,
         ),
+    )
+
+
+def split(d: Durations) -> Program:
+    """Gradients of weights after those of rows: what the next batch waits for travels beside them."""
+    return (
+        Exchange("sum the loss", d.control, whole=True),
+        Work("load and plan", d.host, kind="host"),
+        Wait("wait for OL rows", "late rows"),
+        *_hidden(d),
+        Work("forward and backward", d.compute),
+        Start(URGENT),
+        Wait("wait for the split", "split", lane=URGENT),
+        Exchange("send OL gradients", d.urgent_grads, whole=True, lane=URGENT),
+        Work("apply OL gradients", d.update_urgent, lane=URGENT),
+        Wait("wait for NOL rows", "early rows", lane=URGENT, this_step=True),
+        Work("gather OL rows", d.gather_late, lane=URGENT),
+        Exchange("fetch OL rows", d.late_rows, lane=URGENT),
+        Mark("late rows", lane=URGENT),
+        Work("weight gradients", d.weights),
+        Exchange("sum dense gradients", d.dense_last, whole=True, lead=d.lead, total=d.dense_total),
+        Work("update weights", d.optimizer),
+    )
+
+
+def _hidden(d: Durations) -> Program:
+    """What the side does under the compute of a step."""
+    return (
+        Start(),
+        Exchange("send NOL gradients", d.parked_grads, whole=True, lane=SIDE),
+        Work("apply NOL gradients", d.update_parked, lane=SIDE),
+        Work("gather NOL rows", d.gather_early, lane=SIDE),
+        Exchange("fetch NOL rows", d.early_rows, lane=SIDE),
+        Mark("early rows"),
+        Work("find distinct rows", d.find, lane=SIDE),
+        Exchange("exchange counts", d.counts, whole=True, lane=SIDE),
+        Exchange("exchange ids", d.ids, whole=True, lane=SIDE),
+        Exchange("split into OL and NOL", d.masks, whole=True, lane=SIDE),
+        Mark("split"),
     )
 
 

@@ -9,6 +9,8 @@ from freescale.balance import FloatArray
 from freescale.trace import MAIN
 
 SIDE = "communication"
+URGENT = "urgent rows"
+"""The two lanes beside the training thread: what has time, and what the next batch waits for (split backward)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,22 +56,27 @@ class Ready:
 
 @dataclass(frozen=True)
 class Start:
-    """The side goes on from here, not before."""
+    """A lane beside the training thread goes on from here, not before."""
+
+    lane: str = SIDE
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The side has something ready under this name; the training thread may wait for it in the next step."""
+    """A lane has something ready under this name; others may wait for it."""
 
     name: str
+    lane: str = SIDE
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The training thread waits for what the side marked in the step before."""
+    """A lane waits for what another has marked in the step before, or earlier in the program of this one."""
 
     name: str
     mark: str
+    lane: str = MAIN
+    this_step: bool = False
 
 
 Stage = Work | Exchange | Ready | Start | Mark | Wait

@@ -46,7 +46,18 @@ class Cluster:
     latency_us: float = _number("time of an empty exchange inside a node", at_least=0)
     node_latency_us: float = _number("added where it leaves the node", at_least=0)
     per_peer_us: float = _number("added for every other rank of an all-to-all", at_least=0)
+    half_message_kb: float = _number(
+        "message between two ranks of different nodes that reaches half of the rate, in 10^3 bytes",
+        at_least=0,
+    )
+    gloo_message_us: float = _number("host time of one message of ids to a rank of another node", at_least=0)
+    sum_hop_us: float = _number("added to a sum for every doubling of the nodes", at_least=0)
     host_staged_gb_per_s: float = _number("rate of an SM-free exchange through host memory")
+    sm_free_network: float = _number(
+        "1: SM-free exchanges between nodes; 0: they go by kernels there, as no other way has run",
+        at_least=0,
+        at_most=1,
+    )
     sm_kernel_slowdown: float = _number(
         "compute beside an exchange by kernels, times its time alone", at_least=1
     )

@@ -22,8 +22,10 @@ from freescale.sim.inputs.shipped import shipped_names, shipped_text
 FORMAT = "freescale-profile"
 VERSION = 1
 TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
-OPTIONAL_TIMES = ("host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
-"""host_hiding: the host where embedding traffic is hidden; as without hiding unless given. Others: shared_gpu.py."""
+WEIGHTS = "weights"
+OPTIONAL_TIMES = (WEIGHTS, "host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
+"""weights: the part of the backward that can be postponed. host_hiding: the host where embedding traffic is hidden; as
+without hiding unless given. Others: shared_gpu.py."""
 RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
 SLOWDOWNS = ("sm_kernel_slowdown", "sm_free_slowdown")
 OPTIONAL_RATES = (
@@ -39,6 +41,9 @@ OPTIONAL_RATES = (
     "neighbours_slowdown",
     "hiding_slowdown",
     "shortest_ms",
+    "cost_error",
+    "cost_error_worst",
+    "longest_profiled",
 )
 
 
@@ -86,7 +91,8 @@ class Profile:
         model: what was trained: kind, layers, dim, heads, dtype, dense_parameters, table_dim, row_bytes.
         times: of each of TIMES, and those of OPTIONAL_TIMES that were measured.
         rates: of exchanges between two ranks of this device, and of copies; microseconds and 10^9 bytes a second.
-        jitter: relative standard deviation of a step's compute about its fit.
+        jitter: relative standard deviation of a step's compute when the same batch comes again. `rates["cost_error"]`
+            is that of different batches about the fit; a profile without it has both in its jitter.
         measured: which times and rates were measured; the others are derived or assumed, and marked so.
         shared_by: ranks that shared the device side by side while it was measured, and whose exchanges `rates` are.
         facts: versions, date, command, and whatever else tells how it was made.

@@ -32,7 +32,14 @@ class Workload:
 
     samples_per_gpu: int = _number(32, "samples of a global batch for every GPU", at_least=1)
     ids_per_token: float = _number(1.0, "ids that every event of a history looks up", at_least=0)
-    ids_per_sample: float = _number(0.0, "further ids a sample looks up: targets, negatives", at_least=0)
+    ids_per_sample: float = _number(
+        0.0, "further ids a sample looks up, as popular as those of events", at_least=0
+    )
+    negatives: float = _number(
+        0.0,
+        "negatives a sample looks up, all ids alike; with several tables they are among their ids",
+        at_least=0,
+    )
     table_rows: int = _number(100_000_000, "different ids", at_least=1)
     zipf: float = _number(1.0, "exponent of the popularity of ids", at_least=0, at_most=4)
     row_bytes: int = _number(2048, "bytes of a row as it travels", at_least=1)

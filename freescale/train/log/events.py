@@ -137,6 +137,10 @@ class Progress:
         """Which way rows travel from a step on, and the step times both ways that decided it."""
         self._write({"event": "pipeline", "step": step, **decided})
 
+    def postpone(self, step: int, decided: Mapping[str, object]) -> None:
+        """Which share of the weight gradients waits from a step on, the step times that decided it, what is kept."""
+        self._write({"event": "postpone", "step": step, **decided})
+
     def picture(self, step: int, name: str, picture: Mapping[str, object] | None) -> None:
         """What an extension of the run has to tell at an evaluation or a checkpoint, as an event of its name."""
         if picture is not None:

@@ -117,6 +117,8 @@ class TerminalSink:
             self._print(f"note   {event.get('text')}")
         elif kind == "pipeline" and event.get("changed"):
             self._print(_pipeline_line(event))
+        elif kind == "postpone":
+            self._print(_postpone_line(event))
         elif kind == "end":
             self.close()
             print_summary(self._console, event)
@@ -267,6 +269,16 @@ def _eval_parts(event: Event) -> list[str]:
     baseline = f"({baseline})  " if baseline else ""
     label = "test" if event.get("split") == "test" else "eval"
     return [f"{label}  step {step_of(event)}{metrics}", f"{baseline}{event.get('protocol') or ''}".rstrip()]
+
+
+def _postpone_line(event: Event) -> str:
+    took = event.get("ms")
+    times = ", ".join(f"{share}: {ms} ms" for share, ms in took.items()) if isinstance(took, Mapping) else ""
+    share, kept = units.number(event.get("share")) or 0.0, units.number(event.get("kept_mb")) or 0.0
+    return (
+        f"weight gradients: {share:.0%} postponed from step {event.get('from_step')} on "
+        f"({times}; {kept:,.1f} MiB kept)"
+    )
 
 
 def _pipeline_line(event: Event) -> str:

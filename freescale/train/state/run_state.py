@@ -59,6 +59,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
         "num_ranks": run.ranks.num_ranks,
         "balance_decisions": run.rebalancer.decisions.state(),
         "pipeline_decisions": run.switch.state(),
+        **({} if run.postponing is None else {"postpone_decisions": run.postponing.state()}),
     }
     report_checkpoint(run, run.checkpoints.wait())
     tables = run.state.embedding.tables.values()
@@ -82,6 +83,8 @@ def load_facts(run: Run, meta: Mapping[str, Any]) -> int:
     run.evaluation.load_state(meta)
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
     run.switch.load_state(meta.get("pipeline_decisions", []))
+    if run.postponing is not None:
+        run.postponing.load_state(meta.get("postpone_decisions", []))
     return int(meta["step"])
 
 

@@ -10,7 +10,7 @@ kind             all, by number                         is for the map to say: a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from freescale.embedding import (
     NumberedMap,
     ShardedEmbedding,
     ShardedIdMap,
+    SpreadMap,
     TableSpec,
     as_compute,
     learns_ids,
@@ -59,6 +60,9 @@ def kept_rows(name: str, id_map: IdMap, *, kind: Mapping[str, Any] | None = None
 
     `kind` makes the map again: its name under "kind" and its "options".
     """
+    if isinstance(id_map, SpreadMap):
+        there = kept_rows(name, id_map.inner, kind=kind)
+        return replace(there, rows=id_map.placed(there.rows))
     if isinstance(id_map, HashMap):
         return KeptRows(torch.arange(id_map.num_rows), None, {"how": "hash"})
     if isinstance(id_map, DirectMap | NumberedMap):

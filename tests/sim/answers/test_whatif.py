@@ -26,8 +26,9 @@ from freescale.sim.answers.whatif import (
     short_names,
     simulate_features,
 )
-from freescale.sim.costs.durations import Features, Setting, measure_out
+from freescale.sim.costs.durations import measure_out
 from freescale.sim.costs.plans import plan_loads
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import Timing, load_profile
 from freescale.sim.inputs.workload import Workload, draw_lengths
@@ -39,9 +40,14 @@ FEATURES = st.builds(
     prioritized=st.booleans(),
     dedup=st.booleans(),
     sm_free=st.booleans(),
+    even_owners=st.booleans(),
+    postpone=st.booleans(),
 )
 RATES = ("nvlink_gb_per_s", "nic_gb_per_s", "host_staged_gb_per_s", "link_efficiency")
-LESS_IS_FASTER = ("latency_us", "node_latency_us", "per_peer_us", "sm_kernel_slowdown", "nic_sharing")
+LESS_IS_FASTER = (
+    "latency_us", "node_latency_us", "per_peer_us", "sm_kernel_slowdown", "nic_sharing", "half_message_kb",
+    "gloo_message_us", "sum_hop_us",
+)  # fmt: skip
 
 
 def setting(**workload: object) -> Setting:
@@ -51,6 +57,7 @@ def setting(**workload: object) -> Setting:
         profile=load_profile("h200"),
         cluster=load_cluster("h100"),
         jitter=0.02,
+        weights_share=0.2,
     )
 
 
@@ -135,7 +142,9 @@ def test_no_plan_is_below_its_bound(balancer: str, ranks: int, samples: int, see
 
 def test_everything_off_is_the_baseline_of_the_ladder() -> None:
     where = setting()
-    off = Features(balancer="random", prioritized=False, dedup=False, sm_free=False)
+    off = Features(
+        balancer="random", prioritized=False, dedup=False, sm_free=False, even_owners=False, postpone=False
+    )
     assert off == BASELINE == LADDER[0]
     one, two = (
         predict(where, features, num_ranks=8, num_steps=12, plan_steps=4) for features in (off, BASELINE)
@@ -155,21 +164,24 @@ def test_one_gpu_has_nothing_to_wait_for(features: Features) -> None:
 
 
 def test_each_idea_moves_what_it_should() -> None:
-    where = setting(samples_per_gpu=24)
+    where = replace(setting(samples_per_gpu=24), cluster=replace(setting().cluster, sm_free_network=1.0))
     rows = {
         one: predict(where, one, num_ranks=32, num_steps=40, plan_steps=8) for one in (*LADDER, *ABLATION)
     }
-    random, kk, balanced, hidden, dedup, free = (rows[one] for one in LADDER)
+    random, kk, balanced, hidden, dedup, free, even, postponed = (rows[one] for one in LADDER)
     assert balanced.straggler < kk.straggler < random.straggler
     assert hidden.exposed_mb < balanced.exposed_mb
     assert dedup.exposed_mb < hidden.exposed_mb
     assert dedup.comm < hidden.comm < balanced.comm
     assert free.contention < dedup.contention
-    assert free.cost_per_billion < random.cost_per_billion
+    assert even.busiest_owner < free.busiest_owner
+    assert postponed.comm < even.comm
+    assert postponed.cost_per_billion < random.cost_per_billion
 
 
 def test_the_longest_sample_is_named_as_the_limit() -> None:
     where = setting(samples_per_gpu=2, lengths="pareto:20,1.05,4000")
+    where = replace(where, cluster=replace(where.cluster, gpus_per_node=64))  # ids take nothing from it
     one = predict(where, EVERYTHING, num_ranks=64, num_steps=12, plan_steps=4)
     assert one.limit == "longest sample"
     assert one.straggler > 0.25
@@ -206,9 +218,9 @@ def test_a_gpu_with_faster_memory_computes_faster() -> None:
 
 def test_contention_is_part_of_the_compute() -> None:
     where, features = setting(), replace(EVERYTHING, sm_free=False)
-    loads = plan(where, features, num_ranks=16, plan_steps=4)
-    made = measure_out(where, loads, features, num_ranks=16, num_steps=4)
-    free = measure_out(where, loads, EVERYTHING, num_ranks=16, num_steps=4)
+    loads = plan(where, features, num_ranks=8, plan_steps=4)
+    made = measure_out(where, loads, features, num_ranks=8, num_steps=4)
+    free = measure_out(where, loads, EVERYTHING, num_ranks=8, num_steps=4)
     np.testing.assert_allclose(made.compute - made.contention, free.compute - free.contention)
     assert (made.contention > free.contention).all()
 
@@ -289,11 +301,11 @@ def test_an_answer_names_what_moves_it_and_what_to_trust() -> None:
     answer = simulate_answer(
         setting(), [4, 8], sweep=("cluster.nic_gb_per_s", ["25", "50"]), num_steps=12, with_sensitivity=False
     )
-    assert [one.gpus for one in answer.ladder] == [4] * 6 + [8] * 6
+    assert [one.gpus for one in answer.ladder] == [4] * 8 + [8] * 8
     assert answer.sweep is not None
     assert len(answer.sweep.predictions) == 2
-    assert short_names([one.features for one in answer.ladder[:6]]) == [
-        "all off", "KK-equal", "balance", "+ prioritized", "+ dedup", "+ SM-free",
+    assert short_names([one.features for one in answer.ladder[:8]]) == [
+        "all off", "KK-equal", "balance", "+ prioritized", "+ dedup", "+ SM-free", "+ even owners", "+ postpone",
     ]  # fmt: skip
     assert short_names([one.features for one in answer.ablation])[0] == "without balance"
     assert any(mark.state == "extrapolated" for mark in answer.marks)

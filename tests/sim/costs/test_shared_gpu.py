@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from freescale.sim.answers.confidence import marks
 from freescale.sim.answers.whatif import predict, simulate_features
-from freescale.sim.costs.durations import Features, Setting
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.costs.shared_gpu import relieved
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import Profile, Timing, load_profile, parse_profile

@@ -11,7 +11,7 @@ import pytest
 from freescale.errors import DataError
 from freescale.sim.answers.keys import changed
 from freescale.sim.command import setting_before_changes
-from freescale.sim.costs.durations import Features
+from freescale.sim.costs.setting import Features
 from freescale.sim.inputs.profile import (
     OPTIONAL_TIMES,
     TIMES,
@@ -81,7 +81,7 @@ def test_an_unknown_profile_names_those_that_ship() -> None:
 
 def test_what_was_not_measured_is_marked() -> None:
     from freescale.sim.answers.confidence import marks
-    from freescale.sim.costs.durations import Setting
+    from freescale.sim.costs.setting import Setting
     from freescale.sim.inputs.cluster import load_cluster, parse_cluster
     from freescale.sim.inputs.workload import Workload
 

@@ -11,9 +11,9 @@ from freescale.errors import ConfigError
 from freescale.sim.answers.keys import changed, known_keys, value_of
 from freescale.sim.answers.sensitivity import influences
 from freescale.sim.command import setting_before_changes
-from freescale.sim.costs.durations import Features
 from freescale.sim.costs.moved_rows import moved_rows
 from freescale.sim.costs.plans import Loads
+from freescale.sim.costs.setting import Features
 from freescale.sim.inputs.table_loads import TableLoad, read_tables, write_tables
 from freescale.sim.inputs.workload import Workload
 from tests.effort import examples

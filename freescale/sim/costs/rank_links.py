@@ -1,0 +1,43 @@
+"""How ranks of a setting talk: over the links of a cluster, or at the speed their profile has measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from freescale.sim.costs.setting import Setting
+from freescale.sim.inputs.cluster import Cluster
+
+
+def links_of(setting: Setting, num_ranks: int) -> Cluster:
+    """Ranks of one CPU or one GPU talk at the profile's own speed."""
+    if not setting.profile.has_links:
+        return setting.cluster
+    rates = setting.profile.rates
+    one_machine = replace(setting.cluster, gpus_per_node=num_ranks, link_efficiency=1.0)
+    per_peer = rates.get("exchange_us_per_rank")
+    if per_peer is None:
+        return replace(
+            one_machine,
+            nvlink_gb_per_s=rates["exchange_gb_per_s"],
+            latency_us=rates["exchange_us"],
+            per_peer_us=0.0 if setting.profile.shared_by > 1 else setting.cluster.per_peer_us,
+        )
+    return replace(
+        one_machine,
+        nvlink_gb_per_s=rates["exchange_gb_per_s"],
+        latency_us=max(0.0, rates["exchange_us"] - per_peer),
+        per_peer_us=per_peer,
+    )
+
+
+def measured_s(setting: Setting, name: str, num_ranks: int) -> float:
+    """Latency of these ranks: that of two CPU ranks, and what each more of them adds; that of all on one GPU."""
+    rates = setting.profile.rates
+    return 1e-6 * (rates[name] + rates.get(f"{name}_per_rank", 0.0) * max(0, num_ranks - 2))
+
+
+def measured_sum(setting: Setting, nbytes: float, num_ranks: int) -> float:
+    """Seconds to add up so many bytes over these ranks."""
+    if num_ranks == 1 or nbytes == 0:
+        return 0.0
+    return measured_s(setting, "sum_us", num_ranks) + nbytes / (1e9 * setting.profile.rates["sum_gb_per_s"])
