@@ -101,7 +101,7 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
         return found
     for name, part in (
         ("half_message_kb", "rate of small messages between nodes"),
-        ("gloo_message_us", "ids between hosts of different nodes"),
+        ("gloo_message_us", "ids between hosts of different nodes, where traffic is hidden"),
         ("sum_hop_us", "small sums over nodes"),
         ("sm_free_network", "SM-free exchanges between nodes"),
     ):

@@ -133,6 +133,7 @@ class Prediction:
 class Simulated:
     """A prediction with what it was made of, for timelines and tests."""
 
+    features: Features
     program: Program
     durations: Durations
     loads: Loads
@@ -173,7 +174,7 @@ def simulate_features(
     else:
         program = build(durations, rows_first=setting.profile.device != "cpu")
     outcome = simulate(program, num_ranks=num_ranks, num_steps=num_steps, cores=cores, observe=observe)
-    return Simulated(program, durations, loads, outcome)
+    return Simulated(features, program, durations, loads, outcome)
 
 
 def plan(setting: Setting, features: Features, *, num_ranks: int, plan_steps: int) -> Loads:
@@ -270,6 +271,11 @@ def limit(setting: Setting, made: Simulated, shares: dict[str, float], contentio
         latency = float(made.durations.counts.mean())
         moving = float((made.durations.rows + made.durations.grads).mean())
         inside = made.durations.rows.shape[1] <= setting.cluster.gpus_per_node
+        about_ids = float((made.durations.counts + made.durations.ids + made.durations.masks).mean())
+        # Hidden, they stand in the way where they take longer than what they hide under.
+        hides = made.features.prioritized
+        if hides and not inside and about_ids > 0.9 * float(made.durations.compute.mean()):
+            return "ids between hosts"
         return "latency" if 2 * latency > 0.6 * moving else "links in the node" if inside else "network"
     return "host" if worst == "host" else "SMs taken by exchanges"
 

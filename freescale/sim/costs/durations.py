@@ -98,8 +98,12 @@ def measure_out(
     find = times["find"].seconds(tokens=rows.asked) * slow
     if own_links:
         counts, ids, masks = flat * links.latency(), travel(rows.moved * ID_BYTES), travel(rows.moved * 0.25)
-    else:
+    elif features.prioritized:
         counts = ids = masks = flat * links.host_messages()
+    else:
+        # Where nothing is hidden ids travel as rows do, from device to device.
+        counts, ids = travel(flat * ID_BYTES * num_ranks), travel(rows.moved * ID_BYTES)
+        masks = np.zeros(shape)
     update_parked, gather_early = (at_owner(rows.served_alone, name) for name in ("update", "gather"))
     beside = np.zeros(shape)
     if features.prioritized:
