@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freescale.train.loop import train
+from freescale.train.state.checkpoint import read_meta
 from tests.effort import slow
 from tests.ranks import run_on_ranks
-from tests.small_run import make_run, train_small
+from tests.small_run import full_tensors, make_run, train_small
 
 POSTPONED, PLAIN = "pipeline.postpone=on", "pipeline.postpone=off"
 MODELS = {
@@ -69,6 +71,31 @@ def resumed(rank: int, folder: Path) -> None:
 
 def test_a_run_goes_on_in_either_order(tmp_path: Path) -> None:
     run_on_ranks(resumed, 2, tmp_path, timeout=110)
+
+
+def found_out(rank: int, folder: Path) -> list[dict[str, Any]]:
+    """A run that tries everything, half and nothing in turn; fails unless it learns the bits of the plain order."""
+    recipe = (*MODELS["hstu"], "run.steps=116", "run.eval_every=0", "run.checkpoint_every=112", "run.keep=9")
+    recipe = (*recipe, "balance.refit_every=null")  # who computes what must not follow from times
+    ways = ("pipeline.postpone=auto", "pipeline.decide_every=60")
+    run, recorder = make_run((*recipe, *ways), folder / "auto")
+    train(run)
+    ours = {"losses": [event["loss"] for event in recorder.of("step")], "tensors": full_tensors(run)}
+    plain = train_small((*recipe, PLAIN, "pipeline.decide_every=null"), folder / "plain")
+    assert_same_bits(ours, plain)
+    meta = read_meta(folder / "auto" / "checkpoints" / "step-00000112")
+    assert meta["postpone_decisions"][0] == [0, 1.0]
+    return recorder.of("postpone")
+
+
+@pytest.mark.slow
+def test_how_much_is_postponed_is_found_out_and_agreed(tmp_path: Path) -> None:
+    first, second = run_on_ranks(found_out, 2, tmp_path, timeout=280)
+    [decided] = first
+    assert decided["step"] == 110
+    assert set(decided["ms"]) == {"1", "0.5", "0"}
+    assert decided["kept_mb"] > 0
+    assert [(each["share"], each["ms"]) for each in second] == [(decided["share"], decided["ms"])]
 
 
 def kept(rank: int, megabytes: float) -> tuple[int, int]:
