@@ -53,6 +53,7 @@ def batches_of(lengths: IntArray, *, ranks: int, samples: int) -> Iterator[IntAr
             num_ranks=ranks,
             balancer=named_balancer("lpt"),
             max_tokens_ratio=1.10,
+            speeds=None,
         )
         yield rows[plan.owner == step % ranks]
 

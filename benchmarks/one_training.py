@@ -85,7 +85,7 @@ def train_in_turn(
         for note in folder.glob("*.begins"):
             note.unlink()
         plan = folder / "plan.json"
-        plan.write_text(json.dumps({"deadline": deadline, "tasks": tasks}))
+        plan.write_text(json.dumps({"deadline": deadline, "tasks": tasks, "start": time.time_ns()}))
         problem, stopped = "", False
         try:
             launch([str(plan)], num_ranks=num_ranks, environment=environment, program=(RANK_FILE,))
