@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freescale.kernels.runtime import PostponedGradients
+from freescale.train import dense_gradients, split_backward
+from freescale.train.dense_gradients import FlatSum
 from freescale.train.loop import train
 from freescale.train.state.checkpoint import read_meta
 from tests.effort import slow
@@ -71,6 +74,42 @@ def resumed(rank: int, folder: Path) -> None:
 
 def test_a_run_goes_on_in_either_order(tmp_path: Path) -> None:
     run_on_ranks(resumed, 2, tmp_path, timeout=110)
+
+
+def in_pieces(rank: int, folder: Path) -> tuple[int, int]:
+    """Ranks that add up as those of two machines do: pieces leave while other gradients are still computed."""
+    dense_gradients.on_one_machine = lambda: False
+    split_backward.bucket_bytes = lambda num_bytes: 4096
+    started: list[int] = []
+    start = FlatSum.start
+
+    def counted(self: FlatSum, values: Any) -> None:
+        assert self.only_starts
+        started.append(len(waiting[-1]) if waiting else 0)
+        start(self, values)
+
+    waiting: list[Any] = []
+    compute = PostponedGradients.compute
+
+    def watched(self: PostponedGradients, done: Any) -> None:
+        left = {id(weight): weight for weight in self.waiting}
+        waiting.append(left)
+
+        def told(weight: Any) -> None:
+            left.pop(id(weight))
+            done(weight)
+
+        compute(self, told)
+
+    FlatSum.start, PostponedGradients.compute = counted, watched  # type: ignore[method-assign]
+    both_ways(rank, MODELS["hstu"], folder, 6)
+    return len(started), sum(left > 0 for left in started)
+
+
+def test_sums_leave_piece_by_piece_while_gradients_are_computed(tmp_path: Path) -> None:
+    [(pieces, early), _] = run_on_ranks(in_pieces, 2, tmp_path, timeout=110)
+    assert pieces >= 6 * 3
+    assert 0 < early < pieces
 
 
 def found_out(rank: int, folder: Path) -> list[dict[str, Any]]:
