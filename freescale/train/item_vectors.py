@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from freescale.data import ContentFile, IntArray, NumberedTexts, SequenceBatch, item_numbers
-from freescale.embedding import IdMap, Lookup, Request, ShardedCompute, ShardedEmbedding, as_compute
+from freescale.embedding import (
+    IdMap,
+    Lookup,
+    Request,
+    ShardedCompute,
+    ShardedEmbedding,
+    as_compute,
+    learns_ids,
+)
 from freescale.kernels.rows import sum_gradients, unique
 from freescale.kernels.runtime import on_device
 from freescale.pipeline import TABLE, ReadyBatch, ids_of, look_up, with_indices
@@ -127,7 +135,7 @@ class IdItems:
         return looked_up(ready)
 
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
-        """Rows as they are now."""
+        """Rows as they are now; an item that has none of its own is left out: it is not recommended either."""
         return _RowCatalogue(self, items, chunk, spread=not self.embedding.plans[TABLE].replicated)
 
 
@@ -141,9 +149,11 @@ class _RowCatalogue:
     @cached_property
     def _held(self) -> Part:
         """Numbers of the items held here, and where their rows stand; asked for once, by all ranks together."""
-        table = self.source.embedding.tables[TABLE]
-        rows = self.source.id_map.rows(torch.tensor(self.items)).to(self.source.device) - table.first_row
-        numbers = torch.arange(len(self.items), device=rows.device)
+        table, id_map = self.source.embedding.tables[TABLE], self.source.id_map
+        find = id_map.own_rows if learns_ids(id_map) else id_map.rows
+        rows = find(torch.tensor(self.items)).to(self.source.device)
+        numbers = torch.arange(len(self.items), device=rows.device)[rows >= 0]
+        rows = rows[rows >= 0] - table.first_row
         mine = (rows >= 0) & (rows < table.num_rows)
         return numbers[mine], rows[mine]
 
