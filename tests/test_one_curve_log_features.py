@@ -65,7 +65,7 @@ def _keys(folder: Path, kind: str) -> tuple[str, ...]:
     return (*own, *keys, f"data.path={_grow(folder, schema)}")
 
 
-@pytest.mark.parametrize("kind", ["features", "both", slow("tasks")])
+@pytest.mark.parametrize("kind", ["both", slow("features"), slow("tasks")])
 def test_ranks_and_a_resume_do_not_change_the_curve(tmp_path: Path, kind: str) -> None:
     keys = _keys(tmp_path, kind)
     alone = learn(0, keys, str(tmp_path / "one"), None)
