@@ -147,6 +147,8 @@ def test_snapshots_of_an_iceberg_table(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{tmp_path}/catalog.db")
     monkeypatch.setenv("PYICEBERG_CATALOG__HERE__WAREHOUSE", f"file://{tmp_path}/warehouse")
     (tmp_path / "warehouse").mkdir()
+    # Read once, when it is imported, which another test may have done.
+    monkeypatch.setattr(catalogs, "_ENV_CONFIG", pytest.importorskip("pyiceberg.utils.config").Config())
     catalog = catalogs.load_catalog("here")
     catalog.create_namespace("shop")
     table = catalog.create_table("shop.events", schema=_table(FIRST).schema)
