@@ -253,6 +253,9 @@ def _protocol(
             )
         share = 0.0 if repeats is None else repeats.share
         rule = Rule(filter_seen=share < REPEATS_MATTER if asked == "auto" else asked == "true")
+    labels = "next event's label"
+    if isinstance(shown, LogRequests):
+        labels = labels_in_words(model.head, shown.of_window(0))
     return NextWindowProtocol(
         rule=rule,
         num_items=0,
@@ -261,9 +264,5 @@ def _protocol(
         split_words="each window before it is learnt",
         repeats=repeats,
         max_users=config.eval.max_users,
-        **(
-            {"labels": labels_in_words(model.head, shown.of_window(0))}
-            if isinstance(shown, LogRequests)
-            else {}
-        ),
+        labels=labels,
     )

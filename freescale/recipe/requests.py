@@ -60,7 +60,6 @@ def request_rules(config: Config) -> dict[str, Any] | None:
     if options is None:
         return None
     rules = parse_tasks(options.tasks)
-    pools = (options.pools, options.pool_kinds, options.pool_events, options.pool_window)
     return {
         "outcomes": tuple(dict.fromkeys(rule.column for rule in rules)),
         "candidates": options.candidates,
@@ -68,7 +67,9 @@ def request_rules(config: Config) -> dict[str, Any] | None:
         "weights": options.weights,
         "window": options.window,
         "logs": tuple(dict.fromkeys(rule.column for rule in rules if rule.log)),
-        "pools": None if options.pools is None else PoolRule(*pools),
+        "pools": None
+        if options.pools is None
+        else PoolRule(options.pools, options.pool_kinds, options.pool_events, options.pool_window),
     }
 
 

@@ -36,7 +36,7 @@ def write_delta(
     from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
 
-    rows = {"ids": delta.ids, "deleted": delta.deleted}
+    rows: dict[str, Any] = {"ids": delta.ids, "deleted": delta.deleted}
     rows |= {"vectors": delta.vectors} if rounded is None else rounded._asdict()
     save_arrays({name: np.ascontiguousarray(values) for name, values in rows.items()}, folder / _ROWS)
     for name, table in delta.tables.items():

@@ -154,6 +154,6 @@ def write_table(path: Path, rows: TableRows) -> None:
 
 def _same(one: Vectors, other: Vectors) -> npt.NDArray[np.bool_]:
     """[n] which rows have the same bits."""
-    bits = (np.ascontiguousarray(each).view(np.uint32) for each in (one, other))
-    alike: npt.NDArray[np.bool_] = np.equal(*bits).all(1)
+    mine, theirs = (np.ascontiguousarray(each).view(np.uint32) for each in (one, other))
+    alike: npt.NDArray[np.bool_] = np.all(mine == theirs, axis=1)
     return alike
