@@ -257,6 +257,7 @@ def table(stream: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     print(f"targets of items nobody had met: {unknown:.1%}")
     for side in SIDES:
         print(f"  by window, {side:30}", " ".join(f"{f['hr']:.3f}" for f in runs[0][side]), flush=True)
+    print("  asked, by window", " ".join(str(f["asked"]) for f in runs[0][SIDES[0]]))
     return {"means": means, "unknown": unknown}
 
 
@@ -302,7 +303,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--targets", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--start", type=int, default=974_700_000)
+    parser.add_argument("--start", type=int, default=972_100_000)
     parser.add_argument("--only-ratings", action="store_true", help="leave the synthetic stream out")
     args = parser.parse_args()
     torch.set_num_threads(1)

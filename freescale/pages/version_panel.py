@@ -57,7 +57,7 @@ def version_charts(published: Sequence[Event]) -> list[Chart]:
                 Series("oldest", [_age(event, 1.0) for event in published], 3, faint=True),
             ],
             "From an item's first event to the end of the windows that the first version which recommends it has "
-            "learnt, in days of the data; asked are the same users each time.",
+            "learnt, in days of the data. Some users of the last window are asked after every publication.",
             write=lambda value: f"{value:.1f} d",
             from_zero=True,
             axis=axis,
