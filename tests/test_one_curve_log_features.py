@@ -84,12 +84,17 @@ def test_ranks_and_a_resume_do_not_change_the_curve(tmp_path: Path, kind: str) -
     assert sorted(again["losses"])[-1] == sorted(alone["losses"])[-1]
 
 
-@pytest.mark.parametrize("kind", ["both", slow("features"), slow("tasks")])
+@pytest.mark.parametrize(
+    ("kind", "num_ranks"), [("both", 1), slow("features", 2), slow("tasks", 2), slow("both", 4)]
+)
 def test_a_chain_with_tables_of_features_is_the_full_export_of_every_checkpoint(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, num_ranks: int
 ) -> None:
     keys = _keys(tmp_path, kind)
-    learn(0, keys, str(tmp_path / "run"), None)
+    if num_ranks == 1:
+        learn(0, keys, str(tmp_path / "run"), None)
+    else:
+        run_on_ranks(learn, num_ranks, keys, str(tmp_path / "run"), None, timeout=110)
     config = load_config(None, [*SMALL, *keys, f"run.out={tmp_path}/run"])
     (tmp_path / "run" / "config.yaml").write_text(config.to_yaml())
     config, run, _ = open_run(tmp_path / "run", device="cpu")

@@ -70,7 +70,7 @@ def window_panel(log: MetricsLog) -> str:
         items = known
     said = (
         "Metrics are of each window before it was learnt, among the items of the catalogue until then. Unknown items "
-        "are the share of its targets that nobody had met, or not for data.recent_windows: they are left out of rankings."
+        "are the share of its targets that nobody had met, or not for long: they are left out of rankings."
     )
     labels = [*head, *(metric_label(name) for name in metrics)]
     return page.table(labels, rows) + f'<p class="note">{said}</p>'

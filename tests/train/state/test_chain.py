@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +20,7 @@ from freescale.train.state.chain import Publisher, load_version, read_current
 from freescale.train.state.table_rows import TableRows
 from freescale.train.state.version import Version, applied, difference, read_version, write_version
 from tests.effort import examples, slow
+from tests.killed import dies
 
 DIM = 3
 
@@ -272,7 +270,7 @@ def test_killed_before_any_write_the_chain_is_the_one_before_or_the_one_after(
             else:
                 publisher.publish(_version(7), {"step": 7})
 
-        died = _dies(act, chain, at=number)
+        died = dies(act, chain, at=number)
         if (chain / "current.json").exists():
             _check(load_version(chain)[1], _version(read_current(chain).facts["step"]))
         act()
@@ -283,34 +281,3 @@ def test_killed_before_any_write_the_chain_is_the_one_before_or_the_one_after(
         assert not [path for path in chain.iterdir() if path.name[0] == "." or path.suffix == ".new"]
         number += 1
     assert number > 3
-
-
-_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open")
-
-
-def _dies(act: Callable[[], None], place: Path, *, at: int) -> bool:
-    """Act in a process that is gone just before change `at` of files below a folder; whether it was."""
-    child = os.fork()
-    if child == 0:
-        left = at
-
-        def count(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal left
-            paths = [Path(path) for path in map(str, arguments[:2]) if path[:1] == "/"]
-            if event not in _CHANGES or not any(path.is_relative_to(place) for path in paths):
-                return
-            if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
-                return
-            if left == 0:
-                os._exit(9)
-            left -= 1
-
-        sys.addaudithook(count)
-        try:
-            act()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9)
-    return code == 9
