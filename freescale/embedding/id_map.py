@@ -57,12 +57,6 @@ class LearningIdMap(IdMap, Protocol):
 
     num_slots: int
 
-    def own_rows(self, ids: Tensor) -> Tensor:
-        """Row of every id that has one of its own, -1 of the others, same shape; no id gets one.
-
-        Every rank makes the same calls.
-        """
-
     @property
     def guard(self) -> int:
         """Rows of this many batches before the current one are given to no other id: so many may be under way."""

@@ -87,16 +87,11 @@ class ShardedIdMap:
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; with a step, ids met for the first time get rows. Others share overflow rows."""
-        return self._asked(ids, lambda own: self._answer(own, step))
-
-    def own_rows(self, ids: Tensor) -> Tensor:
-        """Row of every id that has one of its own, -1 of the others; changes nothing."""
-
-        def answer(own: Tensor) -> Tensor:
-            rows = self.map.lookup(own)
-            return torch.where(rows < 0, rows, rows + self._first_row)
-
-        return self._asked(ids, answer)
+        asked, inverse = unique(ids.reshape(-1).to(self._travels_on).long())
+        found = ask_owners(
+            asked, owner=self._owner, answer=lambda own: self._answer(own, step), channel=self._channel
+        )
+        return found[inverse].view(ids.shape)
 
     def take_counts(self, step: int) -> Tensor:
         """Counts of a step on this rank (COUNTS), and the slots taken after it. Later steps may be resolved already."""
@@ -130,12 +125,6 @@ class ShardedIdMap:
         self.map.restored()
         self._evicted.forget()
         self._counts = {}
-
-    def _asked(self, ids: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the owners of these ids answer, in the shape of the ids."""
-        asked, inverse = unique(ids.reshape(-1).to(self._travels_on).long())
-        found = ask_owners(asked, owner=self._owner, answer=answer, channel=self._channel)
-        return found[inverse].view(ids.shape)
 
     def _owner(self, ids: Tensor) -> Tensor:
         """The rank that holds the bucket of each id."""

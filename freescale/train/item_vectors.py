@@ -135,7 +135,7 @@ class IdItems:
         return looked_up(ready)
 
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
-        """Rows as they are now; an item that has none of its own is left out: it is not recommended either."""
+        """Rows as they are now; of a map that learns, those of items that have rows of their own."""
         return _RowCatalogue(self, items, chunk, spread=not self.embedding.plans[TABLE].replicated)
 
 
@@ -150,10 +150,16 @@ class _RowCatalogue:
     def _held(self) -> Part:
         """Numbers of the items held here, and where their rows stand; asked for once, by all ranks together."""
         table, id_map = self.source.embedding.tables[TABLE], self.source.id_map
-        find = id_map.own_rows if learns_ids(id_map) else id_map.rows
-        rows = find(torch.tensor(self.items)).to(self.source.device)
-        numbers = torch.arange(len(self.items), device=rows.device)[rows >= 0]
-        rows = rows[rows >= 0] - table.first_row
+        items = torch.tensor(self.items)
+        if learns_ids(id_map):
+            # Items without a row of their own are not recommended, so they are no candidates either.
+            ids, rows = id_map.residents()
+            here = torch.isin(items.to(ids.device), ids, assume_unique=True)
+            numbers = here.nonzero().flatten().to(self.source.device)
+            rows = rows[torch.searchsorted(ids, items.to(ids.device)[here])].to(self.source.device)
+            return numbers, rows - table.first_row
+        rows = id_map.rows(items).to(self.source.device) - table.first_row
+        numbers = torch.arange(len(self.items), device=rows.device)
         mine = (rows >= 0) & (rows < table.num_rows)
         return numbers[mine], rows[mine]
 
