@@ -58,8 +58,10 @@ def test_new_events_are_candidates_behind_older_ones(tmp_path: Path) -> None:
 
 
 def test_a_late_request_does_not_see_what_happened_after_it(tmp_path: Path) -> None:
-    source = _log(tmp_path, [[(1, 10, 1, 0), (1, 11, 100, 1)], [(1, 12, 60, 1), (1, 13, 200, 0)]])
-    assert _shown(_requests(source, candidates=1), 1) == [([10], [12], [1]), ([10, 11, 12], [13], [0])]
+    late = [(1, 11, 50, 1), (1, 13, 60, 0), (1, 14, 200, 1)]
+    source = _log(tmp_path, [[(1, 10, 100, 0), (1, 12, 110, 1)], late])
+    wanted = [([], [11], [1]), ([], [13], [0]), ([10, 12, 11, 13], [14], [1])]
+    assert _shown(_requests(source, candidates=1), 1) == wanted
 
 
 @examples(10, 100)
