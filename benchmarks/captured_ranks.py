@@ -4,8 +4,10 @@ Whole runs of `freescale train --virtual-gpus N` in turns, on short histories wi
 host_out_of_the_way.py). First the check: both ways follow one curve to the rounding of bfloat16, and nearly all batches
 are replayed. Then the steps after the first ones: mean and median time, and the bubble in milliseconds by the accounts.
 Neither way is tried against plain communication in between (pipeline.decide_every=null): that is another claim.
+--before names the root of an earlier checkout whose runs take turns with the others. Its own accounts counted gaps
+between kernels as compute, so its bubble is what is left of its step without the compute of a usual step here.
 
-    python benchmarks/captured_ranks.py [--ranks 4] [--rounds 3] [--steps 140] [--warm 60]
+    python benchmarks/captured_ranks.py [--ranks 4] [--rounds 3] [--steps 140] [--warm 60] [--before ROOT]
     python benchmarks/captured_ranks.py --device cpu --ranks 2 --steps 12 --warm 4 --rounds 1     # tries the code
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,7 +27,10 @@ from typing import Any
 import torch
 from host_out_of_the_way import ONE_GPU, WORKLOADS
 
-WAYS = {"usual": "run.capture='off'", "replayed": "run.capture=auto"}
+QUIET = ("run.checkpoint_every=1000000", "pipeline.decide_every=null")
+WAYS = {"usual": (*QUIET, "run.capture='off'"), "replayed": (*QUIET, "run.capture=auto")}
+BEFORE = (*QUIET, "run.eval_every=1000000")
+"""An earlier version knows no captured steps, and no 0 for "never"."""
 SMALL = (
     "synthetic.users=400",
     "synthetic.items=200",
@@ -38,12 +44,24 @@ def train(way: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The steps of a run, as its metrics tell them."""
     with tempfile.TemporaryDirectory() as folder:
         out, on_gpu = Path(folder) / "run", options.device == "cuda"
-        keys = [*ONE_GPU, *WORKLOADS["B"][1], *(() if on_gpu else SMALL), WAYS[way]]
-        keys += [f"run.device={options.device}", f"run.steps={options.steps}", f"run.out={out}"]
-        keys += ["run.checkpoint_every=1000000", "pipeline.decide_every=null", *options.keys]
+        keys = [*ONE_GPU, *WORKLOADS["B"][1], *(() if on_gpu else SMALL), *WAYS.get(way, BEFORE)]
+        keys += [
+            f"run.device={options.device}",
+            f"run.steps={options.steps}",
+            f"run.out={out}",
+            *options.keys,
+        ]
+        environment = {**os.environ, "PYTHONPATH": options.before} if way == "before" else None
         ranks = ["--virtual-gpus" if on_gpu else "--nproc", str(options.ranks)]
         command = [sys.executable, "-m", "freescale", "train", *ranks, *keys]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            cwd=options.before if environment else None,
+        )
         if done.returncode:
             raise SystemExit(f"FAILED: {way}\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
         lines = (out / "metrics.jsonl").read_text().splitlines()
@@ -78,15 +96,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=140)
     parser.add_argument("--warm", type=int, default=60)
+    parser.add_argument("--before", metavar="ROOT", help="root of an earlier checkout to measure beside")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     options = parser.parse_args()
-    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    ways = [*(["before"] if options.before else []), *WAYS]
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     worst = 0.0
     for number in range(options.rounds):
-        runs = {way: train(way, options) for way in WAYS}
+        runs = {way: train(way, options) for way in ways}
         worst = max(worst, check(runs["usual"], runs["replayed"], on_gpu=options.device == "cuda"))
-        for way, steps in runs.items():
-            rounds[way].append(row_of(steps[options.warm :]))
+        found = {way: row_of(steps[options.warm :]) for way, steps in runs.items()}
+        if options.before:
+            compute = found["usual"]["mean_ms"] - found["usual"]["bubble_ms"]
+            found["before"]["bubble_ms"] = found["before"]["mean_ms"] - compute
+        for way in ways:
+            rounds[way].append(found[way])
             shown = "  ".join(f"{name} {value:.2f}" for name, value in rounds[way][-1].items())
             print(f"round {number + 1}  {way:<9} {shown}", flush=True)
     rows = {}

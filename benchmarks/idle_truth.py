@@ -43,7 +43,7 @@ from freescale.train.log.kernel_watch import KernelWatch, tear_cupti_down
 from freescale.train.loop import reports_of, steady_state, steps_of
 from freescale.train.run import Run
 
-WARM, TRACED = 60, 12
+WARM, TRACED_SPINS = 60, 12
 LIMIT = 0.02
 IDLE = (0.05, 0.25, 0.5, 0.75, 0.95)
 COMMON = (
@@ -88,7 +88,7 @@ WORKLOADS: dict[str, tuple[int, tuple[str, ...]]] = {
         ),
     ),
 }
-"""Name -> free steps a round, keys. Four virtual GPUs share the second."""
+"""Name -> free steps a round and as many traced ones, keys. Four virtual GPUs share the second."""
 
 
 class ShortHistories(SyntheticSource):
@@ -204,8 +204,8 @@ def measure_run(name: str, ranks: Ranks, options: argparse.Namespace) -> list[di
                 first, done = done + 1, take(free, done)
                 row: dict[str, Any] = {"free": found.shares(first, done)}
                 row["nvml"] = options.nvml() if options.nvml is not None else None
-                rounds.append(row | traced(run, found, ranks, done, take))
-                done += TRACED
+                rounds.append(row | traced(run, found, ranks, first=done + 1, count=free, take=take))
+                done += free
         trace.record_into(None)
         run.accounts.close()
         meter = run.accounts.busy
@@ -236,22 +236,23 @@ def usual_ms(found: Beside, first: int, last: int) -> float:
     return 1000 * statistics.median(one.ranks[0].total for one in found if first <= one.step <= last)
 
 
-def traced(run: Run, found: Beside, ranks: Ranks, done: int, take: Any) -> dict[str, Any]:
-    """Steps seen by the profiler beside what their accounts say."""
+def traced(run: Run, found: Beside, ranks: Ranks, *, first: int, count: int, take: Any) -> dict[str, Any]:
+    """Steps seen by the profiler beside what their accounts say: as many as free ones, so that the edges are few."""
+    last = first + count - 1
     if ranks.device.type != "cuda":
-        run.accounts.begin(done + 1)
-        take(TRACED, done)
-        return {"traced": found.shares(done + 1, done + TRACED), "idle": None, "kernels": 0, "computes": None}
+        run.accounts.begin(first)
+        take(count, first - 1)
+        return {"traced": found.shares(first, last), "idle": None, "kernels": 0, "computes": None}
     ranks.barrier()
     with Kernels(ranks.device) as kernels:
-        run.accounts.begin(done + 1)
-        take(TRACED, done)
-    told = found.shares(done + 1, done + TRACED)
+        run.accounts.begin(first)
+        take(count, first - 1)
+    told = found.shares(first, last)
     return {
         "traced": told,
         "idle": 1 - kernels.busy / kernels.seconds,
         "computes": kernels.compute / kernels.seconds,
-        "kernels": kernels.num / TRACED,
+        "kernels": kernels.num / count,
     }
 
 
@@ -284,9 +285,9 @@ def measure_spins(idle: float, options: argparse.Namespace) -> list[dict[str, An
         row: dict[str, Any] = {"free": found.shares(first, done), "nvml": None}
         with Kernels(device) as kernels:
             accounts.begin(done + 1)
-            first, done = done + 1, take(TRACED, done)
+            first, done = done + 1, take(TRACED_SPINS, done)
         row |= {"traced": found.shares(first, done), "idle": 1 - kernels.busy / kernels.seconds}
-        rows.append(row | {"kernels": kernels.num / TRACED, "problem": accounts.busy.times.problem})  # type: ignore[union-attr]
+        rows.append(row | {"kernels": kernels.num / TRACED_SPINS, "problem": accounts.busy.times.problem})  # type: ignore[union-attr]
     trace.record_into(None)
     return rows
 

@@ -96,7 +96,10 @@ def train_in_turn(
         results |= {n: folder / str(n) for n in left if (folder / str(n) / "trained").exists()}
         if stopped or not problem:
             break
-        results |= {n: problem for n in left if n not in results and _began(folder / str(n))}
+        failed = {n: problem for n in left if n not in results and _began(folder / str(n))}
+        if not failed:
+            raise SystemExit(f"FAILED: ranks ended before their first run: {problem}")
+        results |= failed
         if len(results) == len(recipes):
             break
     return results

@@ -7,12 +7,15 @@ and on one whose every frame is 20 ms on its way. All runs train the same recipe
     late       rank 1 sleeps for 60 ms in the forward of every step
     stopped    rank 1 is stopped (SIGSTOP) for 400 ms, once in every fourth step, wherever it is then
 
+A model of a rank computes on a device of its own for --device-ms in every step, as on a GPU (it sleeps), and on the
+cores that all ranks share for the rest, so that a busy host changes little of a step.
+
 Checked first: every loss of every run equals that of one process, to 1e-9. Then `comm` and `straggler` of the log, as
 shares of the step, against a truth that knows nothing of the accounts (R ranks, T the length of a step):
 
-    comm       by the core:  what is left of T without the time in which the training thread had a core or stood in
-                   line for one (two_nodes_rank.py), the straggler's truth, and what else it waits for on the bare
-                   wire. Its own work may differ from wire to wire: the switch between the machines takes their
+    comm       by the core:  what is left of T without the time in which the training thread computed, had a core or
+                   stood in line for one (two_nodes_rank.py), the straggler's truth, and what else it waits for on the
+                   bare wire. Its own work may differ from wire to wire: the switch between the machines takes their
                    cores, too, and a thread that has slept for long finds its caches cold.
                by the wire, plain only:  what the bare wire costs, and exchange by exchange what its bytes take between
                    two plain sockets, from asking to having them all, as gloo asks before it sends. A plain step
@@ -32,7 +35,7 @@ Steps are taken by fours, and the quieter half of the fours counts; all of them 
 stands for the two machines, not for a cluster: both share this host's cores, and a busy host shows as straggler and
 host time.
 
-    python benchmarks/two_nodes.py [--steps 48] [--quick]
+    python benchmarks/two_nodes.py [--steps 48] [--device-ms 150] [--quick]
 """
 
 from __future__ import annotations
@@ -255,6 +258,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--device-ms", type=float, default=150.0, help="of compute on no core, a step")
     parser.add_argument("--quick", action="store_true", help="one rank a machine only")
     parser.add_argument(
         "--wires", nargs="*", default=list(WIRES), help="of these; the bare one is the measure"
@@ -268,6 +272,7 @@ def main() -> None:
         {
             "name": f"{way}-{planted}",
             "planted": planted,
+            "device_ms": options.device_ms,
             "keys": [f"pipeline.prioritized={WAYS[way]}", f"run.steps={options.steps}"],
         }
         for planted in PLANTED_MS
@@ -301,6 +306,7 @@ def main() -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
         "cores": os.cpu_count(),
+        "device_ms": options.device_ms,
         "date": f"{datetime.date.today()}",
         "losses_off": worst,
         "largest_points": largest,

@@ -17,6 +17,7 @@ from freescale.data.columns.ids import ID_ROLES, IdKinds
 from freescale.data.columns.lists import Column, plain_arrays, to_arrow
 from freescale.data.preparing.event_columns import Events, concat_events
 from freescale.data.preparing.feature_writer import FeatureWriter
+from freescale.data.preparing.item_counts import ItemCounts
 from freescale.data.schema.feature import Schema
 from freescale.data.source import IntArray
 from freescale.data.stored.digest import add_arrays, digest_arrays
@@ -63,7 +64,7 @@ class DatasetWriter:
         self._lengths: list[IntArray] = []
         self._id_kinds = {role: id_kinds.get(role, "int64") for role in ID_ROLES}
         self._users: list[IntArray] = []
-        self._items = ItemCounts()
+        self._items = ItemCounts(folder)
         self._rest: Events = {}
         self._rest_lengths = np.zeros(0, dtype=np.int64)
         self._shards: list[dict[str, Any]] = []
@@ -247,45 +248,3 @@ def write_catalogue(
     """The items that occur, ascending, how often, and where there is a schema what is known of each."""
     catalog = pa.table({"item": ids, "count": counts, "train_count": train_counts, **features})
     pq.write_table(catalog, folder / ITEMS_FILE, compression="zstd")
-
-
-class ItemCounts:
-    """How often each item occurs, over all events and over those to train on."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[IntArray, IntArray, IntArray]] = []
-        self._num_parts = 0
-        self._num_merged = 0
-
-    def add(self, items: IntArray, lengths: IntArray) -> None:
-        """Count the items of whole histories; the last two events of each are not to train on."""
-        train = np.ones(len(items), dtype=bool)
-        ends = np.cumsum(lengths)
-        train[ends - 1] = False
-        train[ends[lengths >= 2] - 2] = False
-        if items.min() >= 0 and items.max() < 8 * len(items):
-            counts = np.bincount(items)
-            ids = np.flatnonzero(counts)
-            counts, train_counts = counts[ids], np.bincount(items[train], minlength=len(counts))[ids]
-        else:
-            ids, inverse, counts = np.unique(items, return_inverse=True, return_counts=True)
-            train_counts = np.bincount(inverse[train], minlength=len(ids))
-        self._parts.append((ids, counts, train_counts))
-        self._num_parts += len(ids)
-        if self._num_parts > 2 * self._num_merged + (1 << 20):
-            self.merged()
-
-    def merged(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Ids ascending, counts, counts to train on."""
-        parts, self._parts = self._parts, []
-        ids, counts, train_counts = (np.concatenate(arrays) for arrays in zip(*parts))
-        del parts
-        # By order and not by unique with its inverse: a catalogue of 100 million items takes half the memory.
-        order = np.argsort(ids, kind="stable")
-        ids = ids[order]
-        starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-        sums = [np.add.reduceat(values[order], starts) for values in (counts, train_counts)]
-        unique = ids[starts]
-        self._parts = [(unique, sums[0], sums[1])]
-        self._num_parts = self._num_merged = len(unique)
-        return self._parts[0]

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from freescale.data.columns.dates import num_date_digits
 from freescale.data.columns.roles import ColumnNames, choose_columns
-from freescale.data.preparing.dataset_writer import ItemCounts, write_catalogue
+from freescale.data.preparing.dataset_writer import write_catalogue
+from freescale.data.preparing.item_counts import ItemCounts
 from freescale.data.source import IntArray
 from freescale.data.stored.digest import add_arrays, digest_arrays, digest_footer
 from freescale.data.stored.manifest import FEATURE_DTYPES, LENGTHS_FILE, TIME_UNIT, save_manifest
@@ -118,7 +119,7 @@ def _index(
 ) -> dict[str, Any]:
     chosen = _columns_of(files, columns)
     features = [feature for feature in FEATURE_DTYPES if feature in chosen]
-    items, shards = ItemCounts(), []
+    items, shards = ItemCounts(out), []
     users: list[IntArray] = []
     lengths: list[IntArray] = []
     for file in files:
