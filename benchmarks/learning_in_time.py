@@ -1,21 +1,26 @@
-"""A log that grows, end to end: test every window, then train on it; publish deltas; serve them under load.
+"""A log that grows: each window is asked for before it is learnt, of models that are fresh, a day old, or older.
 
-    python benchmarks/learning_in_time.py --ratings ml-1m-ratings.dat [--users 8] [--targets 500] [--refreshes 100]
+    python benchmarks/learning_in_time.py [--ratings ml-1m-ratings.dat] [--windows 40] [--targets 400] [--seeds 1]
 
-Ratings of every 8th user are sealed in windows of so many days from --start to --end; what came before is the first
-window. --targets of each window are asked for. Three models see
-the same windows, batches and negatives:
+Windows of six hours, from two streams:
 
-    zero collision   a row of its own for every item, given when it comes; LRU where the table is full
-    hash             one 64-bit hash into as many rows: 4,096, for up to 3,700 movies
-    trained once     zero collision again, but after the first third of the windows it learns no more
+    synthetic   600 sessions of 12 events a window, in one of 40 genres each, half of the steps along planted
+                successors; 1,200 items alive, 60 of them replaced by new ones in every window. Tables of 2,048 rows,
+                which do not hold all items there ever were; ids expire a day after they were last seen
+    movielens   ratings in windows from --start on; what came before is the first window. 4,096 rows, LRU
 
-Each is asked for every target of a window before that is learnt (HR@10 by full ranking among the items known so far;
-targets of unknown items left out and counted), apart for targets that one of the last four windows brought. Then the
-checkpoints of the first are published one by one, each compared with its full export bit by bit, and a server that
-follows the chain is asked by several threads through so many refreshes.
+Sides, all with the same windows, batches, negatives and first weights:
 
-This shows no quality of a tuned model: it is small and sees each window once.
+    zero collision, every window   the version published after the window before
+    zero collision, once a day     the version published after the last whole day (every fourth window)
+    zero collision, trained once   the version after the first third of the windows
+    hash, every window             as many rows, one 64-bit hash
+
+Of each window --targets are asked, ranked among the items of the last eight windows (synthetic) or of all so far, by a
+plain loop that shares no code with the evaluation and is compared with it first. HR@10 and AUC (the share of candidates
+that a target stands before) of all targets, and of those whose item came in the last four windows. Targets of items
+nobody had met are counted and left out. The checkpoints of zero collision are published, and the chain compared with
+the full export of the last one. The models are small and not tuned.
 """
 
 from __future__ import annotations
@@ -24,32 +29,23 @@ import argparse
 import json
 import shutil
 import tempfile
-import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from freescale.app.opened_run import open_run, write_run_export
 from freescale.app.publishing import Published, publish_run
-from freescale.app.server import ChainServer
 from freescale.comm.world import one_rank
 from freescale.data import append_log
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train import (
-    ChainModel,
-    Progress,
-    load_run,
-    load_version,
-    read_meta,
-    read_version,
-    saved_in,
-    train,
-)
+from freescale.train import Progress, load_run, load_version, read_meta, read_version, saved_in, train
 
-DAY = 86_400
+HOUR = 3_600
+EVERY, A_DAY, NEW = 6 * HOUR, 4, 4
+SIDES = ("zero collision, every window", "zero collision, once a day", "zero collision, trained once", "hash")
 
 
 class Events:
@@ -66,142 +62,236 @@ class Events:
         """Nothing to close."""
 
 
-def seal(
-    ratings: Path, folder: Path, *, users: int, days: int, start: int, end: int
-) -> tuple[Path, int, float]:
-    """Write the ratings of some users as a log; where it is, its windows, and the seconds a window took."""
-    lines = [line.split("::") for line in ratings.read_text().split()]
-    chosen = [line for line in lines if int(line[0]) % users == 0 and int(line[3]) < end]
-    late = [line for line in chosen if int(line[3]) >= start]
-    begun = time.perf_counter()
-    for name, part, every in (
-        ("first", [x for x in chosen if int(x[3]) < start], None),
-        ("rest", late, days * DAY),
-    ):
-        file = folder / f"{name}.csv"
-        rows = "".join(f"{user},{item},{moment}\n" for user, item, _, moment in part)
-        file.write_text("user,item,time\n" + rows)
-        log = append_log(folder / "log", file, every=every, max_length=50).log
-    return folder / "log", len(log.windows), (time.perf_counter() - begun) / len(log.windows)
+def synthetic(folder: Path, *, windows: int, seed: int, alive: int = 1200, sessions: int = 600) -> Path:
+    """Sessions stay in a genre and follow planted successors; a twentieth of the items is replaced every window."""
+    rng = np.random.default_rng([seed, 11])
+    ids = rng.integers(0, 1 << 62, alive)
+    genre = rng.permutation(np.arange(alive) % 40)
+    members = [np.flatnonzero(genre == g) for g in range(40)]
+    after = np.empty(alive, np.int64)
+    for one in members:
+        after[one] = np.roll(one, 1)
+    for window in range(windows):
+        if window:
+            new = rng.choice(alive, alive // 20, replace=False)
+            ids[new] = rng.integers(0, 1 << 62, len(new))
+        lines = ["user,item,time"]
+        for n in range(sessions):
+            mine = members[rng.integers(40)]
+            current, begin = rng.choice(mine), window * EVERY + int(rng.integers(0, EVERY - 20))
+            for step in range(12):
+                lines.append(f"{window * sessions + n},{ids[current]},{begin + step}")
+                current = after[current] if rng.random() < 0.5 else rng.choice(mine)
+        (folder / f"{window}.csv").write_text("\n".join(lines) + "\n")
+        append_log(folder / "log", folder / f"{window}.csv", max_length=50)
+    return folder / "log"
 
 
-def keys(log: Path, out: Path, id_map: str, rows: int, targets: int) -> list[str]:
+def movielens(ratings: Path, folder: Path, *, windows: int, start: int) -> Path:
+    """Ratings in windows of six hours from a moment on, all before it in the first."""
+    table = np.loadtxt(ratings, delimiter=":", usecols=(0, 2, 6), dtype=np.int64)
+    end = start + EVERY * (windows - 1)
+    for name, low, high, every in (("first", 0, start, None), ("rest", start, end, EVERY)):
+        rows = table[(table[:, 2] >= low) & (table[:, 2] < high)]
+        lines = "".join(f"{user},{item},{moment}\n" for user, item, moment in rows.tolist())
+        (folder / f"{name}.csv").write_text("user,item,time\n" + lines)
+        append_log(folder / "log", folder / f"{name}.csv", every=every, max_length=50)
+    return folder / "log"
+
+
+def keys(log: Path, out: Path, side: str, *, stream: str, targets: int, seed: int) -> list[str]:
     """The recipe of a side."""
-    own = ["embedding.eviction=lru"] if id_map == "zero_collision" else []
+    id_map = "hash" if side == "hash" else "zero_collision"
+    own = {
+        ("synthetic", "hash"): ["embedding.rows=2048"],
+        ("synthetic", "zero_collision"): [
+            "embedding.rows=2048",
+            "embedding.eviction=ttl",
+            f"embedding.ttl={A_DAY * EVERY}",
+        ],
+        ("movielens", "hash"): ["embedding.rows=4096"],
+        ("movielens", "zero_collision"): ["embedding.rows=4096", "embedding.eviction=lru"],
+    }[stream, id_map]
     return [
         f"data.path={log}",
         f"run.out={out}",
+        f"run.seed={seed}",
         f"embedding.id_map={id_map}",
-        f"embedding.rows={rows}",
+        *own,
+        *(["data.recent_windows=8"] if stream == "synthetic" else []),
         "data.max_length=50",
         "data.global_batch=32",
-        "data.passes=4",
+        f"data.passes={4 if stream == 'synthetic' else 2}",
         "optim.lr=0.003",
         "embedding.lr=0.01",
         "model.dim=32",
-        "model.layers=2",
+        "model.layers=1",
         "model.dropout=0",
         "head.num_negatives=64",
         "run.device=cpu",
         "run.keep=1000",
         f"eval.max_users={targets}",
-        *own,
     ]
 
 
-def learn(words: list[str], *, until: int | None) -> tuple[Any, list[dict[str, Any]]]:
-    """Train over the windows, or the first so many; what was measured of each."""
+def learn(words: list[str]) -> tuple[Any, list[dict[str, Any]]]:
+    """Train over the windows; the run, and what it measured of each before it was learnt."""
     config = load_config(None, words)
     sink = Events()
-    source = build_source(config)
-    run = build_run(config, source, one_rank(device="cpu"), Progress([sink]))
-    if until is not None:
-        config = load_config(None, [*words, f"run.steps={run.log.batches.first_step(until)}"])
-        run = build_run(config, build_source(config), one_rank(device="cpu"), Progress([sink]))
+    run = build_run(config, build_source(config), one_rank(device="cpu"), Progress([sink]))
     Path(config.run.out).mkdir(parents=True, exist_ok=True)
     (Path(config.run.out) / "config.yaml").write_text(config.to_yaml())
     train(run)
     return run, [event for event in sink.events if event["event"] == "eval"]
 
 
-def measure(run: Any, window: int) -> dict[str, float]:
-    """HR@10 of a window by the model as it is, and apart for targets that one of the last four windows brought."""
-    examples = run.evaluation.examples_of(window)
-    source = examples.source
-    ids, before = (
-        source.items.ids,
-        run.log.source.items_of(max(0, window - 5)).ids,
-    )
-    fresh = np.setdiff1d(ids, before)
-    whole = run.evaluation.evaluator.run(examples)["hr@10"]
-    read = source.read(np.arange(len(source.unknown)))
-    targets = read.columns["item"][read.offsets[:-1] + np.maximum(source._ends, 1) - 1]
-    is_new = np.isin(targets, fresh) & ~source.unknown
-    source.unknown = source.unknown | ~is_new
-    new = run.evaluation.evaluator.run(examples)["hr@10"] if is_new.any() else None
-    return {"hr@10": whole, "new": new, "num_new": int(is_new.sum())}
+@torch.no_grad()
+def measure(run: Any, window: int) -> dict[str, Any]:
+    """HR@10 and AUC of a window by the model as it is, all targets and those of new items."""
+    examples, evaluator = run.evaluation.examples_of(window), run.evaluation.evaluator
+    head, items = run.state.model.head, examples.source.items.ids
+    run.state.model.eval()
+    catalogue = evaluator.items.catalogue(items, chunk=65_536)
+    parts = list(catalogue.parts())
+    numbers = torch.cat([each for each, _ in parts]).numpy()
+    candidates = head.candidates(torch.cat([vectors for _, vectors in parts]))
+    column = np.full(len(items), -1)
+    column[numbers] = np.arange(len(numbers))
+    rows = np.flatnonzero(examples.lengths() > 0)
+    ranks, targets = [], []
+    for start in range(0, len(rows), 256):
+        some = rows[start : start + 256]
+        batch = examples.batch(some)
+        states = evaluator._last_states(catalogue.look_up(batch))
+        scores = (head.queries(states) @ candidates.T).numpy()
+        offsets, seen = examples.seen(some)
+        wanted = batch.tokens["target"][batch.offsets[1:] - 1].numpy()
+        for n, (score, target) in enumerate(zip(scores, wanted)):
+            place = column[np.searchsorted(items, target)]
+            hidden = column[np.searchsorted(items, seen[offsets[n] : offsets[n + 1]])]
+            hidden = hidden[hidden >= 0] if evaluator.rule.filter_seen else hidden[:0]
+            if place < 0 or place in hidden:
+                ranks.append(len(items))
+                continue
+            ahead = (score > score[place]) | ((score == score[place]) & (numbers < numbers[place]))
+            ahead[hidden] = False
+            ranks.append(int(ahead.sum()))
+        targets += wanted.tolist()
+    run.state.model.train()
+    source = run.log.source
+    old = source.all_items_of(max(0, window - 1 - NEW)).ids
+    fresh = np.isin(targets, np.setdiff1d(source.all_items_of(window - 1).ids, old))
+    order = np.array(ranks)
+    hits, auc = order < 10, 1 - np.minimum(order, len(items) - 1) / (len(items) - 1)
+    found = {"window": window, "asked": len(order), "num_new": int(fresh.sum())}
+    found |= {"hr": float(hits.mean()), "auc": float(auc.mean())}
+    if fresh.any():
+        found |= {"hr_new": float(hits[fresh].mean()), "auc_new": float(auc[fresh].mean())}
+    return found
 
 
-def ask(address: str, history: list[int], found: list[tuple[int, str]], done: threading.Event) -> None:
-    """Ask until told to stop; every answer with its version."""
-    body = json.dumps({"history": history, "times": list(range(len(history))), "k": 10}).encode()
-    while not done.is_set():
-        answer = json.loads(urllib.request.urlopen(f"{address}/recommend", body, timeout=60).read())
-        found.append((answer["seq"], json.dumps(answer["items"])))
+def by_window(run: Any, folder: Path, windows: int, version_of: Any, first: int) -> list[dict[str, Any]]:
+    """Every window from the first on, asked of the version that serves then."""
+    paths, found, loaded = saved_in(folder / "checkpoints"), [], None
+    ends = {int(read_meta(path)["log"]["windows"]): path for path in paths}
+    for window in range(first, windows):
+        if loaded != version_of(window):
+            loaded = version_of(window)
+            load_run(run, ends[loaded])
+        found.append(measure(run, window))
+    return found
 
 
-def serve(chain: Path, folder: Path, *, refreshes: int) -> dict[str, Any]:
-    """A server through many refreshes, asked by three threads: failures, mixed answers, p50, p99."""
-    current, version = load_version(chain)
-    said = {"format": "freescale-chain", "version": 1}
-    prints = [json.loads((chain / "base-00000000" / "manifest.json").read_text())["fingerprint"]]
-    prints += [
-        json.loads((chain / f"delta-{seq:08d}" / "delta.json").read_text())["fingerprint"]
-        for seq in range(1, current.seq + 1)
-    ]
-    place, history = folder / "served", version.ids[:5].tolist()
+def compare(log: Path, folder: Path, *, stream: str, targets: int, seed: int) -> dict[str, Any]:
+    """All sides of one stream."""
+    results: dict[str, Any] = {}
+    for side in ("zero collision", "hash"):
+        out = folder / side.replace(" ", "_")
+        begun = time.perf_counter()
+        run, evals = learn(keys(log, out, side, stream=stream, targets=targets, seed=seed))
+        windows = run.log.source.num_windows
+        first = max(windows // 3, NEW + 2)
+        print(f"{stream} {side}: {windows} windows in {time.perf_counter() - begun:.0f} s", flush=True)
+        fresh = by_window(run, out, windows, lambda window: window, first)
+        for mine, theirs in zip(fresh, evals[first - 1 :]):
+            assert mine["window"] == theirs["window"]
+            assert abs(mine["hr"] - theirs["hr@10"]) < 1e-9, (mine, theirs)
+        if side == "hash":
+            results["hash"] = fresh
+            continue
+        results["unknown"] = [event["unknown"] / event["targets"] for event in evals[first - 1 :]]
+        results[SIDES[0]] = fresh
+        results[SIDES[1]] = by_window(
+            run, out, windows, lambda window: max(1, window // A_DAY * A_DAY), first
+        )
+        results[SIDES[2]] = by_window(run, out, windows, lambda window, first=first: first, first)
+    return results
 
-    def point(seq: int) -> None:
-        words = {**said, "base": 0, "seq": seq, "fingerprint": prints[seq], "facts": {"step": seq}}
-        (folder / "point").write_text(json.dumps(words))
-        (folder / "point").replace(place / "current.json")
 
-    shutil.copytree(chain, place)
-    done_refreshes, found, wanted, times = 0, [], {}, []
-    while done_refreshes < refreshes:
-        point(0)
-        model = ChainModel(place)
-        server = ChainServer(model, refresh_s=3600)
-        threading.Thread(target=server.serve, daemon=True).start()
-        done = threading.Event()
-        known = [item for item in history if not model.unknown([item])] or model.items[:3].tolist()
-        askers = [threading.Thread(target=ask, args=(server.address, known, found, done)) for _ in range(3)]
-        for asker in askers:
-            asker.start()
-        for seq in range(1, min(current.seq, refreshes - done_refreshes) + 1):
-            point(seq)
-            begun = time.perf_counter()
-            model.refresh()
-            times.append(time.perf_counter() - begun)
-            done_refreshes += 1
-            done.wait(0.05)
-        done.set()
-        for asker in askers:
-            asker.join()
-        health = server.health()
-        server.close()
-        for seq, answer in found:
-            wanted.setdefault((tuple(known), seq), set()).add(answer)
-        found.clear()
-    mixed = sum(len(answers) > 1 for answers in wanted.values())
-    return {
-        "refreshes": done_refreshes,
-        "refresh_ms": 1000 * float(np.median(times)),
-        "failures": health["failures"],
-        "answers_of_one_version_that_differ": mixed,
-        "p50_ms": health["p50_ms"],
-        "p99_ms": health["p99_ms"],
+def table(stream: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Print means over windows and seeds, and the first side window by window."""
+    means: dict[str, Any] = {}
+    print(f"{stream:32} {'HR@10':>8} {'AUC':>8} {'HR new':>8} {'AUC new':>8} {'asked':>7} {'new':>6}")
+    for side in SIDES:
+        each = [found for run in runs for found in run[side]]
+        new = [found for found in each if found["num_new"]]
+        asked, count = sum(f["asked"] for f in each), sum(f["num_new"] for f in new)
+        means[side] = {
+            name: float(np.average([f[name] for f in each], weights=[f["asked"] for f in each]))
+            for name in ("hr", "auc")
+        } | {
+            name: float(np.average([f[name] for f in new], weights=[f["num_new"] for f in new]))
+            for name in ("hr_new", "auc_new")
+            if new
+        }
+        of_seeds = [float(np.mean([f["hr"] for f in run[side]])) for run in runs]
+        means[side] |= {"asked": asked, "num_new": count, "seeds": of_seeds}
+        row = means[side]
+        print(
+            f"{side:32} {row['hr']:8.4f} {row['auc']:8.4f} {row.get('hr_new', float('nan')):8.4f} "
+            f"{row.get('auc_new', float('nan')):8.4f} {asked:7} {count:6}   "
+            + " ".join(f"{x:.4f}" for x in of_seeds),
+            flush=True,
+        )
+    unknown = float(np.mean([x for run in runs for x in run["unknown"]]))
+    print(f"targets of items nobody had met: {unknown:.1%}")
+    for side in SIDES:
+        print(f"  by window, {side:30}", " ".join(f"{f['hr']:.3f}" for f in runs[0][side]), flush=True)
+    print("  asked, by window", " ".join(str(f["asked"]) for f in runs[0][SIDES[0]]))
+    return {"means": means, "unknown": unknown}
+
+
+def publish(folder: Path) -> dict[str, Any]:
+    """Publish every checkpoint of zero collision; the chain must be the full export of the last one, bit for bit."""
+    told: list[Published] = []
+    publish_run(folder / "zero_collision", folder / "chain", tell=told.append)
+    publish_run(folder / "zero_collision", folder / "int8", int8=True)
+    config, run, _ = open_run(folder / "zero_collision", device="cpu")
+    path = saved_in(folder / "zero_collision" / "checkpoints")[-1]
+    load_run(run, path)
+    out = write_run_export(folder / "full", config, run, read_meta(path), folder / "zero_collision")
+    assert load_version(folder / "chain")[1].fingerprint == read_version(out).fingerprint
+    ages = [age / HOUR for each in told for age in each.ages]
+    found = {
+        "versions": len(told),
+        "full_bytes": sum(path.stat().st_size for path in out.iterdir()),
+        "delta_bytes": int(np.median([each.num_bytes for each in told[1:]])),
+        "int8_bytes": int(
+            np.median(
+                [
+                    sum(file.stat().st_size for file in delta.iterdir())
+                    for delta in (folder / "int8").glob("delta-*")
+                ]
+            )
+        ),
+        "changed": float(np.median([each.changed / each.num_items for each in told[1:]])),
+        "deleted": int(sum(each.deleted for each in told)),
+        "seconds": float(np.median([each.seconds for each in told[1:]])),
+        "first_recommended": len(ages),
+        "age_hours_median": float(np.median(ages)) if ages else None,
     }
+    print(json.dumps(found), flush=True)
+    return found
 
 
 def main() -> None:
@@ -209,77 +299,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ratings", type=Path, required=True)
-    parser.add_argument("--users", type=int, default=8)
-    parser.add_argument("--targets", type=int, default=500)
-    parser.add_argument("--every", type=int, default=7)
-    parser.add_argument("--start", type=int, default=974_000_000)
-    parser.add_argument("--end", type=int, default=984_000_000)
-    parser.add_argument("--refreshes", type=int, default=100)
+    parser.add_argument("--ratings", type=Path)
+    parser.add_argument("--windows", type=int, default=40)
+    parser.add_argument("--targets", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--start", type=int, default=972_100_000)
+    parser.add_argument("--only-ratings", action="store_true", help="leave the synthetic stream out")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    log, windows, seconds = seal(
-        args.ratings, folder, users=args.users, days=args.every, start=args.start, end=args.end
-    )
-    print(f"{windows} windows, {seconds:.2f} s to seal one", flush=True)
-    rows = 4096
-    sides: dict[str, list[dict[str, float]]] = {}
-    half = windows // 3
-    for name, id_map in (("zero collision", "zero_collision"), ("hash", "hash")):
-        words = keys(log, folder / name.replace(" ", "_"), id_map, rows, args.targets)
-        run, evals = learn(words, until=None)
-        assert [event["window"] for event in evals] == list(range(1, windows))
-        sides[name] = []
-        for path in saved_in(folder / name.replace(" ", "_") / "checkpoints")[: windows - 1]:
-            load_run(run, path)
-            window = int(read_meta(path)["log"]["windows"])
-            found = measure(run, window)
-            assert abs(found["hr@10"] - evals[window - 1]["hr@10"]) < 1e-9
-            sides[name].append({"window": window, "unknown": evals[window - 1]["unknown"], **found})
-    words = keys(log, folder / "once", "zero_collision", rows, args.targets)
-    run, _ = learn(words, until=half)
-    sides["trained once"] = [{"window": n, **measure(run, n)} for n in range(half, windows)]
-    print(f"{'HR@10 from window ' + str(half) + ' on':28} {'all':>8} {'new items':>10}")
-    means = {}
-    for name, found in sides.items():
-        later = [each for each in found if each["window"] >= half]
-        new = [each for each in later if each["new"] is not None]
-        weights = [each["num_new"] for each in new]
-        means[name] = [
-            float(np.mean([each["hr@10"] for each in later])),
-            float(np.average([each["new"] for each in new], weights=weights)) if new else None,
-        ]
-        print(
-            f"{name:28} {means[name][0]:8.4f} {float('nan') if means[name][1] is None else means[name][1]:10.4f}"
-        )
-
-    told: list[Published] = []
-    publish_run(folder / "zero_collision", folder / "chain", tell=told.append)
-    config, run, _ = open_run(folder / "zero_collision", device="cpu")
-    paths = saved_in(folder / "zero_collision" / "checkpoints")
-    load_run(run, paths[-1])
-    full = read_version(
-        write_run_export(folder / "full", config, run, read_meta(paths[-1]), folder / "zero_collision")
-    )
-    assert load_version(folder / "chain")[1].fingerprint == full.fingerprint
-    size = sum(path.stat().st_size for path in (folder / "full").iterdir())
-    deltas = [each.num_bytes for each in told[1:]]
-    print(f"full export {size:,} bytes; deltas {int(np.median(deltas)):,} (median of {len(deltas)})")
-    print(f"a publication takes {np.median([each.seconds for each in told[1:]]):.2f} s")
-    served = serve(folder / "chain", folder, refreshes=args.refreshes)
-    print(served)
-    shutil.rmtree(folder)
-    print(
-        json.dumps(
-            {
-                "windows": windows,
-                "hr@10": means,
-                "full_bytes": size,
-                "delta_bytes": int(np.median(deltas)),
-                "serve": served,
-            }
-        )
-    )
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    published: dict[str, Any] = {}
+    streams = ["movielens"] if args.only_ratings else ["synthetic", *(["movielens"] if args.ratings else [])]
+    for stream in streams:
+        runs = []
+        for seed in range(args.seeds):
+            folder = Path(tempfile.mkdtemp())
+            begun = time.perf_counter()
+            if stream == "synthetic":
+                log = synthetic(folder, windows=args.windows, seed=seed)
+            else:
+                log = movielens(args.ratings, folder, windows=args.windows, start=args.start)
+            print(f"{stream}: sealed in {time.perf_counter() - begun:.0f} s", flush=True)
+            runs.append(compare(log, folder, stream=stream, targets=args.targets, seed=seed))
+            if seed == 0:
+                published = publish(folder)
+            shutil.rmtree(folder)
+        results[stream] = {**table(stream, runs), "published": published}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ FAMILIES = {
     "id_map": "freescale.embedding.id_maps",
     "transport": "freescale.comm.transports.kinds",
     "source": "freescale.data.sources",
+    "origin": "freescale.data.log.origins",
     "format": "freescale.data.formats",
     "balancer": "freescale.balance.balancers",
     "claim": "freescale.prove.claims",

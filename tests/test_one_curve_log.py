@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from freescale.app.opened_run import evaluate_run, export_run
+from freescale.app.publishing import publish_run
 from freescale.errors import ConfigError, DataError, Preempted
 from freescale.recipe import load_config
+from freescale.train import load_version, saved_in
 from freescale.train.loop import train
 from freescale.train.state.export import load_export
 from tests.effort import slow
 from tests.grown_log import DAY, ON_A_LOG, grow
+from tests.killed import dies
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, full_tensors, make_run
 
@@ -150,6 +153,34 @@ def test_killed_inside_a_window_it_goes_on_with_more_data_and_other_ranks(
     found["rows"] |= begun["rows"]
     _check(found, alone)
     assert sorted(found["losses"]) == sorted(alone["losses"])
+
+
+@pytest.mark.slow
+def test_killed_before_any_write_of_a_checkpoint_it_goes_on_to_the_same_version(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 2)
+    keys = (f"data.path={tmp_path}/log", "run.eval_every=0")
+
+    def version(out: Path) -> str:
+        config = load_config(None, [*SMALL, *ON_A_LOG, *keys, f"run.out={out}"])
+        (out / "config.yaml").write_text(config.to_yaml())
+        publish_run(out, out / "chain", every_checkpoint=False)
+        return load_version(out / "chain")[1].fingerprint
+
+    def go(out: Path) -> None:
+        paths = saved_in(out / "checkpoints")
+        learn(0, keys[1:], str(tmp_path), str(out), paths[-1] if paths else None, 0)
+
+    go(tmp_path / "wanted")
+    wanted = version(tmp_path / "wanted")
+    number, died = 0, True
+    while died:
+        out = tmp_path / f"run-{number}"
+        died = dies(lambda out=out: go(out), out / "checkpoints", at=number)  # type: ignore[misc]
+        go(out)
+        assert version(out) == wanted
+        shutil.rmtree(out)
+        number += 1
+    assert number > 8  # so often it was killed
 
 
 def test_old_windows_may_be_deleted_under_a_run(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -25,8 +25,12 @@ log_app = typer.Typer(
 def append(
     log: LogDir,
     source: Annotated[
-        Path,
-        typer.Argument(metavar="INPUT", help="Raw file, or a folder: files of it that are new are sealed."),
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Raw file, or a folder: files of it that are new are sealed. Or delta:PATH, "
+            "iceberg:CATALOG.SPACE.NAME, kafka:HOST:PORT/TOPIC: what was added since the last append.",
+        ),
     ],
     every: Annotated[
         str | None,
@@ -62,6 +66,12 @@ def append(
     bad_lines: Annotated[
         str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
     ] = "stop",
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML with a section `features`: further columns of events to keep; the first append decides."
+        ),
+    ] = None,
     user_ids: Annotated[str | None, typer.Option(help="Kind of user ids: int64, uint64 or text.")] = None,
     item_ids: Annotated[str | None, typer.Option(help="Kind of item ids.")] = None,
     memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
@@ -82,6 +92,7 @@ def append(
         every=None if every is None else _seconds("--every", every),
         max_length=max_length,
         max_late=None if max_late is None else _seconds("--max-late", max_late),
+        schema=schema,
         format=format,
         columns=ColumnNames(**{role: name for role, name in given.items() if name is not None}),
         separator=separator,

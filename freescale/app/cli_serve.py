@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import statistics
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from freescale import units
 from freescale.app.arguments import Plugins, RunDir, load_plugins, say
 from freescale.errors import ConfigError
 
@@ -24,6 +27,10 @@ def publish(
     newest: Annotated[
         bool, typer.Option("--newest", help="Pass over checkpoints that a newer one follows.")
     ] = False,
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="Round vectors to 8 bits, row by row: smaller, and not bit for bit."),
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """Publish the checkpoints of a run as versions of a chain: a full export once, then what has changed.
@@ -33,18 +40,34 @@ def publish(
     load_plugins(plugin)
     from freescale.app.publishing import Published, publish_run
 
+    problems: set[str] = set()
+
     def tell(published: Published) -> None:
         say(
             f"{chain}: version {published.seq}, step {published.step}, {published.num_bytes / 2**20:,.3f} MiB "
-            f"in {published.seconds:.2f} s"
+            f"in {published.seconds:.2f} s, {published.changed:,} of {published.num_items:,} items changed, "
+            f"{published.deleted:,} gone{_ages(published.ages)}"
         )
+        if published.problem is not None and published.problem not in problems:  # once
+            say(published.problem)
+            problems.add(published.problem)
 
     try:
-        count = publish_run(run_dir, chain, every_checkpoint=not newest, follow=follow, tell=tell)
+        count = publish_run(
+            run_dir, chain, every_checkpoint=not newest, int8=int8 or None, follow=follow, tell=tell
+        )
     except KeyboardInterrupt:
         return
     if not count:
         say(f"{chain}: nothing newer to publish")
+
+
+def _ages(ages: Sequence[int]) -> str:
+    """How old new items were that were recommended for the first time."""
+    if not ages:
+        return ""
+    middle = units.long_duration(statistics.median(ages))
+    return f", {len(ages):,} new ones recommended for the first time, {middle} old (median)"
 
 
 def compact(chain: ChainDir) -> None:
@@ -70,15 +93,18 @@ def serve(
     """
     load_plugins(plugin)
     from freescale.app.server import ChainServer
-    from freescale.train import ChainModel, load_export
+    from freescale.train import ChainModel, is_chain
 
-    model = load_export(chain)
-    if not isinstance(model, ChainModel):
+    if not is_chain(chain):
+        is_export = (chain / "manifest.json").exists()
         raise ConfigError(
-            "this is an export, not a chain",
+            "this is an export, not a chain"
+            if is_export
+            else "this is not a chain: it has no current.json that says so",
             got=chain,
             next_step="`freescale publish RUN_DIR CHAIN` makes a chain",
         )
+    model = ChainModel(chain)
     token = os.environ.get("FREESCALE_TOKEN")
     server = ChainServer(model, host=host, port=port, token=token, refresh_s=refresh, tell=say)
     say(f"{server.address}: version {model.seq}; Ctrl-C ends it")

@@ -10,14 +10,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from freescale.app.first_recommended import FirstRecommended
 from freescale.app.opened_run import open_run, write_run_export
 from freescale.errors import CheckpointError
 from freescale.recipe import Config
-from freescale.train import ASIDE, Publisher, Run, load_run, read_meta, read_version, saved_in, step_of
+from freescale.trace import PUBLISHED_FILE, note_published, read_published
+from freescale.train import (
+    ASIDE,
+    Publisher,
+    Run,
+    exported_version,
+    load_run,
+    read_meta,
+    read_version,
+    saved_in,
+    step_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +41,22 @@ class Published:
         step: steps it has behind it.
         num_bytes: that were written.
         seconds: that it took.
+        changed: items that are new or have another vector.
+        deleted: items that are gone.
+        num_items: of the version.
+        ages: in seconds, of items that came later than the first version and were recommended for the first time.
+        problem: why the run's folder does not tell of it; None: it does.
     """
 
     seq: int
     step: int
     num_bytes: int
     seconds: float
+    changed: int
+    deleted: int
+    num_items: int
+    ages: tuple[int, ...] = ()
+    problem: str | None = None
 
 
 def publish_run(
@@ -42,6 +64,7 @@ def publish_run(
     chain: Path,
     *,
     every_checkpoint: bool = True,
+    int8: bool | None = None,
     follow: bool = False,
     poll_s: float = 1.0,
     tell: Callable[[Published], None] = lambda published: None,
@@ -52,20 +75,20 @@ def publish_run(
         run_dir: the run; it may be going on.
         chain: the chain, made with the first version.
         every_checkpoint: False publishes the newest one alone.
+        int8: whether vectors are rounded to 8 bits; None: as the chain has them.
         follow: wait for more.
         poll_s: seconds between looks at the run.
         tell: called after every publication.
     """
-    publisher = Publisher(chain)
-    opened: tuple[Config, Run] | None = None
+    publisher = Publisher(chain, int8=int8)
+    opened: _Opened | None = None
     count = 0
     while True:
         found = [path for path in saved_in(run_dir / "checkpoints") if step_of(path) > _last_step(publisher)]
         for path in found if every_checkpoint else found[-1:]:
             if opened is None:
-                config, run, _ = open_run(run_dir, device="cpu")
-                opened = config, run
-            published = _publish(publisher, run_dir, path, *opened)
+                opened = _opened(run_dir, chain)
+            published = _publish(publisher, run_dir, path, opened)
             if published is not None:
                 count += 1
                 tell(published)
@@ -77,7 +100,11 @@ def publish_run(
 def compact_chain(chain: Path) -> Any:
     """Make a base of the last version of a chain."""
     if not (chain / "current.json").exists():
-        raise CheckpointError("this is not a chain: it has no current.json", got=chain)
+        raise CheckpointError(
+            "this is not a chain: it has no current.json",
+            got=chain,
+            next_step="`freescale publish RUN_DIR CHAIN` makes a chain",
+        )
     return Publisher(chain).compact()
 
 
@@ -85,9 +112,25 @@ def _last_step(publisher: Publisher) -> int:
     return -1 if publisher.current is None else int(publisher.current.facts["step"])
 
 
-def _publish(publisher: Publisher, run_dir: Path, path: Path, config: Config, run: Run) -> Published | None:
+@dataclass(frozen=True)
+class _Opened:
+    config: Config
+    run: Run
+    first: FirstRecommended | None
+
+
+def _opened(run_dir: Path, chain: Path) -> _Opened:
+    config, run, _ = open_run(run_dir, device="cpu")
+    if run.log is None:
+        return _Opened(config, run, None)
+    before = read_published(run_dir, chain=str(chain.resolve()))
+    return _Opened(config, run, FirstRecommended(run.log.source, before))
+
+
+def _publish(publisher: Publisher, run_dir: Path, path: Path, opened: _Opened) -> Published | None:
     """Publish one checkpoint; None where the run has removed it meanwhile."""
     started = time.monotonic()
+    run = opened.run
     try:
         meta = read_meta(path)
         if run.log is not None:
@@ -99,13 +142,43 @@ def _publish(publisher: Publisher, run_dir: Path, path: Path, config: Config, ru
         return None
     work = Path(tempfile.mkdtemp(dir=publisher.chain, prefix=ASIDE))
     try:
-        version = read_version(write_run_export(work / "export", config, run, meta, run_dir))
+        version = read_version(write_run_export(work / "export", opened.config, run, meta, run_dir))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     step = int(meta["step"])
     facts: dict[str, Any] = {"step": step, "written": meta.get("written"), "published": time.time()}
     if "log" in meta:
         facts |= {"windows": meta["log"]["windows"]}
-    current, num_bytes = publisher.publish(version, facts)
-    seconds = time.monotonic() - started
-    return Published(seq=current.seq, step=step, num_bytes=num_bytes, seconds=seconds)
+    done = publisher.publish(version, facts)
+    published = Published(
+        seq=done.current.seq,
+        step=step,
+        num_bytes=done.num_bytes,
+        seconds=time.monotonic() - started,
+        changed=done.changed,
+        deleted=done.deleted,
+        num_items=done.num_items,
+    )
+    return _noted(published, publisher, run_dir, facts, opened.first)
+
+
+def _noted(
+    published: Published,
+    publisher: Publisher,
+    run_dir: Path,
+    facts: dict[str, Any],
+    first: FirstRecommended | None,
+) -> Published:
+    """Ask the new version what it recommends, and write a line about it for the report."""
+    assert publisher.version is not None
+    asked = {}
+    if first is not None and facts.get("windows"):
+        asked = first.ask(exported_version(publisher.version), windows=facts["windows"])
+    told = asdict(published)
+    told.pop("ages"), told.pop("problem")
+    published = replace(published, ages=tuple(age for _, age in asked.get("fresh", ())))
+    try:
+        note_published(run_dir, {"chain": str(publisher.chain.resolve()), **told, **facts, **asked})
+    except OSError as error:
+        return replace(published, problem=f"{run_dir / PUBLISHED_FILE} cannot be written: {error.strerror}")
+    return published

@@ -27,8 +27,8 @@ from freescale.train import ChainModel
 LOCAL = ("127.0.0.1", "localhost", "::1")
 _MOST_BYTES = 1 << 20
 _KEPT_TIMES = 100_000
-_RECOMMEND = ("history", "times", "request_time", "k", "filter_seen", "exclude")
-_SCORE = ("history", "candidates", "times", "request_time")
+_RECOMMEND = ("history", "times", "request_time", "k", "filter_seen", "exclude", "features")
+_SCORE = ("history", "candidates", "times", "request_time", "features", "candidate_features")
 
 
 class ChainServer:

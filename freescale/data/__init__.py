@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from freescale.data.log.sealer import append as append_log
     from freescale.data.log.sealer import drop as drop_windows
     from freescale.data.log_examples import LogExamples, NextExamples, NextWindow
+    from freescale.data.log_requests import LogRequests, NextRequests, WindowRequests
     from freescale.data.negatives import draw_negatives
     from freescale.data.pools import PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare

@@ -143,6 +143,9 @@ def _with_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
     batch = batch.with_tokens(item_index=item, target_index=target)
     if negatives:
         batch = batch.with_samples(negative_index=negatives[0].view(samples["negatives"].shape))
+    if not features.of_items:
+        # A log has another catalogue with every window, and ids are all that is known of an item there.
+        return batch.with_items(item=torch.from_numpy(ids))
     return batch.with_items(**_tensors(features.items(item_numbers(features.source.items.ids, ids))))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,34 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, ItemCatalog, Split
 
 
+class WindowFacts(NamedTuple):
+    """What is known of the rows of a window without reading them.
+
+    Args:
+        lengths: [rows] tokens of each.
+        groups: sizes of the runs of rows that are stored together.
+        targets: [rows] tokens of each that have a loss.
+    """
+
+    lengths: IntArray
+    groups: IntArray
+    targets: IntArray
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogExamples(Examples):
     """Makes batches of rows of a log. Older events are inputs alone; negatives are of the catalogue of the window."""
 
     source: LogSource
+
+    def num_rows(self, window: int) -> int:
+        """How many rows a window has; known of deleted ones, too."""
+        return self.source.entry(window).rows
+
+    def facts_of(self, window: int) -> WindowFacts:
+        """Tokens and targets of the rows of a window."""
+        stored = self.source.window(window)
+        return WindowFacts(np.asarray(stored.lengths) - 1, stored.groups, self.source.targets(window))
 
     def lengths(self) -> IntArray:
         """Inputs of every row."""
@@ -137,6 +160,25 @@ class NextExamples(Examples):
     """Makes batches of targets of the next window; histories may hold items that the catalogue does not have yet."""
 
     source: NextWindow
+
+    @property
+    def num_targets(self) -> int:
+        """New events of the window that something is before."""
+        return len(self.source.unknown)
+
+    @property
+    def num_unknown(self) -> int:
+        """Those of them whose items nobody had met: they are left out."""
+        return int(self.source.unknown.sum())
+
+    def words(self) -> str:
+        """What is asked, for people."""
+        known, asked = self.num_targets - self.num_unknown, int((self.lengths() > 0).sum())
+        few = f"{asked:,} of " if asked < known else ""
+        return (
+            f"{few}{known:,} targets among {len(self.source.items.ids):,} items, "
+            f"{self.num_unknown:,} targets of unknown items left out"
+        )
 
     def seen(self, rows: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """(offsets, items) of what these users did before their targets, of items that are in the catalogue."""

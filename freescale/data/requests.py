@@ -317,9 +317,14 @@ def outcome_columns(source: SequenceSource) -> tuple[str, ...]:
 def _before(
     histories: Histories, base: IntArray, events: IntArray, asked: npt.NDArray[np.generic]
 ) -> IntArray:
-    """How many of each history's first events happened strictly before it was asked."""
+    """How many of each history's first events happened strictly before it was asked, up to the first that did not.
+
+    Events of a log may come late, behind later ones: none that is later than the request gets into its history.
+    """
     index, offsets = _spans(base, events)
-    early = histories.columns["time"][index] < np.repeat(asked, events)
-    sums = np.concatenate([[0], np.cumsum(early)])
-    found: IntArray = sums[offsets[1:]] - sums[offsets[:-1]]
+    late = histories.columns["time"][index] >= np.repeat(asked, events)
+    # Where the next late one stands, from each event on; behind the last there is none.
+    place = np.where(late, np.arange(len(late)), len(late))
+    following = np.append(np.minimum.accumulate(place[::-1])[::-1], len(late))
+    found: IntArray = np.minimum(following[offsets[:-1]], offsets[1:]) - offsets[:-1]
     return found

@@ -48,6 +48,10 @@ class ShardedCompute:
         self.own = item_at[first : first + count]
         """[own positions] the item at each position of this rank's share."""
 
+    def resized(self, num_items: int) -> ShardedCompute:
+        """The same for another number of items."""
+        return ShardedCompute(num_items, numbers=self._numbers, vectors=self._vectors)
+
     def request(self, items: Tensor) -> Request:
         """Tell who computes them which items this rank needs. `inverse` says where each stands in what is delivered."""
         with stage("exchange item numbers"):

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from freescale.errors import ConfigError
 from freescale.pages.page import LIVE_POLICY
 from freescale.pages.report import config_text, render_report, require_run
-from freescale.trace import RunSpans, read_metrics, read_spans
+from freescale.trace import PUBLISHED_FILE, RunSpans, read_metrics, read_published, read_spans
 
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """How this machine calls itself; any port, so that a tunnel may come in through another."""
@@ -67,7 +67,7 @@ class LiveRun:
 
     def _state(self) -> str:
         """What changes when the run writes."""
-        files = [self._folder / "metrics.jsonl", self._folder / "config.yaml"]
+        files = [self._folder / name for name in ("metrics.jsonl", "config.yaml", PUBLISHED_FILE)]
         return _state_of(files) + _state_of(self._span_files())
 
     def _span_files(self) -> list[Path]:
@@ -85,6 +85,7 @@ class LiveRun:
             log,
             spans=self._spans,
             config=config_text(self._folder),
+            published=read_published(self._folder),
             live=version,
         )
 

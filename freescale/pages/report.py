@@ -34,7 +34,8 @@ from freescale.pages.task_tables import of_tasks, task_table
 from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
 from freescale.pages.timeline import draw_timeline
 from freescale.pages.traffic import traffic_section
-from freescale.pages.window_panel import window_panel
+from freescale.pages.version_panel import version_charts, version_panel
+from freescale.pages.window_panel import window_charts, window_panel
 from freescale.trace import (
     BASELINES,
     CAUSES,
@@ -49,6 +50,7 @@ from freescale.trace import (
     lateness,
     rank_parts,
     read_metrics,
+    read_published,
     read_spans,
     slowest_of_steps,
     step_of,
@@ -75,7 +77,13 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     require_run(folder)
     log = read_metrics(folder / "metrics.jsonl")
     spans = read_spans(folder)
-    html = render_report(folder.resolve().name, log, spans=spans, config=config_text(folder))
+    html = render_report(
+        folder.resolve().name,
+        log,
+        spans=spans,
+        config=config_text(folder),
+        published=read_published(folder),
+    )
     if spans.ranks:
         write_trace(folder / "trace.json", spans)
     return replace_file(folder / "report.html", html)
@@ -89,7 +97,13 @@ def replace_file(target: Path, text: str) -> Path:
 
 
 def render_report(
-    name: str, log: MetricsLog, *, config: str | None, spans: RunSpans | None = None, live: str | None = None
+    name: str,
+    log: MetricsLog,
+    *,
+    config: str | None,
+    spans: RunSpans | None = None,
+    published: Sequence[Event] = (),
+    live: str | None = None,
 ) -> str:
     """The page of one run as text; every word of it that comes from the run is escaped.
 
@@ -98,6 +112,7 @@ def render_report(
         log: its events.
         config: its recipe as text.
         spans: its timelines.
+        published: the versions published of it.
         live: of a page that follows the run, the version of what it shows.
     """
     no_config = ["config.yaml is missing: the configuration cannot be shown."] if config is None else []
@@ -115,7 +130,10 @@ def render_report(
         page.section("Training", _drawn([loss_chart(log)]), kind="charts"),
         page.section("Evaluation", _drawn(eval_charts(log)), kind="charts"),
         page.section("Every evaluation", eval_table(log), kind="panel"),
-        page.section("Windows", window_panel(log), kind="panel"),
+        page.section("Windows", _drawn(window_charts(log)), kind="charts"),
+        page.section("Window by window", window_panel(log), kind="panel"),
+        page.section("Published versions", _drawn(version_charts(published)), kind="charts"),
+        page.section("Version by version", version_panel(published), kind="panel"),
         page.section("Speed", _drawn(speed_charts(log)), kind="charts"),
         page.section("Balance", balance_histogram(log), kind="panel"),
         page.section("Embedding traffic", traffic_section(log), kind="charts"),

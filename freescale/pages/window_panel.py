@@ -6,16 +6,54 @@ import datetime
 
 from freescale import units
 from freescale.pages import page
-from freescale.pages.run_charts import metric_label
-from freescale.trace import Event, MetricsLog
+from freescale.pages.charts import Chart, Series
+from freescale.pages.run_charts import last_odd_one_wide, metric_label
+from freescale.pages.ticks import percent_labels
+from freescale.trace import Event, MetricsLog, column
+
+_METRICS = ("hr@10", "ndcg@10", "auc")
+
+
+def window_charts(log: MetricsLog) -> list[Chart]:
+    """What every window brought, and how well it was foreseen."""
+    if len(log.windows) < 2:
+        return []
+    numbers = [int(number or 0) for number in column(log.windows, "window")]
+    tests = _tests(log)
+    found = [tests.get(event.get("window"), {}) for event in log.windows]
+    metrics = [name for name in log.eval_metrics() if name in _METRICS or name.startswith("auc/")]
+    shares = [_unknown(test) for test in found]
+    charts = [
+        Chart(
+            "Before it was learnt",
+            numbers,
+            [Series(metric_label(name), column(found, name), tone % 4) for tone, name in enumerate(metrics)],
+            write=units.metric,
+            from_zero=True,
+            axis="window",
+            measure="metric",
+        ),
+        Chart(
+            "Targets of items nobody had met",
+            numbers,
+            [Series("share of the targets", shares, 1)],
+            write=units.percent,
+            tick=percent_labels,
+            from_zero=True,
+            axis="window",
+            measure="share of the targets",
+        ),
+    ]
+    drawn = [chart for chart in charts if any(v is not None for s in chart.series for v in s.values)]
+    return last_odd_one_wide(drawn)
 
 
 def window_panel(log: MetricsLog) -> str:
     """A row a window, where a run learns from a log."""
     if not log.windows:
         return ""
-    tests = {event.get("window"): event for event in log.evals if event.get("split") == "next"}
-    metrics = [name for name in log.eval_metrics() if name in ("hr@10", "ndcg@10", "auc")]
+    tests = _tests(log)
+    metrics = [name for name in log.eval_metrics() if name in _METRICS or name.startswith("auc/")]
     head = ["window", "until", "step", "rows", "new events", "late", "new items", "targets", "unknown items"]
     rows, items = [], 0.0
     for event in log.windows:
@@ -31,8 +69,8 @@ def window_panel(log: MetricsLog) -> str:
         rows.append(page.Row(cells))
         items = known
     said = (
-        "Metrics are of each window before it was learnt, among the items known until then. Unknown items are the "
-        "share of its targets that nobody had met: they are left out of the metrics."
+        "Metrics are of each window before it was learnt, among the items of the catalogue until then. Unknown items "
+        "are the share of its targets that nobody had met, or not for long: they are left out of rankings."
     )
     labels = [*head, *(metric_label(name) for name in metrics)]
     return page.table(labels, rows) + f'<p class="note">{said}</p>'
@@ -53,6 +91,16 @@ def _until(event: Event) -> str:
         return f"{moment:.0f}"
 
 
-def _share(test: Event) -> str:
+def _tests(log: MetricsLog) -> dict[object, Event]:
+    """By window, how well it was foreseen."""
+    return {event.get("window"): event for event in log.evals if event.get("split") == "next"}
+
+
+def _unknown(test: Event) -> float | None:
     targets, unknown = units.number(test.get("targets")), units.number(test.get("unknown"))
-    return "-" if not targets or unknown is None else units.percent(unknown / targets)
+    return None if not targets or unknown is None else unknown / targets
+
+
+def _share(test: Event) -> str:
+    share = _unknown(test)
+    return "-" if share is None else units.percent(share)

@@ -49,6 +49,11 @@ class DataSection:
         free=True,
     )
     passes: int = key(1, "of a log: how often each window is gone through before the next", at_least=1)
+    recent_windows: int | None = key(
+        None,
+        "of a log: negatives are drawn from and targets ranked among items of the last N windows; null: all so far",
+        at_least=1,
+    )
     use_time: bool = key(True, "use time stamps where the data has them")
     split: Literal["leave_one_out", "temporal"] = key(
         "leave_one_out", "the last two events of every user held back, or all events from a moment on"

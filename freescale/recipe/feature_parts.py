@@ -57,6 +57,7 @@ def build_featured_items(
     config: Config, ranks: Ranks, features: BatchFeatures, *, model: Recommender, tables: RunTables
 ) -> FeaturedItems:
     """Where the vectors of items with features come from."""
+    from freescale.data import LogSource
     from freescale.model import FeatureJoin
     from freescale.train import FeaturedItems
 
@@ -70,6 +71,7 @@ def build_featured_items(
         embedding=tables.embedding,
         work=shared_work(config, ranks, len(features.source.items.ids)),
         device=ranks.device,
+        grows=isinstance(features.source, LogSource),
     )
 
 

@@ -54,7 +54,9 @@ def problems(config: Config, source: LogSource) -> list[str]:
         "items.kind: vectors from content or texts need all items before the first step; use ids": (
             config.items.kind != "ids"
         ),
-        "head.kind: tasks have no windows yet; use retrieval or ranking": config.head.kind == "tasks",
+        "head.kind: how many requests of tasks a deleted window had is not known; put the windows back": (
+            config.head.kind == "tasks" and any(entry.deleted for entry in source.log.windows)
+        ),
         "run.epochs: windows are gone through data.passes times each": bool(changed(config.run, "epochs")),
         "run.patience: the latest state of a run over a log is the one that counts": (
             config.run.patience is not None
@@ -87,15 +89,27 @@ def digest_log(source: LogSource) -> DataDigest:
 
 
 def build_log_examples(config: Config, source: LogSource, *, negatives: bool) -> LogExamples:
-    """Rows of the log to learn from."""
-    from freescale.data import LogExamples
+    """Rows of the log to learn from, or its requests."""
+    from freescale.data import LogExamples, LogRequests
+    from freescale.recipe.features import build_features
+    from freescale.recipe.requests import request_rules
 
+    rules = request_rules(config)
+    if rules is not None:
+        return LogRequests(
+            source=source,
+            max_length=config.data.max_length,
+            use_time=config.data.use_time,
+            features=build_features(config, source),
+            options=rules,
+        )
     return LogExamples(
         source=source,
         max_length=config.data.max_length,
         use_time=config.data.use_time,
         num_negatives=config.head.num_negatives if negatives else 0,
         seed=config.run.seed,
+        features=build_features(config, source),
     )
 
 
@@ -103,10 +117,9 @@ def build_window_batches(config: Config, train: LogExamples) -> WindowBatches:
     """Which rows make a step."""
     from freescale.balance import WindowBatches
 
-    source = train.source
     return WindowBatches(
-        [entry.rows for entry in source.log.windows],
-        _IndexOf(source),
+        [train.num_rows(window) for window in range(train.source.num_windows)],
+        _IndexOf(train),
         global_batch=config.data.global_batch,
         seed=config.run.seed,
         passes=config.data.passes,
@@ -118,16 +131,13 @@ def build_window_batches(config: Config, train: LogExamples) -> WindowBatches:
 class _IndexOf:
     """(window) -> what is known of it without reading its histories; loader processes hold it, too."""
 
-    def __init__(self, source: LogSource) -> None:
-        self._source = source
+    def __init__(self, train: LogExamples) -> None:
+        self._train = train
 
     def __call__(self, window: int) -> WindowIndex:
-        import numpy as np
-
         from freescale.balance import WindowIndex
 
-        stored = self._source.window(window)
-        return WindowIndex(np.asarray(stored.lengths) - 1, stored.groups, self._source.targets(window))
+        return WindowIndex(*self._train.facts_of(window))
 
 
 def build_log(
@@ -140,15 +150,22 @@ def build_log(
     from freescale.train import GrowingLog
 
     if not isinstance(train, LogExamples):
-        if config.run.follow or config.eval.protocol == "next_window":
+        of_logs = (config.run.follow, config.eval.protocol == "next_window", config.data.recent_windows)
+        if any(of_logs):
             raise ConfigError(
-                "run.follow and eval.protocol=next_window are for logs",
+                "run.follow, data.recent_windows and eval.protocol=next_window are for logs",
                 got=f"data.path={config.data.path}",
                 next_step="`freescale log append LOG INPUT` makes a log; set data.path=LOG",
             )
         return None
     assert isinstance(sampler.batches, WindowBatches)
-    log = GrowingLog(source=train.source, batches=sampler.batches, ranks=ranks, follow=config.run.follow)
+    log = GrowingLog(
+        source=train.source,
+        batches=sampler.batches,
+        ranks=ranks,
+        follow=config.run.follow,
+        num_rows=train.num_rows,
+    )
     for id_map in tables.id_maps.values():
         if isinstance(id_map, ShardedIdMap) and config.embedding.eviction == "ttl":
             id_map.clock = log.clock
@@ -171,22 +188,26 @@ def build_log_evaluation(
     config: Config, log: GrowingLog, *, model: Recommender, items: ItemEncoder
 ) -> NextWindowEvaluation:
     """How the run is judged: by every window, before it is learnt."""
-    from freescale.data import NextExamples, NextWindow
+    from freescale.data import LogRequests, NextExamples, NextRequests, NextWindow
     from freescale.recipe.eval import metric_of
+    from freescale.recipe.features import build_features
     from freescale.train import Evaluator, NextWindowEvaluation, Rule
 
     source, options = log.source, config.eval
+    shown = build_log_examples(config, source, negatives=False)
 
-    def examples_of(window: int) -> NextExamples:
+    def examples_of(window: int) -> NextExamples | NextRequests:
+        if isinstance(shown, LogRequests):
+            return shown.next_window(window, most=options.max_users)
         return NextExamples(
             source=NextWindow(source, window, most=options.max_users),
             split="test",
             max_length=config.data.max_length,
             use_time=config.data.use_time,
+            features=build_features(config, source),
         )
 
-    shown = build_log_examples(config, source, negatives=False)
-    protocol = _protocol(config, source, model)
+    protocol = _protocol(config, source, model, shown)
     return NextWindowEvaluation(
         evaluator=Evaluator(
             model=model,
@@ -209,11 +230,14 @@ def build_log_evaluation(
     )
 
 
-def _protocol(config: Config, source: LogSource, model: Recommender) -> NextWindowProtocol:
+def _protocol(
+    config: Config, source: LogSource, model: Recommender, shown: LogExamples
+) -> NextWindowProtocol:
     """By full ranking; whether seen items are filtered is decided by the first window, not by what comes later."""
-    from freescale.data import Examples, measure_repeats
+    from freescale.data import Examples, LogRequests, measure_repeats
     from freescale.model import retrieves
     from freescale.recipe.eval import REPEATS_MATTER
+    from freescale.recipe.head import labels_in_words
     from freescale.train import NextWindowProtocol, Rule
 
     rule = repeats = None
@@ -229,6 +253,9 @@ def _protocol(config: Config, source: LogSource, model: Recommender) -> NextWind
             )
         share = 0.0 if repeats is None else repeats.share
         rule = Rule(filter_seen=share < REPEATS_MATTER if asked == "auto" else asked == "true")
+    labels = "next event's label"
+    if isinstance(shown, LogRequests):
+        labels = labels_in_words(model.head, shown.of_window(0))
     return NextWindowProtocol(
         rule=rule,
         num_items=0,
@@ -237,4 +264,5 @@ def _protocol(config: Config, source: LogSource, model: Recommender) -> NextWind
         split_words="each window before it is learnt",
         repeats=repeats,
         max_users=config.eval.max_users,
+        labels=labels,
     )

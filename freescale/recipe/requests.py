@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from freescale.recipe.keys import section_options
 
@@ -36,29 +36,41 @@ def request_options(config: Config) -> TasksOptions | None:
 
 def build_requests(config: Config, source: SequenceSource, split: Split) -> RequestExamples | None:
     """One split of the data as requests, where the head wants them."""
-    from freescale.data import PoolRule, RequestExamples, parse_tasks
+    from freescale.data import RequestExamples
     from freescale.recipe.features import build_features
+
+    rules = request_rules(config)
+    if rules is None:
+        return None
+    return RequestExamples(
+        source=source,
+        split=split,
+        max_length=config.data.max_length,
+        use_time=config.data.use_time,
+        features=build_features(config, source),
+        **rules,
+    )
+
+
+def request_rules(config: Config) -> dict[str, Any] | None:
+    """What a request is and what is predicted of its candidates, as `RequestExamples` takes it; None: no requests."""
+    from freescale.data import PoolRule, parse_tasks
 
     options = request_options(config)
     if options is None:
         return None
     rules = parse_tasks(options.tasks)
-    return RequestExamples(
-        source=source,
-        outcomes=tuple(dict.fromkeys(rule.column for rule in rules)),
-        split=split,
-        max_length=config.data.max_length,
-        use_time=config.data.use_time,
-        candidates=options.candidates,
-        by=options.by,
-        weights=options.weights,
-        window=options.window,
-        logs=tuple(dict.fromkeys(rule.column for rule in rules if rule.log)),
-        features=build_features(config, source),
-        pools=None
+    return {
+        "outcomes": tuple(dict.fromkeys(rule.column for rule in rules)),
+        "candidates": options.candidates,
+        "by": options.by,
+        "weights": options.weights,
+        "window": options.window,
+        "logs": tuple(dict.fromkeys(rule.column for rule in rules if rule.log)),
+        "pools": None
         if options.pools is None
         else PoolRule(options.pools, options.pool_kinds, options.pool_events, options.pool_window),
-    )
+    }
 
 
 def pair_rule(config: Config, tokens: TokenRule | None = None) -> PairRule | None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         collective_keys,
         read_profiler_traces,
     )
+    from freescale.trace.published import PUBLISHED_FILE, note_published, read_published
     from freescale.trace.replacement import whole_file
     from freescale.trace.span_file import (
         BLOCK,

@@ -34,6 +34,7 @@ class FeaturedItems:
         embedding: the tables.
         work: which rank makes which vectors of the catalogue.
         device: where the model computes.
+        grows: the catalogue is another one from time to time; then items have nothing but their ids.
     """
 
     join: FeatureJoin
@@ -43,6 +44,7 @@ class FeaturedItems:
     embedding: ShardedEmbedding
     work: ShardedCompute
     device: torch.device
+    grows: bool = False
 
     def encode(self, ready: ReadyBatch) -> BatchItems:
         """The vectors of a batch, each distinct item once."""
@@ -61,15 +63,18 @@ class FeaturedItems:
     @torch.no_grad()
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
         """The vectors of all items, each made by the rank whose share it is in; every rank must call it."""
-        own = self.work.own
+        work = self.work.resized(len(items)) if self.grows else self.work
+        own = work.own
         # The same number of rounds on every rank: rows are fetched by all of them together.
-        rounds = -(-self.work.plan.block_rows // chunk)
-        vectors = [self._vectors(own[n * chunk : (n + 1) * chunk]) for n in range(rounds)]
-        return ShareCatalogue(own, torch.cat(vectors), chunk, self.look_up)
+        rounds = -(-work.plan.block_rows // chunk)
+        vectors = [self._vectors(items, own[n * chunk : (n + 1) * chunk]) for n in range(rounds)]
+        find = self.look_up_anew if self.grows else self.look_up
+        return ShareCatalogue(own, torch.cat(vectors), chunk, find)
 
-    def _vectors(self, numbers: Tensor) -> Tensor:
+    def _vectors(self, items: IntArray, numbers: Tensor) -> Tensor:
         """Of the items with these numbers in the catalogue."""
-        found = {name: torch.from_numpy(each) for name, each in self.features.items(numbers.numpy()).items()}
+        known = {"item": items[numbers.numpy()]} if self.grows else self.features.items(numbers.numpy())
+        found = {name: torch.from_numpy(each) for name, each in known.items()}
         empty = SequenceBatch(torch.zeros(1, dtype=torch.int64), items=found)
         rows, batch = self._look_up(empty, self.ids.of("items"))
         return as_compute(self.join(batch.items, rows))
@@ -83,6 +88,12 @@ class FeaturedItems:
         own = vectors.index_select(0, on_device(request.owned.unique, vectors.device))
         indexed = with_indices(indexed, on_device(request.inverse, self.device))
         return BatchItems(self.work.deliver(own, request), indexed, tables=rows)
+
+    def look_up_anew(self, batch: SequenceBatch, vectors: Tensor) -> BatchItems:
+        """A batch with the vectors of its items, made from rows; they may be of items that the catalogue lacks."""
+        rows, indexed = self._look_up(batch, self.ids)
+        tables = {name: values for name, values in rows.items() if name in self.of_tokens}
+        return BatchItems(as_compute(self.join(indexed.items, rows)), indexed, tables=tables)
 
     def _look_up(self, batch: SequenceBatch, ids: FeatureIds) -> tuple[dict[str, Tensor], SequenceBatch]:
         """Rows of some features of a batch, as they are now, and the batch with slots; every rank must call it."""

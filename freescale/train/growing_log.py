@@ -7,7 +7,7 @@ run waits, never what a step holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class GrowingLog:
         batches: its steps.
         ranks: who takes part.
         follow: whether to wait for more windows at its end.
+        num_rows: (window) -> samples it has.
         poll_s: seconds between looks at it.
     """
 
@@ -39,6 +40,7 @@ class GrowingLog:
     batches: WindowBatches
     ranks: Ranks
     follow: bool
+    num_rows: Callable[[int], int]
     poll_s: float = 0.5
 
     def window_at(self, step: int) -> int:
@@ -71,7 +73,7 @@ class GrowingLog:
             found = from_first(self.source.num_sealed, ranks=self.ranks, what="look for new windows")
             if found > known:
                 self.source.use(found)
-                self.batches.extend([self.source.entry(n).rows for n in range(known, found)])
+                self.batches.extend([self.num_rows(n) for n in range(known, found)])
                 progress.grown(step, total_steps=self.batches.num_steps)
                 return True
             time.sleep(self.poll_s)

@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from freescale.data import ContentFile, IntArray, NumberedTexts, SequenceBatch, item_numbers
-from freescale.embedding import IdMap, Lookup, Request, ShardedCompute, ShardedEmbedding, as_compute
+from freescale.embedding import (
+    IdMap,
+    Lookup,
+    Request,
+    ShardedCompute,
+    ShardedEmbedding,
+    as_compute,
+    learns_ids,
+)
 from freescale.kernels.rows import sum_gradients, unique
 from freescale.kernels.runtime import on_device
 from freescale.pipeline import TABLE, ReadyBatch, ids_of, look_up, with_indices
@@ -127,7 +135,7 @@ class IdItems:
         return looked_up(ready)
 
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
-        """Rows as they are now."""
+        """Rows as they are now; of a map that learns, those of items that have rows of their own."""
         return _RowCatalogue(self, items, chunk, spread=not self.embedding.plans[TABLE].replicated)
 
 
@@ -141,8 +149,16 @@ class _RowCatalogue:
     @cached_property
     def _held(self) -> Part:
         """Numbers of the items held here, and where their rows stand; asked for once, by all ranks together."""
-        table = self.source.embedding.tables[TABLE]
-        rows = self.source.id_map.rows(torch.tensor(self.items)).to(self.source.device) - table.first_row
+        table, id_map = self.source.embedding.tables[TABLE], self.source.id_map
+        items = torch.tensor(self.items)
+        if learns_ids(id_map):
+            # Items without a row of their own are not recommended, so they are no candidates either.
+            ids, rows = id_map.residents()
+            here = torch.isin(items.to(ids.device), ids, assume_unique=True)
+            numbers = here.nonzero().flatten().to(self.source.device)
+            rows = rows[torch.searchsorted(ids, items.to(ids.device)[here])].to(self.source.device)
+            return numbers, rows - table.first_row
+        rows = id_map.rows(items).to(self.source.device) - table.first_row
         numbers = torch.arange(len(self.items), device=rows.device)
         mine = (rows >= 0) & (rows < table.num_rows)
         return numbers[mine], rows[mine]

@@ -7,20 +7,37 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from freescale.app.cli_serve import serve
+from freescale.app.first_recommended import FirstRecommended
 from freescale.app.opened_run import open_run, write_run_export
 from freescale.app.publishing import Published, compact_chain, publish_run
 from freescale.app.server import ChainServer
+from freescale.data import LogSource, load_log
 from freescale.errors import CheckpointError, ConfigError
 from freescale.recipe import load_config
-from freescale.train import ChainModel, load_export, load_run, read_meta, read_version, saved_in
+from freescale.trace import read_published
+from freescale.train import (
+    ChainModel,
+    NextWindowEvaluation,
+    Rule,
+    exported_version,
+    load_export,
+    load_run,
+    read_meta,
+    read_version,
+    saved_in,
+)
 from freescale.train.loop import train
 from freescale.train.state.chain import load_version
-from tests.grown_log import ON_A_LOG, grow
+from tests.grown_log import ON_A_LOG, events_of_day, grow
 from tests.small_run import SMALL, make_run
 
 DAYS = 5
@@ -71,6 +88,64 @@ def test_base_and_deltas_are_the_full_export_of_every_checkpoint(
             deleted += json.loads((part / f"delta-{seq:08d}" / "delta.json").read_text())["deleted"]
     assert deleted > 0
     assert publish_run(trained / "run", chain[0]) == 0
+
+
+def test_a_window_is_judged_among_the_items_that_its_version_can_recommend(
+    trained: Path, tmp_path: Path
+) -> None:
+    config, run, _ = open_run(trained / "run", device="cpu")
+    path = saved_in(trained / "run" / "checkpoints")[DAYS - 2]
+    load_run(run, path)
+    served = read_version(write_run_export(tmp_path / "full", config, run, read_meta(path), trained / "run"))
+    assert isinstance(run.evaluation, NextWindowEvaluation)
+    examples, evaluator = run.evaluation.examples_of(DAYS - 1), run.evaluation.evaluator
+    source, items = examples.source, examples.source.items.ids
+    assert len(np.setdiff1d(items, served.ids)) > 5  # evicted
+    parts = list(evaluator.items.catalogue(items, chunk=7).parts())
+    assert (
+        items[torch.cat([numbers for numbers, _ in parts])].tolist()
+        == np.intersect1d(items, served.ids).tolist()
+    )
+    # In a list of all items each is found that can be recommended at all.
+    whole = replace(evaluator, cutoffs=(len(items),), rule=Rule(filter_seen=False))
+    rows = np.flatnonzero(examples.lengths() > 0)
+    targets = [int(examples.batch([row]).tokens["target"][-1]) for row in rows]
+    assert whole.run(examples)[f"hr@{len(items)}"] == pytest.approx(np.isin(targets, served.ids).mean())
+    assert len(rows) == int((~source.unknown).sum())
+
+
+def test_every_publication_is_told_with_the_age_of_items_that_it_brings(
+    trained: Path, chain: tuple[Path, list[Published]]
+) -> None:
+    noted = read_published(trained / "run")
+    assert [event["seq"] for event in noted] == list(range(DAYS))
+    log = load_log(trained / "log")
+    first: dict[int, int] = {}
+    for day in range(DAYS):
+        for _, item, moment in events_of_day(day):
+            first[item] = min(first.get(item, moment), moment)
+    early = {item for item in first if first[item] <= log.windows[0].last}
+    told: set[int] = set()
+    for event, published in zip(noted, chain[1]):
+        assert event["num_bytes"] == published.num_bytes > 0
+        assert event["asked"] > 10
+        for item, age in event["fresh"]:
+            assert item not in early | told
+            assert age == log.windows[event["windows"] - 1].last - first[item] >= 0
+            told.add(item)
+    assert len(told) > 5
+    again = FirstRecommended(LogSource(trained / "log"), noted)
+    model = exported_version(load_version(chain[0])[1])
+    assert again.ask(model, windows=DAYS)["fresh"] == []
+
+
+def test_what_is_no_chain_is_told_to_be_published(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "manifest.json").write_text("{}")
+    for name, what in (("empty", "not a chain"), ("export", "an export, not a chain"), ("no", "not a chain")):
+        with pytest.raises(ConfigError, match=f"(?s){what}.*freescale publish"):
+            serve(tmp_path / name)
 
 
 def test_a_version_is_swapped_without_a_mixed_or_failed_answer(

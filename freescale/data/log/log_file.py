@@ -35,6 +35,7 @@ class LogRules:
         features: of an event.
         ids: kinds of ids of users and items.
         actions: numbers of actions that are words; None where actions are numbers.
+        schema: further features of events, in words; None where there is no schema.
     """
 
     max_length: int
@@ -42,6 +43,7 @@ class LogRules:
     features: tuple[str, ...]
     ids: dict[str, str]
     actions: dict[str, float] | None = None
+    schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +181,7 @@ def load_log(path: str | Path) -> Log:
         rules = LogRules(
             **{key: said[key] for key in ("max_length", "max_late", "ids", "actions")},
             features=tuple(said["features"]),
+            schema=said.get("schema"),
         )
         windows = tuple(_entry(file, each) for each in said["windows"])
     except (KeyError, TypeError) as error:

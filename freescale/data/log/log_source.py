@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from freescale.data.features.feature_source import ItemFeatures
+from freescale.data.features.feature_statistics import Statistics
 from freescale.data.log.log_file import TARGETS_FILE, Log, WindowEntry, damaged_log, load_log, window_name
+from freescale.data.log.log_schema import schema_of
 from freescale.data.log.window_writer import content_of
+from freescale.data.schema.feature import Schema
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.storage import local_path
@@ -29,17 +33,22 @@ class LogSource:
     Args:
         path: the folder.
         cache_mb: see `ParquetSource`.
+        recent: windows whose items are the catalogue, each window with those before it; None: all so far.
     """
 
-    def __init__(self, path: str | Path, *, cache_mb: float = 256) -> None:
+    def __init__(self, path: str | Path, *, cache_mb: float = 256, recent: int | None = None) -> None:
         self.path = local_path(path)
         self.cache_mb = cache_mb
+        self.recent = recent
         self.log: Log = load_log(self.path)
         self.name = self.path.name
         self.features: tuple[str, ...] = self.log.rules.features
         self.id_kinds: dict[str, Any] = dict(self.log.rules.ids)
+        self.schema: Schema = schema_of(self.log.rules)
+        self.statistics: Statistics = {}
         self._windows: dict[int, ParquetSource] = {}
         self._targets: dict[int, IntArray] = {}
+        self._recent: dict[int, ItemCatalog] = {}
         self._first_rows: IntArray = _first_rows(self.log)
         if not self.log.windows:
             raise DataError(
@@ -47,7 +56,7 @@ class LogSource:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_windows": {}, "_targets": {}}
+        return {**self.__dict__, "_windows": {}, "_targets": {}, "_recent": {}}
 
     @property
     def num_windows(self) -> int:
@@ -119,7 +128,21 @@ class LogSource:
         return self._targets[number]
 
     def items_of(self, number: int) -> ItemCatalog:
-        """The catalogue up to a window."""
+        """The catalogue of a window: items so far, or those that occurred in it and the last few before it."""
+        if self.recent is None or number < self.recent:
+            return self.all_items_of(number)
+        if number not in self._recent:
+            now, before = self.all_items_of(number), self.all_items_of(number - self.recent)
+            counts = now.counts.copy()
+            counts[np.searchsorted(now.ids, before.ids)] -= before.counts
+            alive = np.flatnonzero(counts)
+            while len(self._recent) >= _OPEN:
+                del self._recent[next(iter(self._recent))]
+            self._recent[number] = ItemCatalog(now.ids[alive], counts[alive], counts[alive])
+        return self._recent[number]
+
+    def all_items_of(self, number: int) -> ItemCatalog:
+        """All items up to a window."""
         return self.window(number).items
 
     def window_of(self, rows: IntArray) -> int:
@@ -148,8 +171,16 @@ class LogSource:
 
     @property
     def items(self) -> ItemCatalog:
-        """The catalogue up to the last window that is known."""
+        """The catalogue of the last window that is known."""
         return self.items_of(self.num_windows - 1)
+
+    def item_features(self) -> ItemFeatures:
+        """Nothing: a log keeps features of events and requests."""
+        return ItemFeatures({}, {})
+
+    def known_ids(self, table: str, /) -> IntArray | None:
+        """None: what comes with later windows is not known."""
+        return None
 
     def item_names(self, ids: IntArray, /) -> ItemNames:
         """The user's own ids of these items."""

@@ -1,105 +1,121 @@
-"""What a window was sealed from: files by their contents, so that none is sealed twice and none is passed over."""
+"""What a window was sealed from, so that no event is sealed twice and none is passed over.
+
+    freescale log append LOG raw/                        files and folders
+    freescale log append LOG delta:PATH                  versions of a Delta table
+    freescale log append LOG iceberg:CATALOG.SPACE.NAME  snapshots of an Iceberg table
+    freescale log append LOG kafka:HOST:PORT/TOPIC       offsets of a topic
+
+The log itself says how far an origin was read: its last entry, and no consumer group. So whatever happened to a sealer,
+the next one goes on behind what is sealed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from freescale import registry
 from freescale.data.log.log_file import Log
-from freescale.data.preparing.input_files import all_files
-from freescale.data.stored.digest import sample_file
 from freescale.errors import DataError
 
-_BLOCKS = 64
-"""Of 64 KiB that stand for a file; one of at most 4 MiB is read whole."""
+Words = dict[str, Any]
+"""What log.json keeps of the part of an origin that was sealed; plain values."""
+_OWN = ("part", "until")
+FILES = "files"
 
 
-@dataclass(frozen=True)
-class OriginFile:
-    """One file of raw input.
+class Origin(Protocol):
+    """Somewhere events come from. Registered in the family "origin", made from what stands behind `KIND:`.
 
     Args:
-        name: its path below the input.
-        size: in bytes.
-        digest: of its contents, of a large file of parts of it.
+        kind: its name there, under which its words say it, too.
     """
 
-    name: str
-    size: int
-    digest: str
+    kind: str
+
+    def describe(self) -> str:
+        """What it is, for people."""
+
+    def new(self, before: list[Words]) -> Words:
+        """What is there now and was not sealed before, in words; DataError where there is nothing, or it was changed.
+
+        Args:
+            before: the words of all windows that are from an origin of this kind, oldest first, and their numbers
+                under "window".
+        """
+
+    def again(self, words: Words) -> Words:
+        """The same words, where what they stand for is still there; DataError else. An append was killed in it."""
+
+    def fetch(self, words: Words, work: Path) -> Path:
+        """A file or folder with these events that `prepare` can read; `work` is a folder of one's own."""
 
 
-def look_at(source: Path) -> list[OriginFile]:
-    """The files of an input: itself, or all of a folder."""
-    if not source.exists():
-        raise DataError(f"There is no input {source}", next_step="check the path of the raw interactions")
-    files = all_files(source) if source.is_dir() else [source]
-    found = [
-        OriginFile(
-            str(path.relative_to(source)) if source.is_dir() else path.name,
-            path.stat().st_size,
-            sample_file(path, num_blocks=_BLOCKS),
-        )
-        for path in files
+def open_origin(address: str | Path) -> Origin:
+    """The origin of this address: a path, or KIND:WHERE."""
+    kind, _, where = str(address).partition(":")
+    if isinstance(address, str) and where and kind in registry.names("origin") and kind != FILES:
+        found: Origin = registry.find("origin", kind).make(where)
+        return found
+    made: Origin = registry.find("origin", FILES).make(str(address))
+    return made
+
+
+def plan(origin: Origin, log: Log | None) -> tuple[Words, int, int | None]:
+    """What to seal, the part to begin with, and where in time that begins."""
+    kind = origin.kind
+    entries = () if log is None else log.windows
+    last = entries[-1].origin if entries else None
+    if last is not None and last["until"] is not None:
+        # A sealer was killed between two windows of one input.
+        if last["kind"] != kind:
+            raise unfinished(origin.describe(), f"{last['kind']} came first")
+        return origin.again(without_part(last)), last["part"] + 1, last["until"]
+    before = [
+        {**without_part(entry.origin), "window": entry.number}
+        for entry in entries
+        if entry.origin["kind"] == kind
     ]
-    if not found:
-        raise DataError(f"{source} holds no files", next_step="check the path of the raw interactions")
-    return found
+    return origin.new(before), 0, None
 
 
-def as_words(files: list[OriginFile], *, part: int, until: int | None) -> dict[str, Any]:
+def with_part(words: Words, *, part: int, until: int | None) -> Words:
     """What an entry of log.json keeps.
 
     Args:
-        files: that were sealed.
+        words: of the origin.
         part: which window of those cut from them, from 0.
         until: where the part ends, in seconds since 1970; None: it is the last.
     """
-    return {"kind": "files", "files": [asdict(file) for file in files], "part": part, "until": until}
+    return {**words, "part": part, "until": until}
 
 
-def new_files(log: Log | None, files: list[OriginFile], source: Path) -> list[OriginFile]:
-    """Those of an input that are not in the log yet.
-
-    Raises:
-        DataError: all of them are, or one that is was changed since.
-    """
-    sealed: dict[str, int] = {}
-    names: dict[str, tuple[OriginFile, int]] = {}
-    for entry in log.windows if log is not None else ():
-        for words in entry.origin["files"]:
-            known = OriginFile(**words)
-            sealed[known.digest] = entry.number
-            names[known.name] = known, entry.number
-    fresh = []
-    for file in files:
-        if file.digest in sealed:
-            continue
-        if source.is_dir() and file.name in names:
-            before, number = names[file.name]
-            raise DataError(
-                f"{source / file.name} was changed after it was sealed in window {number}",
-                got=f"{file.size:,} bytes, then {before.size:,}",
-                allowed="files that are written once: new events in new files",
-                next_step="put the file back as it was, and new events into another file",
-            )
-        fresh.append(file)
-    if not fresh:
-        windows = sorted({sealed[file.digest] for file in files})
-        raise DataError(
-            f"{source} is in the log already",
-            got="window " + ", ".join(map(str, windows)),
-            next_step="nothing is left to do; new events come in new files",
-        )
-    return fresh
+def without_part(words: Mapping[str, Any]) -> Words:
+    """The words of an origin alone."""
+    return {name: value for name, value in words.items() if name not in _OWN}
 
 
-def unfinished(log: Log | None) -> tuple[list[OriginFile], int, int] | None:
-    """Files of which a sealer that was killed has sealed only some parts: the files, parts done, where they end."""
-    if log is None or not log.windows:
-        return None
-    origin = log.windows[-1].origin
-    if origin["until"] is None:
-        return None
-    return [OriginFile(**words) for words in origin["files"]], origin["part"] + 1, origin["until"]
+def unfinished(got: str, why: str) -> DataError:
+    """The error of an input that is not the one that an append was killed in."""
+    return DataError(
+        "The last append to this log was killed, and its input comes first",
+        got=f"{got}: {why}",
+        next_step="append the same input again; then this one",
+    )
+
+
+def nothing_new(what: str, got: str) -> DataError:
+    """The error of an input that is in the log as a whole."""
+    return DataError(
+        f"{what} is in the log already",
+        got=got,
+        next_step="nothing is left to do; new events come in new files, versions or messages",
+    )
+
+
+def missing_package(package: str, extra: str) -> DataError:
+    """The error of an origin whose package is not installed."""
+    return DataError(
+        f"{extra} needs the package {package}", got="not installed", next_step=f"pip install {package}"
+    )

@@ -27,10 +27,13 @@ from freescale.data.log.log_file import (
     tail_name,
     window_name,
 )
-from freescale.data.log.origin import OriginFile, as_words, look_at, new_files, unfinished
+from freescale.data.log.log_schema import check_schema, check_words, same_schema
+from freescale.data.log.origin import Words, open_origin, plan, with_part
 from freescale.data.log.window_plan import plan_windows
 from freescale.data.log.window_writer import Cut, content_of, users_of, write_window
 from freescale.data.preparing.preparation import DatasetSummary, prepare
+from freescale.data.schema.feature import Schema
+from freescale.data.schema.reading import schema_from
 from freescale.data.source import IntArray
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.durable import sync_folder, sync_tree
@@ -68,59 +71,63 @@ def append(
     every: int | None = None,
     max_length: int | None = None,
     max_late: int | None = None,
+    schema: Schema | Mapping[str, Any] | str | Path | None = None,
     **reading: Any,
 ) -> Sealed:
     """Seal the events of an input as the next windows of a log, which is made with the first.
 
-    Of a folder only files that are not in the log yet are read. An append that was killed is finished by the same call.
+    Only what is not in the log yet is read: files of a folder, versions of a table, messages of a topic. An append that
+    was killed is finished by the same call.
 
     Args:
         log_dir: folder of the log.
-        input_path: a file, or a folder of files; see `prepare`.
+        input_path: a file, a folder of files, or `delta:`, `iceberg:` or `kafka:` and where that is; see `Origin`.
         every: seconds of a window, counted from 1970; None: one window for all new events.
         max_length: inputs of a row at most; 200, or what the log has.
         max_late: seconds that an event may be older than what was sealed before; None: any, or what the log has.
+        schema: further features of events to keep, see `prepare`; the first append decides.
         reading: how the input is read: `format`, `columns` and others of `prepare`.
     """
-    if is_address(log_dir) or is_address(input_path):
-        raise DataError(
-            "A log is sealed on this machine, from files of this machine",
-            got=input_path if is_address(input_path) else log_dir,
-            next_step="copy the files here first",
-        )
-    folder, source = local_path(log_dir), local_path(input_path)
+    if is_address(log_dir):
+        raise DataError("A log is sealed on this machine", got=log_dir, next_step="name a folder here")
+    folder = local_path(log_dir)
     for name, value in (("every", every), ("max_length", max_length)):
         if value is not None and value < 1:
             raise DataError(f"{name} is at least 1", got=value)
     if max_late is not None and max_late < 0:
         raise DataError("max_late is at least 0", got=max_late)
-    files = look_at(source)
+    asked = schema_from(schema)
+    check_schema(asked)
+    origin = open_origin(input_path)
     with _alone(folder):
         log = _opened(folder)
         _check_rules(log, max_length=max_length, max_late=max_late)
-        todo, part, low = _todo(log, files, source)
+        if log is not None:
+            same_schema(log.rules, asked)
+            asked = schema_from(log.rules.schema)
+        words, part, low = plan(origin, log)
         work = folder / _WORK
         work.mkdir()
         try:
-            chosen = _chosen(source, todo, work)
-            summary = _prepare(chosen, work / "input", log, reading)
-            rules = _rules_of(log, summary, max_length=max_length, max_late=max_late)
+            chosen = origin.fetch(words, work)
+            summary = _prepare(chosen, work / "input", log, {**reading, "schema": asked})
+            rules = _rules_of(log, summary, max_length=max_length, max_late=max_late, schema=asked)
             log = log or Log(folder, rules, ())
-            log, sealed = _seal_parts(log, work, todo, every=every, part=part, low=low)
+            log, sealed = _seal_parts(log, work, words, every=every, part=part, low=low)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return Sealed(log, sealed, summary.taken)
 
 
 def _seal_parts(
-    log: Log, work: Path, files: list[OriginFile], *, every: int | None, part: int, low: int | None
+    log: Log, work: Path, words: Words, *, every: int | None, part: int, low: int | None
 ) -> tuple[Log, tuple[WindowEntry, ...]]:
     """Cut the prepared input into windows and seal one after another."""
     new = ParquetSource(work / "input")
     sealed = []
     plan = plan_windows(new, _tail_users(log), end=log.end, rules=log.rules, every=every, low=low)
     for number, cut in enumerate(plan.cuts):
-        origin = as_words(files, part=part + number, until=cut.high)
+        origin = with_part(words, part=part + number, until=cut.high)
         dropped = plan.dropped if number == 0 else 0
         log = _seal(log, work / f"part-{number:06d}", new, cut, origin=origin, dropped=dropped)
         sealed.append(log.windows[-1])
@@ -242,34 +249,6 @@ def _clean(log: Log) -> None:
             path.unlink()
 
 
-def _todo(log: Log | None, files: list[OriginFile], source: Path) -> tuple[list[OriginFile], int, int | None]:
-    """Files to seal, the part to begin with, and where it begins."""
-    left = unfinished(log)
-    if left is None:
-        return new_files(log, files, source), 0, None
-    begun, part, low = left
-    here = {file.digest: file for file in files}
-    missing = [file.name for file in begun if file.digest not in here]
-    if missing:
-        raise DataError(
-            "The last append to this log was killed, and its input comes first",
-            got=f"{source} without {missing[0]}",
-            next_step="append the same input again; then this one",
-        )
-    return [here[file.digest] for file in begun], part, low
-
-
-def _chosen(source: Path, files: list[OriginFile], work: Path) -> Path:
-    """The input, or of a folder a folder of links to the files that are to be read."""
-    if not source.is_dir():
-        return source
-    for file in files:
-        link = work / "files" / file.name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to((source / file.name).resolve())
-    return work / "files"
-
-
 def _prepare(source: Path, out: Path, log: Log | None, reading: Mapping[str, Any]) -> DatasetSummary:
     """The input as an ordinary data set, its ids and actions read like those of the log."""
     options = dict(reading)
@@ -303,9 +282,15 @@ def _check_rules(log: Log | None, *, max_length: int | None, max_late: int | Non
 
 
 def _rules_of(
-    log: Log | None, summary: DatasetSummary, *, max_length: int | None, max_late: int | None
+    log: Log | None,
+    summary: DatasetSummary,
+    *,
+    max_length: int | None,
+    max_late: int | None,
+    schema: Schema | None,
 ) -> LogRules:
     source = ParquetSource(summary.path)
+    check_words(source.table_ids)
     if log is None:
         return LogRules(
             max_length=max_length or MAX_LENGTH,
@@ -313,6 +298,7 @@ def _rules_of(
             features=tuple(summary.features),
             ids={role: str(source.id_kinds[role]) for role in ("user", "item")},
             actions=None if summary.actions is None else dict(summary.actions),
+            schema=None if schema is None else schema.words(),
         )
     if tuple(summary.features) != log.rules.features:
         raise DataError(

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale.data.log.log_file import TARGETS_FILE, LogRules
+from freescale.data.log.log_schema import columns_of, feature_writer
 from freescale.data.log.window_rows import Sequences, cut_rows, join, latest
 from freescale.data.preparing.dataset_writer import DatasetWriter
 from freescale.data.source import IntArray, ItemCatalog
@@ -84,8 +85,11 @@ def write_window(
     window, rest = work / "window", work / "tail"
     for folder in (window, rest):
         folder.mkdir()
-    rows = DatasetWriter(window, rules.features, 1, id_kinds=rules.ids)  # type: ignore[arg-type]
-    kept = DatasetWriter(rest, rules.features, 1, id_kinds=rules.ids)  # type: ignore[arg-type]
+    columns = columns_of(rules)
+    rows, kept = (
+        DatasetWriter(folder, columns, 1, id_kinds=rules.ids, extra=feature_writer(rules))  # type: ignore[arg-type]
+        for folder in (window, rest)
+    )
     targets: list[IntArray] = []
     items: list[IntArray] = []
     counted = _Times()
@@ -125,6 +129,8 @@ def content_of(folder: Path) -> str:
     """Fingerprint of a window: of what its manifest promises of the shards, of lengths and targets."""
     manifest = load_manifest(folder)
     said: dict[str, Any] = {key: manifest.get(key) for key in _CONTENT}
+    if "schema" in manifest:
+        said["schema"] = manifest["schema"]
     said["shards"] = [[shard["row_groups"], shard["digest"]] for shard in manifest["shards"]]
     arrays = [np.load(folder / file, allow_pickle=False) for file in (LENGTHS_FILE, TARGETS_FILE)]
     said["arrays"] = digest_arrays(*arrays)

@@ -38,7 +38,7 @@ from freescale.data.preparing.schema_input import schema_input
 from freescale.data.preparing.side_table import LIST_MARKS
 from freescale.data.preparing.sorted_input import check_id_kinds, read_sorted
 from freescale.data.schema.feature import Schema
-from freescale.data.schema.reading import checked_schema, load_schema
+from freescale.data.schema.reading import schema_from
 from freescale.data.stored.item_texts import read_raw_texts, write_texts
 from freescale.data.stored.manifest import TIME_UNIT
 from freescale.data.stored.storage import copy_all, is_address, local_path
@@ -161,7 +161,7 @@ def prepare(
     for word, given, allowed in (("lacking", lacking, LACKING), ("new_items", new_items, NEW_ITEMS)):
         if given not in allowed:
             raise DataError(f"{word} is neither", got=given, allowed=", ".join(allowed))
-    known_schema = _schema_of(schema)
+    known_schema = schema_from(schema)
     asked = schema_input(
         known_schema,
         columns=columns,
@@ -266,14 +266,6 @@ def prepare(
             writer.abort()
         shutil.rmtree(work, ignore_errors=True)
     return _summary(out, manifest, decided, num_texts, num_skipped=num_skipped)
-
-
-def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> Schema | None:
-    if given is None or isinstance(given, Schema):
-        return given or None
-    if isinstance(given, Mapping):
-        return checked_schema(given, where="the schema")
-    return load_schema(Path(given))
 
 
 def _path(given: str | Path | None) -> Path | None:

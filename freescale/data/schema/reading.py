@@ -88,6 +88,15 @@ def load_schema(path: Path) -> Schema:
     return checked_schema(values[SECTION], where=str(path))
 
 
+def schema_from(given: Schema | Mapping[str, Any] | str | Path | None) -> Schema | None:
+    """A schema however it is given: read already, as words by name, or as a file; None where there is none."""
+    if given is None or isinstance(given, Schema):
+        return given or None
+    if isinstance(given, Mapping):
+        return checked_schema(given, where="the schema")
+    return load_schema(Path(given))
+
+
 def refuse(problems: list[str], *, where: str) -> None:
     """One error with all problems, if there are any."""
     if problems:

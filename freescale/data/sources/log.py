@@ -14,12 +14,14 @@ class LogOptions:
 
     Args:
         cache_mb: memory a process keeps recently read row groups in.
+        recent_windows: windows whose items are the catalogue; none: all so far.
     """
 
     cache_mb: float = 256
+    recent_windows: int | None = None
 
 
 @register("source", "log", options=LogOptions)
 def make_log(path: str, options: LogOptions, *, seed: int) -> LogSource:
     """The log in this folder."""
-    return LogSource(path, cache_mb=options.cache_mb)
+    return LogSource(path, cache_mb=options.cache_mb, recent=options.recent_windows)

@@ -151,7 +151,7 @@ class Blocks(Protocol):
 
 
 def rank_of_targets(asked: Asked, blocks: Blocks, ranks: Ranks | None = None) -> Tensor:
-    """[U] how many candidates stand before each user's target, `NEVER` where it is hidden itself.
+    """[U] how many candidates stand before each user's target, `NEVER` where it is hidden or no candidate itself.
 
     Ties go to the item with the smaller number.
 
@@ -163,21 +163,24 @@ def rank_of_targets(asked: Asked, blocks: Blocks, ranks: Ranks | None = None) ->
     device = asked.vectors.device
     users = torch.arange(len(asked.target), device=device)
     target_score = torch.zeros(len(users), dtype=asked.vectors.dtype, device=device)
+    found = torch.zeros(len(users), dtype=torch.int64, device=device)
     # The target's score must come from the same product as the others', or rounding would break ties at random.
     kept = _scores(asked, next(iter(blocks))) if len(blocks) == 1 else None
     for block in _filled(blocks):
         scores = kept if kept is not None else _scores(asked, block)
         column, inside = _find(block.numbers, asked.target)
         target_score += torch.where(inside, scores[users, column], 0.0)
+        found += inside
     if ranks is not None:
         ranks.sum(target_score)
+        ranks.sum(found)
     counts = torch.zeros(len(users), dtype=torch.int64, device=device)
     for block in _filled(blocks):
         scores = kept if kept is not None else _scores(asked, block)
         counts += _count_ahead(scores, target_score, block, asked, users)
     if ranks is not None:
         ranks.sum(counts)
-    return torch.where(asked.never, NEVER, counts)
+    return torch.where(asked.never | (found == 0), NEVER, counts)
 
 
 def _filled(blocks: Blocks) -> Iterator[ItemBlock]:

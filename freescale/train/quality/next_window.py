@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from freescale.data import NextExamples
 from freescale.train.log.events import Progress
 from freescale.train.quality.evaluate import GivenUpError, GiveUp
 from freescale.train.quality.protocol import EvalProtocol
@@ -31,12 +30,12 @@ class NextWindowEvaluation(Evaluation):
 
     Args:
         begins_at: (steps) -> the window that begins after so many steps, if it is known.
-        examples_of: (window) -> its targets, ranked among the items known before it.
+        examples_of: (window) -> its targets among the items known before it, `NextExamples` or `NextRequests`.
         evaluated: the last window that was evaluated; 0: none.
     """
 
     begins_at: Callable[[int], int | None]
-    examples_of: Callable[[int], NextExamples]
+    examples_of: Callable[[int], Any]
     evaluated: int = 0
 
     def due(self, step: int) -> bool:
@@ -51,26 +50,21 @@ class NextWindowEvaluation(Evaluation):
             return False
         self.pending = True
         examples = self.examples_of(window)
-        num_targets, unknown = len(examples.source.unknown), int(examples.source.unknown.sum())
-        asked = self.protocol.max_users
         try:
             metrics = self.evaluator.run(examples, give_up=give_up)
         except GivenUpError:
             return False
         self.pending, self.evaluated = False, window
-        items = len(examples.source.items.ids)
-        few = f"{asked:,} of " if asked is not None and asked < num_targets - unknown else ""
         progress.evaluation(
             step,
             metrics,
-            protocol=f"{self.protocol.words('test')}, {few}{num_targets - unknown:,} targets among {items:,} items, "
-            f"{unknown:,} targets of unknown items left out",
+            protocol=f"{self.protocol.words('test')}, {examples.words()}",
             popularity=None,
             repeat=None,
             split="next",
             window=window,
-            targets=num_targets,
-            unknown=unknown,
+            targets=examples.num_targets,
+            unknown=examples.num_unknown,
             **self.protocol.seen_facts(),
         )
         return False

@@ -13,25 +13,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from freescale.data import sync_folder, sync_tree, write_durably
-from freescale.errors import CheckpointError
-from freescale.train.state.version import Delta, Version, applied, difference, read_version, write_version
+from freescale.errors import CheckpointError, DataError
+from freescale.train.state.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
+from freescale.train.state.row_rounding import Rounded, rounded
+from freescale.train.state.version import Version, applied, difference, read_version, write_version
 
 CURRENT = "current.json"
-FORMAT = "freescale-chain"
-_VERSION = 1
 _WORK = ".publishing"
 ASIDE = ".export-"
 """What names of folders in a chain begin with in which a publisher makes something; it is removed by the next one."""
-_DELTA, _ROWS, _MODEL, _WORDS = "delta.json", "rows.safetensors", "model.safetensors", "words.parquet"
+VECTORS = "vectors"
+"""Of a version's manifest: how exact its vectors are, where they are not the run's own."""
+INT8 = "int8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,8 @@ def read_current(chain: Path) -> Current:
     file = chain / CURRENT
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
-        if said["format"] != FORMAT or said["version"] != _VERSION:
-            raise ValueError(f"it is no {FORMAT} of version {_VERSION}")
+        if said["format"] != FORMAT or said["version"] != VERSION:
+            raise ValueError(f"it is no {FORMAT} of version {VERSION}")
         return Current(
             base=int(said["base"]), seq=int(said["seq"]), fingerprint=said["fingerprint"], facts=said["facts"]
         )
@@ -84,20 +85,48 @@ def delta_name(seq: int) -> str:
     return f"delta-{seq:08d}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What was written of a version.
+
+    Args:
+        current: how far the chain counts now.
+        num_bytes: of the files.
+        changed: items that are new or have another vector; of a base, all.
+        deleted: items that are gone.
+        num_items: of the version.
+    """
+
+    current: Current
+    num_bytes: int
+    changed: int
+    deleted: int
+    num_items: int
+
+
 class Publisher:
     """Writes versions of one model as a chain; one process at a time.
 
     Args:
         chain: the folder; made with the first version.
+        int8: whether vectors are rounded to 8 bits; None: as the chain has them.
     """
 
-    def __init__(self, chain: Path) -> None:
+    def __init__(self, chain: Path, *, int8: bool | None = None) -> None:
         self.chain = chain
         chain.mkdir(parents=True, exist_ok=True)
         self.current: Current | None = None
         self.version: Version | None = None
+        self._int8 = bool(int8)
         if (chain / CURRENT).exists():
             self.current, self.version = load_version(chain)
+            self._int8 = self.version.manifest.get(VECTORS) == INT8
+            if int8 is not None and int8 != self._int8:
+                raise CheckpointError(
+                    f"the vectors of this chain are {'rounded to int8' if self._int8 else 'exact'}",
+                    got=chain,
+                    next_step="publish as before, or into a new folder",
+                )
         elif any(
             path.name[0] != "." and path.name not in (base_name(0), f"{CURRENT}.new")
             for path in chain.iterdir()
@@ -107,12 +136,14 @@ class Publisher:
             )
         self._clean()
 
-    def publish(self, version: Version, facts: Mapping[str, Any]) -> tuple[Current, int]:
-        """Make this the last version of the chain, as a delta where there is one before; how many bytes that took.
+    def publish(self, version: Version, facts: Mapping[str, Any]) -> Publication:
+        """Make this the last version of the chain, as a delta where there is one before; what that took.
 
         Renamed first, then named by current.json: killed in between, the next publisher removes it.
         """
         seq = 0 if self.current is None else self.current.seq + 1
+        version, in_8_bits = self._as_kept(version)
+        changed, deleted = len(version.ids), 0
         work = self.chain / _WORK
         work.mkdir()
         if self.version is None:
@@ -120,13 +151,17 @@ class Publisher:
             name = base_name(seq)
         else:
             delta = difference(self.version, version)
-            _write_delta(
+            changed, deleted = len(delta.ids), len(delta.deleted)
+            write_delta(
                 work,
                 delta,
                 seq=seq,
                 parent=self.version.fingerprint,
                 fingerprint=version.fingerprint,
                 facts=facts,
+                rounded=None
+                if in_8_bits is None
+                else in_8_bits.take(np.searchsorted(version.ids, delta.ids)),
             )
             name = delta_name(seq)
         sync_tree(work)
@@ -134,10 +169,27 @@ class Publisher:
         os.rename(work, self.chain / name)
         sync_folder(self.chain)
         base = 0 if self.current is None else self.current.base
-        self._point(Current(base=base, seq=seq, fingerprint=version.fingerprint, facts=dict(facts)))
+        current = Current(base=base, seq=seq, fingerprint=version.fingerprint, facts=dict(facts))
+        self._point(current)
         self.version = version
-        assert self.current is not None
-        return self.current, num_bytes
+        return Publication(
+            current=current,
+            num_bytes=num_bytes,
+            changed=changed,
+            deleted=deleted,
+            num_items=len(version.ids),
+        )
+
+    def _as_kept(self, version: Version) -> tuple[Version, Rounded | None]:
+        """The version as this chain keeps it, and its vectors in 8 bits where it keeps them so.
+
+        Rounded as a whole: a row that has not changed is rounded to what it was, and is not sent again.
+        """
+        if not self._int8:
+            return version, None
+        in_8_bits = rounded(version.vectors)
+        manifest = {**version.manifest, VECTORS: INT8}
+        return replace(version, manifest=manifest, vectors=in_8_bits.vectors()), in_8_bits
 
     def compact(self) -> Current:
         """Make a base of the last version, with the same fingerprint, and remove what came before it."""
@@ -160,7 +212,7 @@ class Publisher:
         return self.current
 
     def _point(self, current: Current) -> None:
-        said = {"format": FORMAT, "version": _VERSION, **asdict(current)}
+        said = {"format": FORMAT, "version": VERSION, **asdict(current)}
         write_durably(self.chain / CURRENT, json.dumps(said, indent=1) + "\n")
         self.current = current
 
@@ -199,14 +251,14 @@ def follow(chain: Path, version: Version, seq: int, current: Current) -> Version
     """
     for number in range(seq + 1, current.seq + 1):
         folder = chain / delta_name(number)
-        said, delta = _read_delta(folder)
+        said, delta = read_delta(folder)
         if said["seq"] != number or said["parent"] != version.fingerprint:
             raise damaged_chain(
                 folder, f"it follows version {said['seq'] - 1} of another chain, or another version"
             )
         try:
             version = applied(version, delta)
-        except ValueError as error:
+        except (DataError, ValueError) as error:
             raise damaged_chain(folder, str(error)) from error
         if version.fingerprint != said["fingerprint"]:
             raise damaged_chain(folder, "it does not make the version that it says")
@@ -225,76 +277,3 @@ def _read_base(chain: Path, seq: int) -> Version:
     if version.fingerprint != said:
         raise damaged_chain(folder, "it holds another version than it says")
     return version
-
-
-def _write_delta(
-    folder: Path, delta: Delta, *, seq: int, parent: str, fingerprint: str, facts: Mapping[str, Any]
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from safetensors.numpy import save_file as save_arrays
-    from safetensors.torch import save_file
-
-    rows = {"ids": delta.ids, "vectors": delta.vectors, "deleted": delta.deleted}
-    save_arrays({name: np.ascontiguousarray(values) for name, values in rows.items()}, folder / _ROWS)
-    save_file({name: value.contiguous() for name, value in delta.dense.items()}, folder / _MODEL)
-    if delta.words is not None:
-        pq.write_table(pa.table({"word": delta.words}), folder / _WORDS)
-    files = {path.name: [path.stat().st_size, _crc(path)] for path in sorted(folder.iterdir())}
-    said = {
-        "format": FORMAT,
-        "version": _VERSION,
-        "seq": seq,
-        "parent": parent,
-        "fingerprint": fingerprint,
-        "changed": len(delta.ids),
-        "deleted": len(delta.deleted),
-        "facts": dict(facts),
-        "files": files,
-        "manifest": dict(delta.manifest),
-    }
-    (folder / _DELTA).write_text(json.dumps(said, indent=1))
-
-
-def _read_delta(folder: Path) -> tuple[dict[str, Any], Delta]:
-    """A delta, its files compared with what delta.json says of them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from safetensors.numpy import load_file as load_arrays
-    from safetensors.torch import load_file
-
-    if not folder.exists():
-        raise damaged_chain(folder, "it is not there")
-    try:
-        said = json.loads((folder / _DELTA).read_text())
-        for name, (size, crc) in said["files"].items():
-            path = folder / Path(name).name
-            if path.stat().st_size != size or _crc(path) != crc:
-                raise ValueError(f"{name} is not as it was written")
-        rows = load_arrays(folder / _ROWS)
-        words = None
-        if _WORDS in said["files"]:
-            words = pq.read_table(folder / _WORDS).column("word").cast(pa.large_string()).combine_chunks()
-            words = pa.concat_arrays(words.chunks) if isinstance(words, pa.ChunkedArray) else words
-        manifest = said["manifest"]
-        dense = load_file(folder / _MODEL)
-        return said, Delta(manifest, dense, rows["ids"], rows["vectors"], rows["deleted"], words)
-    except Exception as error:
-        raise damaged_chain(folder, next(iter(str(error).splitlines()), type(error).__name__)) from error
-
-
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def damaged_chain(path: Path, why: str) -> CheckpointError:
-    """The error of a part of a chain that cannot be trusted."""
-    return CheckpointError(
-        f"{path} is missing, damaged or of another chain",
-        got=why,
-        next_step="copy the chain again, or publish into a new folder",
-    )

@@ -98,6 +98,6 @@ class ChainModel:
 
 def _warm_up(model: ExportedModel) -> None:
     """Whatever is made once for a version is made before the first request meets it."""
-    if len(model.items) and retrieves(model.model.head):
+    if len(model.items) and retrieves(model.model.head) and model.features is None:
         times = [0] if model.manifest["encoder"]["time_bias"] else None
         model.recommend([model.names[0]], times=times, k=1)

@@ -27,6 +27,7 @@ from freescale.model import (
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
 from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens
+from freescale.train.state.served_tables import ServedTable
 from freescale.train.state.version import Version
 from freescale.version import __version__
 
@@ -229,12 +230,25 @@ def exported_version(version: Version) -> ExportedModel:
     )
     model = model.to(dtype).eval()
     model.load_state_dict(dict(version.dense))
+    features = None
+    if "features" in manifest:
+        facts = manifest["features"]
+        tables = {
+            name: ServedTable(
+                torch.from_numpy(rows.vectors).to(dtype),
+                None if rows.ids is None else torch.from_numpy(rows.ids),
+                facts["tables"][name],
+            )
+            for name, rows in version.tables.items()
+        }
+        features = ServedFeatures.made(facts, version.ids, tables)
     return ExportedModel(
         model=model,
         items=version.ids,
         vectors=as_compute(torch.from_numpy(version.vectors).to(dtype)),
         manifest=manifest,
         names=ItemNames(version.ids, manifest.get("item_ids", "int64"), version.words),
+        features=features,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from freescale.model import FeatureTokens
 from freescale.pipeline import Domain, FeatureIds, IdColumn
 from freescale.train.state.served_tables import ServedTable, kept_rows, write_table
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 ITEM_COLUMN = "feature."
 """What the names of features of items begin with in items.parquet."""
 
@@ -77,7 +79,7 @@ class ExportFeatures:
         tables, files = {}, []
         for name in dict.fromkeys(name for name in used if name is not None):
             kept = kept_rows(name, self.id_maps[name], kind=self.map_kinds.get(name))
-            files.append(folder / _table_file(name))
+            files.append(folder / table_file(name))
             words = None if kept.ids is None else self._words(name, kept.ids.numpy())
             write_table(files[-1], self.embedding.tables[name], kept, words)
             tables[name] = {**kept.facts, "width": self.widths[name]}
@@ -130,9 +132,8 @@ class ServedFeatures:
     @classmethod
     def read(cls, folder: Path, facts: Mapping[str, Any], items: Any, dtype: torch.dtype) -> ServedFeatures:
         """What `ExportFeatures` has written; `items` is the table of items.parquet."""
-        schema, names = _schema(facts), facts["tokens"]
         tables = {
-            name: ServedTable.read(folder / _table_file(name), each, dtype)
+            name: ServedTable.read(folder / table_file(name), each, dtype)
             for name, each in facts["tables"].items()
         }
         known = {
@@ -140,8 +141,20 @@ class ServedFeatures:
             for name in items.column_names
             if name.startswith(ITEM_COLUMN)
         }
+        return cls.made(facts, items.column("item").to_numpy(), tables, known)
+
+    @classmethod
+    def made(
+        cls,
+        facts: Mapping[str, Any],
+        items: IntArray,
+        tables: Mapping[str, ServedTable],
+        known: Mapping[str, Any] = NOTHING,
+    ) -> ServedFeatures:
+        """From what the manifest says of features, ids of items, the tables, and features of items in crosses."""
+        schema, names = _schema(facts), facts["tokens"]
         catalogue = ServedItems(
-            items.column("item").to_numpy(),
+            items,
             schema=served_schema(schema, names),
             statistics=facts["statistics"],
             columns=known,
@@ -205,7 +218,8 @@ def _schema(facts: Mapping[str, Any]) -> Schema:
     return checked_schema(facts["schema"], where="the export")
 
 
-def _table_file(name: str) -> str:
+def table_file(name: str) -> str:
+    """Where an export keeps the rows of a table."""
     return f"table-{name}.parquet"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,18 @@ from torch import Tensor
 
 from freescale.data import IntArray
 from freescale.errors import DataError
+from freescale.train.state.served_features import ITEM_COLUMN, table_file
+from freescale.train.state.table_rows import (
+    TableDelta,
+    TableRows,
+    find,
+    merged,
+    read_table,
+    table_applied,
+    table_difference,
+    unchanged,
+    write_table,
+)
 
 _BLOCK = 1 << 24
 
@@ -35,6 +47,7 @@ class Version:
         ids: [n] items, ascending.
         vectors: [n, dim] float32, theirs.
         words: [n] Arrow array of the users' own ids, where these are text.
+        tables: rows that features of events and users have, by table.
     """
 
     manifest: Mapping[str, Any]
@@ -42,6 +55,7 @@ class Version:
     ids: IntArray
     vectors: npt.NDArray[np.float32]
     words: Any = None
+    tables: Mapping[str, TableRows] = field(default_factory=dict)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -52,14 +66,22 @@ class Version:
             value = self.dense[name].detach().cpu().contiguous()
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-        for array in (self.ids, self.vectors):
-            digest.update(f"{array.dtype.str} {array.shape}".encode())
-            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            for start in range(0, len(flat), _BLOCK):
-                digest.update(flat[start : start + _BLOCK].data)
+        _add_arrays(digest, self.ids, self.vectors)
+        for name in sorted(self.tables):
+            table = self.tables[name]
+            digest.update(f"table {name}".encode())
+            _add_arrays(digest, *(() if table.ids is None else (table.ids,)), table.vectors)
         for word in self.words.to_pylist() if self.words is not None else ():
             digest.update(f"{len(word)} {word}".encode())
         return digest.hexdigest()
+
+
+def _add_arrays(digest: Any, *arrays: npt.NDArray[Any]) -> None:
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for start in range(0, len(flat), _BLOCK):
+            digest.update(flat[start : start + _BLOCK].data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +95,7 @@ class Delta:
         vectors: [n, dim] theirs.
         deleted: [m] items that are gone, ascending.
         words: [n] of `ids`, where they are text.
+        tables: of the other tables, what makes their rows.
     """
 
     manifest: Mapping[str, Any]
@@ -81,6 +104,7 @@ class Delta:
     vectors: npt.NDArray[np.float32]
     deleted: IntArray
     words: Any = None
+    tables: Mapping[str, TableDelta] = field(default_factory=dict)
 
 
 def read_version(folder: Path) -> Version:
@@ -91,13 +115,15 @@ def read_version(folder: Path) -> Version:
 
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest.pop("fingerprint", None)
-    if "features" in manifest:
+    table = pq.read_table(folder / "items.parquet")
+    crossed = [name for name in table.column_names if name.startswith(ITEM_COLUMN)]
+    if crossed:
         raise DataError(
-            "models that look at features of events or users cannot be published as deltas yet",
-            got=folder,
+            "models with crosses of features of items cannot be published as deltas yet",
+            got=", ".join(name.removeprefix(ITEM_COLUMN) for name in crossed),
             next_step="`freescale export RUN_DIR OUT_DIR` writes the whole of it",
         )
-    table = pq.read_table(folder / "items.parquet")
+    tables = {name: read_table(folder / table_file(name)) for name in _tables_of(manifest)}
     flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
     ids: IntArray = table.column("item").to_numpy().astype(np.int64)
     words = None
@@ -110,7 +136,11 @@ def read_version(folder: Path) -> Version:
         order = np.argsort(ids, kind="stable")
         ids, vectors = ids[order], vectors[order]
         words = None if words is None else words.take(pa.array(order))
-    return Version(manifest, load_file(folder / "model.safetensors"), ids, vectors, words)
+    return Version(manifest, load_file(folder / "model.safetensors"), ids, vectors, words, tables)
+
+
+def _tables_of(manifest: Mapping[str, Any]) -> Sequence[str]:
+    return list(manifest["features"]["tables"]) if "features" in manifest else []
 
 
 def write_version(folder: Path, version: Version) -> None:
@@ -130,6 +160,8 @@ def write_version(folder: Path, version: Version) -> None:
     if version.words is not None:
         columns["word"] = version.words
     pq.write_table(pa.table(columns), folder / "items.parquet")
+    for name, rows in version.tables.items():
+        write_table(folder / table_file(name), rows)
     manifest = {**version.manifest, "fingerprint": version.fingerprint}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
@@ -138,15 +170,9 @@ def difference(old: Version, new: Version) -> Delta:
     """What makes `new` from `old`; ids that came and went in between are not mentioned."""
     import pyarrow as pa
 
-    known, place = _find(old.ids, new.ids)
-    same = known.copy()
-    if old.vectors.shape[1:] == new.vectors.shape[1:]:
-        mine = new.vectors[known].view(np.uint32)
-        same[known] = (mine == old.vectors[place[known]].view(np.uint32)).all(1)
-    else:
-        same[:] = False
+    same = unchanged(old.ids, old.vectors, new.ids, new.vectors)
     if new.words is not None and old.words is not None and same.any():
-        index = np.flatnonzero(same)
+        index, place = np.flatnonzero(same), find(old.ids, new.ids)[1]
         alike = pa.compute.equal(new.words.take(pa.array(index)), old.words.take(pa.array(place[index])))
         same[index] = alike.to_numpy(zero_copy_only=False)
     changed = np.flatnonzero(~same)
@@ -155,8 +181,9 @@ def difference(old: Version, new: Version) -> Delta:
         dense=new.dense,
         ids=new.ids[changed],
         vectors=new.vectors[changed],
-        deleted=old.ids[~_find(new.ids, old.ids)[0]],
+        deleted=old.ids[~find(new.ids, old.ids)[0]],
         words=None if new.words is None else new.words.take(pa.array(changed)),
+        tables={name: table_difference(old.tables[name], rows) for name, rows in new.tables.items()},
     )
 
 
@@ -168,35 +195,14 @@ def applied(old: Version, delta: Delta) -> Version:
     """
     import pyarrow as pa
 
-    gone, place = _find(old.ids, delta.deleted)
-    if not gone.all():
-        raise DataError(
-            "the delta deletes an item that the version before does not have",
-            got=int(delta.deleted[~gone][0]),
-        )
-    keep = np.ones(len(old.ids), bool)
-    keep[place] = False
-    replaced, place = _find(old.ids, delta.ids)
-    keep[place[replaced]] = False
-    ids = np.concatenate([old.ids[keep], delta.ids])
-    order = np.argsort(ids, kind="stable")
-    vectors = np.empty((len(ids), delta.vectors.shape[1]), np.float32)
-    num_kept = int(keep.sum())
-    rank = np.empty(len(ids), np.int64)
-    rank[order] = np.arange(len(ids))
-    if num_kept:
-        vectors[rank[:num_kept]] = old.vectors[keep]
-    vectors[rank[num_kept:]] = delta.vectors
+    ids, vectors, keep, order = merged(old.ids, old.vectors, delta.ids, delta.vectors, delta.deleted)
     words = None
     if delta.words is not None:
         kept = old.words.filter(pa.array(keep))
         words = pa.concat_arrays([kept, delta.words.cast(kept.type)]).take(pa.array(order))
-    return Version(delta.manifest, delta.dense, ids[order], vectors, words)
-
-
-def _find(among: IntArray, ids: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Which ids are among ascending ones, and where."""
-    if not len(among):
-        return np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
-    place = np.minimum(np.searchsorted(among, ids), len(among) - 1)
-    return among[place] == ids, place
+    if sorted(old.tables) != sorted(delta.tables):
+        raise DataError(
+            "the delta has other tables", got=", ".join(delta.tables), allowed=", ".join(old.tables)
+        )
+    tables = {name: table_applied(old.tables[name], each) for name, each in delta.tables.items()}
+    return Version(delta.manifest, delta.dense, ids, vectors, words, tables)

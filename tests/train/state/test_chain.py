@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +15,12 @@ from hypothesis import strategies as st
 
 from freescale.embedding.eviction import make_eviction
 from freescale.embedding.zero_collision import ZeroCollisionMap
-from freescale.errors import CheckpointError
+from freescale.errors import CheckpointError, DataError
 from freescale.train.state.chain import Publisher, load_version, read_current
+from freescale.train.state.table_rows import TableRows
 from freescale.train.state.version import Version, applied, difference, read_version, write_version
 from tests.effort import examples, slow
+from tests.killed import dies
 
 DIM = 3
 
@@ -119,6 +118,65 @@ def test_ids_that_come_and_go_are_followed_window_by_window(
     assert (gone > 0) == (policy != "none")
 
 
+def test_rounded_to_8_bits_a_chain_is_smaller_and_is_what_it_says(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    version = Version(
+        {"trained_steps": 0},
+        {"w": torch.zeros(2)},
+        np.arange(300),
+        random.normal(size=(300, 64)).astype(np.float32),
+    )
+    version.vectors[7] = 0
+    exact, small = Publisher(tmp_path / "exact"), Publisher(tmp_path / "small", int8=True)
+    exact.publish(version, {"step": 0}), small.publish(version, {"step": 0})
+    for step in range(1, 4):
+        vectors = version.vectors.copy()
+        vectors[step : step + 100] += random.normal(size=(100, 64)).astype(np.float32)
+        version = Version({"trained_steps": step}, version.dense, version.ids, vectors)
+        whole, less = exact.publish(version, {"step": step}), small.publish(version, {"step": step})
+        assert less.num_bytes < 0.35 * whole.num_bytes
+        assert less.changed == whole.changed == 100  # rows that did not change are rounded to what they were
+        if step == 2:
+            small = Publisher(tmp_path / "small")  # another process goes on
+    found = load_version(tmp_path / "small")[1]
+    assert found.fingerprint == read_current(tmp_path / "small").fingerprint
+    step_of_row = np.abs(version.vectors).max(1, keepdims=True) / 127
+    assert (np.abs(found.vectors - version.vectors) <= 0.501 * step_of_row).all()
+    assert (found.vectors[7] == 0).all() == (version.vectors[7] == 0).all()
+    assert found.manifest["vectors"] == "int8"
+    before = found.fingerprint
+    assert Publisher(tmp_path / "small").compact().fingerprint == before
+    with pytest.raises(CheckpointError, match="rounded to int8"):
+        Publisher(tmp_path / "small", int8=False)
+    with pytest.raises(CheckpointError, match="are exact"):
+        Publisher(tmp_path / "exact", int8=True)
+
+
+@examples(40, 500)
+@given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(["ids", "formula"]))
+def test_rows_of_tables_of_features_follow(one: int, other: int, kind: str) -> None:
+    old, new = (
+        Version({}, {}, np.arange(1), np.zeros((1, DIM), np.float32), tables={"shop": _rows(seed, kind)})
+        for seed in (one, other)
+    )
+    delta = difference(old, new)
+    made = applied(old, delta)
+    _check(made, new)
+    assert made.tables["shop"].vectors.tobytes() == new.tables["shop"].vectors.tobytes()
+    wrong = Version({}, {}, np.arange(1), np.zeros((1, DIM), np.float32))
+    with pytest.raises(DataError, match="other tables"):
+        applied(wrong, delta)
+
+
+def _rows(seed: int, kind: str) -> TableRows:
+    """Rows of some ids, and three that are shared."""
+    version = _version(seed)
+    shared = np.random.default_rng(seed % 3).normal(size=(3, DIM)).astype(np.float32)
+    if kind == "formula":
+        return TableRows(None, shared)
+    return TableRows(version.ids, np.concatenate([version.vectors, shared]))
+
+
 def test_a_delta_holds_what_has_changed_alone(tmp_path: Path) -> None:
     one = _version(1, ids=list(range(20)))
     vectors = one.vectors.copy()
@@ -212,7 +270,7 @@ def test_killed_before_any_write_the_chain_is_the_one_before_or_the_one_after(
             else:
                 publisher.publish(_version(7), {"step": 7})
 
-        died = _dies(act, chain, at=number)
+        died = dies(act, chain, at=number)
         if (chain / "current.json").exists():
             _check(load_version(chain)[1], _version(read_current(chain).facts["step"]))
         act()
@@ -223,34 +281,3 @@ def test_killed_before_any_write_the_chain_is_the_one_before_or_the_one_after(
         assert not [path for path in chain.iterdir() if path.name[0] == "." or path.suffix == ".new"]
         number += 1
     assert number > 3
-
-
-_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open")
-
-
-def _dies(act: Callable[[], None], place: Path, *, at: int) -> bool:
-    """Act in a process that is gone just before change `at` of files below a folder; whether it was."""
-    child = os.fork()
-    if child == 0:
-        left = at
-
-        def count(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal left
-            paths = [Path(path) for path in map(str, arguments[:2]) if path[:1] == "/"]
-            if event not in _CHANGES or not any(path.is_relative_to(place) for path in paths):
-                return
-            if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
-                return
-            if left == 0:
-                os._exit(9)
-            left -= 1
-
-        sys.addaudithook(count)
-        try:
-            act()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9)
-    return code == 9
