@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from freescale.data import Feature, SequenceBatch, TokenRule
-from freescale.kernels import SequenceLayout
+from freescale.kernels import SequenceLayout, Sum
 from freescale.kernels.runtime import on_device
 from freescale.model.feature_join import FeatureJoin, How
 
@@ -32,13 +32,13 @@ class TokenSequence:
     """What an encoder is given.
 
     Args:
-        vectors: [T', D] one a token.
+        vectors: [T', D] one a token; or a sum that makes them.
         batch: carries "time" and "target_time" of every token, where the batch does.
         layout: of the tokens.
         states: [T] for each event, the last token that belongs to it; None: the event's own.
     """
 
-    vectors: Tensor
+    vectors: Tensor | Sum
     batch: SequenceBatch
     layout: SequenceLayout
     states: Tensor | None
@@ -120,21 +120,52 @@ class FeatureTokens(nn.Module):
         ]
         order, back = (on_device(torch.from_numpy(each), vectors_TD.device) for each in places.order)
         vectors: Tensor = _Reordered.apply(torch.cat([*front, vectors_TD, *after]), order, back)  # type: ignore[no-untyped-call]
-        tokens: dict[str, Tensor] = {
-            name: batch.tokens[name].index_select(
-                0, on_device(torch.from_numpy(places.event), vectors.device)
-            )
-            for name in ("time", "target_time")
-            if name in batch.tokens
-        }
-        longer = SequenceBatch(
-            offsets=torch.from_numpy(places.offsets),
-            tokens=tokens,
-            samples={"row": batch.samples["row"]},
-            targets=batch.targets,
-        )
+        longer = _longer(batch, places, vectors.device)
         last = on_device(torch.from_numpy(places.last), vectors.device)
         return TokenSequence(vectors, longer, SequenceLayout(longer.offsets, device=vectors.device), last)
+
+
+class FrontPlaces(NamedTuple):
+    """Where the tokens of sequences with some in front come from.
+
+    Args:
+        order: [T'] for each token its place among all front tokens, feature by feature, and then the events.
+        num_front: front tokens in all.
+        samples: those that have events.
+    """
+
+    order: Tensor
+    num_front: int
+    samples: Tensor
+
+
+def longer_sequence(
+    batch: SequenceBatch, rule: TokenRule, *, device: torch.device
+) -> tuple[TokenSequence, FrontPlaces]:
+    """The sequence of a batch with tokens in front, still without vectors, and where they come from."""
+    places = _Places.of(batch.offsets.numpy(), rule, batch.targets)
+    longer = _longer(batch, places, device)
+    order, samples, last = (
+        on_device(torch.from_numpy(each), device) for each in (places.order[0], places.samples, places.last)
+    )
+    layout = SequenceLayout(longer.offsets, device=device)
+    sequence = TokenSequence(torch.empty(0, device=device), longer, layout, last)
+    return sequence, FrontPlaces(order, rule.front * len(places.samples), samples)
+
+
+def _longer(batch: SequenceBatch, places: _Places, device: torch.device) -> SequenceBatch:
+    """The longer sequences, with the times of their tokens."""
+    tokens: dict[str, Tensor] = {
+        name: batch.tokens[name].index_select(0, on_device(torch.from_numpy(places.event), device))
+        for name in ("time", "target_time")
+        if name in batch.tokens
+    }
+    return SequenceBatch(
+        offsets=torch.from_numpy(places.offsets),
+        tokens=tokens,
+        samples={"row": batch.samples["row"]},
+        targets=batch.targets,
+    )
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from freescale import registry
 from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
-from freescale.kernels import MaskKind, SequenceLayout, make_mask_kind
+from freescale.kernels import MaskKind, SequenceLayout, Sum, make_mask_kind
 from freescale.kernels.rows import take
+from freescale.model.context_tokens import ContextTokens
 from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.feature_tokens import FeatureTokens
@@ -42,7 +43,7 @@ class Recommender(nn.Module):
         encoder: Encoder,
         head: Head,
         items: nn.Module | None = None,
-        tokens: FeatureTokens | None = None,
+        tokens: FeatureTokens | ContextTokens | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -131,14 +132,19 @@ class Recommender(nn.Module):
 
     def _encode_tokens(
         self,
-        tokens: FeatureTokens,
+        tokens: FeatureTokens | ContextTokens,
         rows_UD: Tensor,
         batch: SequenceBatch,
         layout: SequenceLayout,
         tables: Mapping[str, Tensor],
     ) -> Tensor:
         """States of events in sequences that have features in them."""
-        sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
+        if isinstance(tokens, ContextTokens):
+            sequence = tokens.from_rows(rows_UD, batch, layout, tables)
+        else:
+            sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
+        if isinstance(sequence.vectors, Sum) and not getattr(self.encoder, "takes_sums", False):
+            sequence = dataclasses.replace(sequence, vectors=sequence.vectors.states().to(rows_UD.dtype))
         if batch.targets is not None:
             states_of = history_states if getattr(self.head, "late", False) else target_states
             with dropout_batch(sequence.batch, sequence.layout):

@@ -161,6 +161,7 @@ def build_evaluation(
         popularity=baselines["popularity"],
         repeat=baselines["repeat"],
         patience=config.run.patience,
+        stop_at=config.run.stop_at,
         notices=protocol.warnings(limit=REPEATS_MATTER),
     )
 

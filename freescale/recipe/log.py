@@ -59,6 +59,10 @@ def problems(config: Config, source: LogSource) -> list[str]:
         "run.patience: the latest state of a run over a log is the one that counts": (
             config.run.patience is not None
         ),
+        "run.first_eval, run.stop_at, run.mllog: windows of a log have a timetable of their own": (
+            config.run.first_eval is not None or config.run.stop_at is not None or config.run.mllog
+        ),
+        "data.order: windows of a log come in their own order; leave it out": config.data.order != "shuffled",
         "run.eval_every: every window is evaluated before it is learnt; null, or 0 for never": (
             config.run.eval_every not in (None, 0)
         ),

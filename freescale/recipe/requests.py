@@ -36,7 +36,7 @@ def request_options(config: Config) -> TasksOptions | None:
 
 def build_requests(config: Config, source: SequenceSource, split: Split) -> RequestExamples | None:
     """One split of the data as requests, where the head wants them."""
-    from freescale.data import PoolRule, RequestExamples, parse_tasks
+    from freescale.data import AnchorRule, PoolRule, RequestExamples, parse_tasks
     from freescale.recipe.features import build_features
 
     options = request_options(config)
@@ -58,6 +58,9 @@ def build_requests(config: Config, source: SequenceSource, split: Split) -> Requ
         pools=None
         if options.pools is None
         else PoolRule(options.pools, options.pool_kinds, options.pool_events, options.pool_window),
+        anchors=None
+        if options.anchors is None
+        else AnchorRule(options.anchors, options.anchor_history, options.anchor_days),
     )
 
 
@@ -70,4 +73,4 @@ def pair_rule(config: Config, tokens: TokenRule | None = None) -> PairRule | Non
     from freescale.recipe.segments import segment_rule
 
     options = request_options(config)
-    return (segment_rule(config) or tokens) if options is None else RequestRule(options.candidates, tokens)
+    return (segment_rule(config) or tokens) if options is None else RequestRule(1 if options.anchors else options.candidates, tokens)

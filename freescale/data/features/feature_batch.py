@@ -165,6 +165,14 @@ class BatchFeatures:
         wanted = [each for each in self.schema if each.of == "user"]
         return self._made(wanted, raw)
 
+    def fronts(self, histories: Histories, index: IntArray) -> Arrays:
+        """Crosses that stand in front of a request: those of its only candidate, which is at this place."""
+        wanted = [each for each in self.schema if each.cross and each.of == "request"]
+        if not wanted:
+            return {}
+        owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
+        return self._made(wanted, self._raw(wanted, histories, index, self._raw_users(histories), owner))
+
     def items(self, index: IntArray) -> Arrays:
         """Features of the items with these indices in the catalogue, and their ids, without any event."""
         return {
@@ -173,17 +181,27 @@ class BatchFeatures:
         }
 
     def _events(self, histories: Histories, index: IntArray, users: Arrays, owner: IntArray) -> Arrays:
-        """All features of the events at these places, crosses among them."""
-        needed = {name for cross in self.schema.crosses for name in cross.cross}
+        """All features of the events at these places, crosses among them but for those in front."""
+        owners = ("event", "request")
+        wanted = [
+            each
+            for each in self.schema
+            if each.of in owners and each.name not in STRUCTURAL and each.place != "front"
+        ]
+        return self._made(wanted, self._raw(wanted, histories, index, users, owner))
+
+    def _raw(
+        self, wanted: list[Feature], histories: Histories, index: IntArray, users: Arrays, owner: IntArray
+    ) -> Arrays:
+        """What these features of the events at these places are made of."""
+        needed = {name for each in wanted for name in each.cross}
         names = {"item", *needed, *(each.name for each in self.schema.columns())}
         raw: Arrays = {name: column[index] for name, column in histories.columns.items() if name in names}
         if any(self.schema[name].of == "item" for name in needed):
             numbers = item_numbers(self.source.items.ids, raw["item"].astype(np.int64, copy=False))
             raw |= self._raw_items(numbers)
         raw |= {name: column[owner[index]] for name, column in users.items() if name in needed}
-        owners = ("event", "request")
-        wanted = [each for each in self.schema if each.of in owners and each.name not in STRUCTURAL]
-        return self._made(wanted, raw)
+        return raw
 
     def _raw_items(self, index: IntArray) -> Arrays:
         names = [each.name for each in self.schema.stored("item")]
