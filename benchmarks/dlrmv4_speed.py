@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/dlrmv4_speed.py --write batch.npz             # on any CPU: one batch of 1,024 samples
     PYTHONPATH=. python benchmarks/dlrmv4_speed.py --data batch.npz [--peer DIR] # on a GPU
 
-A step is all of it but loading: rows of 11 tables, item vectors, forward, backward, clipped Adam, row-wise Adagrad.
+A step is all of it but loading and finding unique ids, which training does ahead: rows of 11 tables, item vectors, forward, backward, clipped Adam, row-wise Adagrad.
 Samples are 2.5 anchors of each of 410 listeners, which is what one of eight ranks gets of 8,192 anchors in the order of
 the benchmark. Two yardsticks: FLOPs of the three layers at the real lengths, and at 4,096 tokens for every sample, as
 the reference counts them. A short last layer computes less, and is measured by the same yardsticks.
@@ -15,7 +15,6 @@ the same samples, rows given; no tables, no optimizer.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import time
@@ -141,7 +140,9 @@ class Batch:
             "user": saved["user"][:samples].astype(np.int64),
             **{name: (saved[name][:samples].view(np.uint64) % rows[name]).astype(np.int64) for name in CROSSES},
         }
-        self.ids = {name: torch.from_numpy(ids).to(device) for name, ids in self.ids.items()}
+        # Of smaller tables ids share rows.
+        self.ids = {name: torch.from_numpy(ids % rows[name]) for name, ids in self.ids.items()}
+        self.found: Any = None
         tokens = {
             "item_index": index.astype(np.int64),
             "time": moments,
@@ -200,7 +201,7 @@ class Trainer:
     def step(self, batch: Batch) -> Tensor:
         """One step; the loss."""
         self.number += 1
-        lookups = self.embedding.lookups(self.embedding.find_all(batch.ids))
+        lookups = self.embedding.lookups(self._found(batch))
         rows = {name: lookup.rows for name, lookup in lookups.items()}
         slots = {name + SLOT: lookups[name].inverse + FIRST for name in lookups}
         with self.autocast:
@@ -222,6 +223,33 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.embedding.update_all(list(lookups.values()), lr=1e-6, step=self.number)
         return total
+
+
+    def _found(self, batch: Batch) -> Any:
+        """Unique rows, which training finds ahead, on the CPU."""
+        if batch.found is None:
+            batch.found = self.embedding.find_all(batch.ids)
+        return batch.found
+
+    def dense(self, batch: Batch) -> Callable[[], Any]:
+        """Forward and backward where rows are given: what the reference's dense code is asked for."""
+        lookups = self.embedding.lookups(self._found(batch))
+        rows = {name: lookup.rows for name, lookup in lookups.items()}
+        slots = {name + SLOT: lookups[name].inverse + FIRST for name in lookups}
+        part = batch.parts[0].with_samples(**{name + SLOT: slots[name + SLOT][: batch.samples] for name in CONTEXT})
+        tables = {name: rows[name] for name in CONTEXT}
+
+        def call() -> None:
+            self.number += 1
+            with self.autocast, dropout_keys(seed=1, step=self.number):
+                assert self.model.items is not None
+                loss = self.model(as_compute(self.model.items(slots, rows)), part, None, tables)
+            loss.backward()
+            self.model.zero_grad(set_to_none=True)
+            for each in rows.values():
+                each.grad = None
+
+        return call
 
 
 def timed(call: Callable[[], Any], *, rounds: int, warmup: int, device: str) -> list[float]:
@@ -323,6 +351,7 @@ def main() -> None:
     parser.add_argument("--tables", type=float, default=1.0, help="rows of the other tables are divided by it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--dense", action="store_true", help="also without tables and optimizers, as the peer is run")
     parser.add_argument("--only", nargs="*", help="of: whole short occurrences peer")
     options = parser.parse_args()
     if options.write:
@@ -330,10 +359,8 @@ def main() -> None:
         return
     saved = dict(np.load(options.data))
     device, only = options.device, options.only or ["whole", "short", "occurrences", "peer"]
-    rows = {name: -(-count // 1) if options.tables == 1 else int(count / options.tables) for name, count in REAL.items()}
+    rows = {name: int(count / options.tables) for name, count in REAL.items()}
     rows |= {name: int(count / options.crosses) for name, count in CROSS_ROWS.items()}
-    if options.tables != 1:  # ids beyond a smaller table wrap round
-        saved = {**saved, "user": saved["user"] % rows["user"]}
     began = time.perf_counter()
     specs = [
         TableSpec(name=name, num_rows=count, dim=DIM, optimizer=RowwiseAdagrad(), init_std=(3 * count) ** -0.5)
@@ -359,13 +386,17 @@ def main() -> None:
             ("occurrences", True, part, "one micro-batch, items once"),
             ("occurrences", True, every, "one micro-batch, every occurrence"),
         ]
+    if options.dense:
+        cases.append(("dense", True, made(options.micro), "one micro-batch, dense code alone, last layer short"))
+        cases.append(("dense", False, cases[-1][2], "one micro-batch, dense code alone, last layer whole"))
     for key, short, batch, name in cases:
-        if key not in only:
+        if key not in only and key != "dense":
             continue
         trainer = Trainer(rows, short=short, device=device, embedding=embedding)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        seconds = timed(lambda: trainer.step(batch), **shape)  # noqa: B023
+        call = trainer.dense(batch) if key == "dense" else (lambda: trainer.step(batch))  # noqa: B023
+        seconds = timed(call, **shape)
         share = batch.num_items / batch.occurrences
         found.append(report(name, seconds, batch, device, items_share=share))
         del trainer
@@ -376,19 +407,15 @@ def main() -> None:
         if device == "cuda":
             torch.cuda.empty_cache()
         batch = made(options.micro)
-        trainer = None
-        with contextlib.ExitStack() as _:
-            for kernels in ("TRITON",) if device == "cuda" else ("PYTORCH",):
-                try:
-                    call = theirs_on(batch, saved, samples=options.micro, device=device, kernels=kernels)
-                    if device == "cuda":
-                        torch.cuda.reset_peak_memory_stats()
-                    seconds = timed(call, **shape)
-                    found.append(
-                        report(f"reference, dense code alone ({kernels})", seconds, batch, device, stood_in=made_up)
-                    )
-                except Exception as error:  # noqa: BLE001 - a peer that cannot run is a finding, not a failure
-                    print(f"reference ({kernels}) cannot run: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        kernels = "TRITON" if device == "cuda" else "PYTORCH"
+        try:
+            call = theirs_on(batch, saved, samples=options.micro, device=device, kernels=kernels)
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds = timed(call, **shape)
+            found.append(report(f"reference, dense code alone ({kernels})", seconds, batch, device, stood_in=made_up))
+        except Exception as error:  # noqa: BLE001 - a peer that cannot run is a finding, not a failure
+            print(f"reference ({kernels}) cannot run: {type(error).__name__}: {str(error)[:300]}", flush=True)
     facts = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
     print(json.dumps({"claim": "dlrmv4_speed", "tables_gb": gigabytes, "rows": found, **facts}))
 
