@@ -131,7 +131,9 @@ def _stand_in(name: str, **members: Any) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", type=Path, help="folder recommendation_v4 of a checkout")
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--batch", type=int, default=256)
@@ -145,7 +147,9 @@ def main() -> None:
         columns = ColumnSource(twin, folder)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         events = int(twin.lengths.sum())
-        print(f"{events:,} events in {time.perf_counter() - began:.1f} s as columns: {size / events:.1f} bytes an event")
+        print(
+            f"{events:,} events in {time.perf_counter() - began:.1f} s as columns: {size / events:.1f} bytes an event"
+        )
         by_index, whole = examples_of(columns), examples_of(twin)
         by_index._pool_index  # noqa: B018 - the index of kinds is made once
         index = by_index.index
@@ -153,7 +157,8 @@ def main() -> None:
         begin = len(index.user) // 2
         orders = {
             "day by day": [
-                np.arange(begin + n * options.batch, begin + (n + 1) * options.batch) for n in range(options.batches)
+                np.arange(begin + n * options.batch, begin + (n + 1) * options.batch)
+                for n in range(options.batches)
             ],
             "shuffled": [draws.integers(len(index.user), size=options.batch) for _ in range(options.batches)],
         }
@@ -195,7 +200,9 @@ def main() -> None:
                 print(f"{name:34} {order:>12} {ms:>12.3f} {spread:>8.3f} {1000 / ms:>10.0f}", flush=True)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of the process: {memory:.0f} MiB, the log in memory included")
-    print(json.dumps({"claim": "dlrmv4_loader", "events": mean, "bytes_an_event": size / events, "rows": rows}))
+    print(
+        json.dumps({"claim": "dlrmv4_loader", "events": mean, "bytes_an_event": size / events, "rows": rows})
+    )
     best = rows["ours, batches from columns, day by day"]["ms"]
     if best > TARGET_MS:
         print(f"above the target of {TARGET_MS} ms")

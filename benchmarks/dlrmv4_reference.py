@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from freescale.data import SLOT, FIRST, SequenceBatch, checked_schema, parse_tasks
+from freescale.data import FIRST, SLOT, SequenceBatch, checked_schema, parse_tasks
 from freescale.model import STU, ContextTokens, ItemTowers, Recommender, TasksHead
 
 CROSSES = (
@@ -82,14 +82,18 @@ def _places(offsets: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     return owner, place
 
 
-def _padded(values: Tensor, offsets: list[Tensor], max_lengths: list[int], padding_value: float = 0.0) -> Tensor:
+def _padded(
+    values: Tensor, offsets: list[Tensor], max_lengths: list[int], padding_value: float = 0.0
+) -> Tensor:
     owner, place = _places(offsets[0], max_lengths[0])
     out = values.new_full((len(offsets[0]) - 1, max_lengths[0], *values.shape[1:]), padding_value)
     fits = place < max_lengths[0]
     return out.index_put((owner[fits], place[fits]), values[: len(owner)][fits])
 
 
-def _jagged(dense: Tensor, x_offsets: list[Tensor], total_L: int | None = None) -> tuple[Tensor, list[Tensor]]:
+def _jagged(
+    dense: Tensor, x_offsets: list[Tensor], total_L: int | None = None
+) -> tuple[Tensor, list[Tensor]]:
     owner, place = _places(x_offsets[0], dense.shape[1])
     return dense[owner, place], x_offsets
 
@@ -195,7 +199,11 @@ class Theirs:
 
     def __call__(self, given: Inputs) -> tuple[Tensor, Tensor]:
         """Predictions and loss."""
-        index = {"item": given.item, "artist": given.artist_of[given.item], "album": given.album_of[given.item]}
+        index = {
+            "item": given.item,
+            "artist": given.artist_of[given.item],
+            "album": given.album_of[given.item],
+        }
         asked = {
             "item": given.target,
             "artist": given.artist_of[given.target],
@@ -230,7 +238,14 @@ class Theirs:
 
 
 def our_model(
-    *, dim: int, heads: int, layers: int, short: bool, length: int = 1, time_buckets: int = 2048, dropout: float = 0.0
+    *,
+    dim: int,
+    heads: int,
+    layers: int,
+    short: bool,
+    length: int = 1,
+    time_buckets: int = 2048,
+    dropout: float = 0.0,
 ) -> Recommender:
     """The model of the recipes, without its tables."""
     words: dict[str, Any] = {
@@ -259,7 +274,10 @@ def our_model(
             input_dropout=2 * dropout,
         ),
         head=TasksHead(
-            dim=dim, tasks=parse_tasks(["listened = listened > 0 weight 0.2"]), towers="product", hidden=JUDGED
+            dim=dim,
+            tasks=parse_tasks(["listened = listened > 0 weight 0.2"]),
+            towers="product",
+            hidden=JUDGED,
         ),
         items=ItemTowers(
             [schema[name] for name in ("item", "artist", "album")],
@@ -354,7 +372,12 @@ def pairs(theirs: Theirs, ours: Ours, dim: int) -> list[tuple[str, Tensor, Tenso
     for n, part in enumerate(tokens.front):
         one = lambda x, n=n: x[n]  # noqa: E731
         found.append(
-            (f"context.{n}.weight", before._batched_contextual_linear_weights, part.weight, lambda x, n=n: x[n].t())
+            (
+                f"context.{n}.weight",
+                before._batched_contextual_linear_weights,
+                part.weight,
+                lambda x, n=n: x[n].t(),
+            )
         )
         found.append((f"context.{n}.bias", before._batched_contextual_linear_bias, part.bias, one))
     mlp("item", before._content_embedding_mlp, items.own)
@@ -461,7 +484,9 @@ def real_lengths(count: int, *, seed: int, most: int | None = None) -> list[int]
 
 def main() -> None:
     """Compare, print a table, and fail where something is off."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", required=True, type=Path, help="folder recommendation_v4 of a checkout")
     parser.add_argument("--quick", action="store_true", help="short histories only")
     parser.add_argument("--seed", type=int, default=1)
@@ -478,11 +503,25 @@ def main() -> None:
     ]
     if not options.quick:
         cases += [
-            {"lengths": real_lengths(3, seed=options.seed), "dim": 64, "heads": 1, "layers": 3, "dtype": torch.float32},
-            {"lengths": real_lengths(2, seed=options.seed), "dim": 512, "heads": 4, "layers": 3, "dtype": torch.float32},
+            {
+                "lengths": real_lengths(3, seed=options.seed),
+                "dim": 64,
+                "heads": 1,
+                "layers": 3,
+                "dtype": torch.float32,
+            },
+            {
+                "lengths": real_lengths(2, seed=options.seed),
+                "dim": 512,
+                "heads": 4,
+                "layers": 3,
+                "dtype": torch.float32,
+            },
         ]
     rows = []
-    print(f"{'width':>6} {'type':>8} {'last':>6} {'mean length':>12} {'predictions':>12} {'loss':>9} {'dense':>9} {'tables':>9}  worst")
+    print(
+        f"{'width':>6} {'type':>8} {'last':>6} {'mean length':>12} {'predictions':>12} {'loss':>9} {'dense':>9} {'tables':>9}  worst"
+    )
     for case in cases:
         for cut in (False, True):
             row = compare(**case, short=cut, seed=options.seed)
@@ -494,7 +533,10 @@ def main() -> None:
                 flush=True,
             )
     print(json.dumps({"stood in for": made, "rows": rows}))
-    worst = max(max(row[name] for name in ("predictions", "loss", "dense gradients", "table gradients")) for row in rows)
+    worst = max(
+        max(row[name] for name in ("predictions", "loss", "dense gradients", "table gradients"))
+        for row in rows
+    )
     if worst > 1e-5:
         sys.exit(f"differs from the reference by {worst:.1e}, more than 1e-5")
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from freescale.data import FIRST, SLOT, SequenceBatch
 from freescale.embedding import ShardedEmbedding, TableSpec, as_compute
 from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad
-from freescale.kernels import SequenceLayout
+from freescale.embedding.table import EmbeddingTable
 from freescale.model import dropout_keys
 
 PEAK = 989e12
@@ -57,7 +57,9 @@ def write(path: Path, *, samples: int, users: int, seed: int) -> None:
     weight = (lengths[eligible] - 4086) / (lengths[eligible] - 4086).sum()
     chosen = np.sort(draws.choice(eligible, users, p=weight, replace=False))
     counts = np.bincount(draws.integers(users, size=samples), minlength=users)
-    parts: dict[str, list[Any]] = {name: [] for name in ("item", "time", "action", "sizes", "target", "label", "user")}
+    parts: dict[str, list[Any]] = {
+        name: [] for name in ("item", "time", "action", "sizes", "target", "label", "user")
+    }
     hours, ways = [], []
     rule = PoolRule("action", (1, 2, 4), 1362, 20_000)
     for user, count in zip(chosen.tolist(), counts.tolist()):
@@ -109,7 +111,9 @@ class Batch:
         once: items have one vector however often they occur; else every occurrence has one.
     """
 
-    def __init__(self, saved: Any, *, samples: int, micro: int, once: bool, rows: dict[str, int], device: str) -> None:
+    def __init__(
+        self, saved: Any, *, samples: int, micro: int, once: bool, rows: dict[str, int], device: str
+    ) -> None:
         sizes = saved["sizes"][:samples]
         ends = np.cumsum(sizes)
         total = int(ends[-1])
@@ -138,7 +142,10 @@ class Batch:
             "artist": saved["artist_of"][known].astype(np.int64),
             "album": saved["album_of"][known].astype(np.int64),
             "user": saved["user"][:samples].astype(np.int64),
-            **{name: (saved[name][:samples].view(np.uint64) % rows[name]).astype(np.int64) for name in CROSSES},
+            **{
+                name: (saved[name][:samples].view(np.uint64) % rows[name]).astype(np.int64)
+                for name in CROSSES
+            },
         }
         # Of smaller tables ids share rows.
         self.ids = {name: torch.from_numpy(ids % rows[name]) for name, ids in self.ids.items()}
@@ -157,7 +164,10 @@ class Batch:
             self.parts.append(
                 SequenceBatch(
                     offsets=torch.from_numpy(offsets[first : own.stop + 1] - begin),
-                    tokens={name: torch.from_numpy(values[begin:end].copy()).to(device) for name, values in tokens.items()},
+                    tokens={
+                        name: torch.from_numpy(values[begin:end].copy()).to(device)
+                        for name, values in tokens.items()
+                    },
                     samples={
                         "row": torch.arange(own.start, own.stop, device=device),
                         "loss_weights": torch.full((own.stop - own.start, 1), float(samples), device=device),
@@ -184,7 +194,7 @@ def flops(tokens: np.ndarray) -> tuple[float, float]:
 class Trainer:
     """The model, the tables and their optimizers."""
 
-    def __init__(self, rows: dict[str, int], *, short: bool, device: str, embedding: ShardedEmbedding) -> None:
+    def __init__(self, *, short: bool, device: str, embedding: ShardedEmbedding) -> None:
         torch.manual_seed(1)
         self.device, self.embedding = device, embedding
         self.model = our_model(
@@ -192,11 +202,14 @@ class Trainer:
         ).to(device)
         on_gpu = device == "cuda"
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-6, betas=(0.95, 0.999), weight_decay=0.0, fused=True if on_gpu else None
+            self.model.parameters(),
+            lr=1e-6,
+            betas=(0.95, 0.999),
+            weight_decay=0.0,
+            fused=True if on_gpu else None,
         )
         self.autocast = torch.autocast("cuda", torch.bfloat16, enabled=on_gpu)
         self.number = 0
-        self.layouts: dict[int, SequenceLayout] = {}
 
     def step(self, batch: Batch) -> Tensor:
         """One step; the loss."""
@@ -224,7 +237,6 @@ class Trainer:
         self.embedding.update_all(list(lookups.values()), lr=1e-6, step=self.number)
         return total
 
-
     def _found(self, batch: Batch) -> Any:
         """Unique rows, which training finds ahead, on the CPU."""
         if batch.found is None:
@@ -236,7 +248,9 @@ class Trainer:
         lookups = self.embedding.lookups(self._found(batch))
         rows = {name: lookup.rows for name, lookup in lookups.items()}
         slots = {name + SLOT: lookups[name].inverse + FIRST for name in lookups}
-        part = batch.parts[0].with_samples(**{name + SLOT: slots[name + SLOT][: batch.samples] for name in CONTEXT})
+        part = batch.parts[0].with_samples(
+            **{name + SLOT: slots[name + SLOT][: batch.samples] for name in CONTEXT}
+        )
         tables = {name: rows[name] for name in CONTEXT}
 
         def call() -> None:
@@ -250,6 +264,55 @@ class Trainer:
                 each.grad = None
 
         return call
+
+
+def check(saved: Any, device: str) -> None:
+    """Loss and gradients of a few samples by the fused kernels in bf16, against plain parts in float64.
+
+    What is printed is the distance of all gradients together, and the worst of a single weight. bf16 has 8 bits: near
+    1 % is what rounding does.
+    """
+    rows = dict.fromkeys((*REAL, *CROSS_ROWS), 2000)
+    few = {**saved, "sizes": np.array([700, 37, 1300, 64])}
+    batch = Batch(few, samples=4, micro=4, once=True, rows=rows, device=device)
+    specs = [
+        TableSpec(name=name, num_rows=2000, dim=DIM, optimizer=RowwiseAdagrad(), init_std=1.0)
+        for name in rows
+    ]
+    embedding = ShardedEmbedding(specs, group=None, device=torch.device(device))
+    for short in (False, True):
+        found = {}
+        for wide in (False, True):
+            torch.manual_seed(1)
+            model = our_model(dim=DIM, heads=HEADS, layers=LAYERS, short=short, length=LENGTH).to(device)
+            model = model.double() if wide else model
+            lookups = embedding.lookups(embedding.find_all(batch.ids))
+            kind = torch.float64 if wide else torch.float32
+            given = {name: lookup.rows.detach().to(kind).requires_grad_() for name, lookup in lookups.items()}
+            slots = {name + SLOT: lookups[name].inverse + FIRST for name in lookups}
+            part = batch.parts[0].with_samples(**{name + SLOT: slots[name + SLOT] for name in CONTEXT})
+            assert model.items is not None
+            with torch.autocast(device, torch.bfloat16, enabled=not wide):
+                vectors = as_compute(model.items(slots, given))
+                loss = model(vectors, part, None, {name: given[name] for name in CONTEXT})
+            loss.backward()
+            grads = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+            found[wide] = loss.double(), {**grads, **{name: each.grad for name, each in given.items()}}
+        (loss, ours), (truth, theirs) = found[False], found[True]
+        off = {
+            name: float((ours[name].double() - grad).norm() / grad.norm().clamp(min=1e-30))
+            for name, grad in theirs.items()
+        }
+        whole = sum(float((ours[name].double() - grad).norm() ** 2) for name, grad in theirs.items())
+        whole = (whole / sum(float(grad.norm() ** 2) for grad in theirs.values())) ** 0.5
+        worst = max(off, key=off.__getitem__)
+        print(
+            f"check, last layer {'short' if short else 'whole'}: loss {float(loss):.6f} against {float(truth):.6f}, "
+            f"gradients {whole:.2e} off, worst {worst} {off[worst]:.2e}",
+            flush=True,
+        )
+        if whole > 0.05 or abs(float(loss - truth)) > 0.01 * float(truth):
+            sys.exit("the fused kernels compute something else")
 
 
 def timed(call: Callable[[], Any], *, rounds: int, warmup: int, device: str) -> list[float]:
@@ -337,9 +400,16 @@ def theirs_on(batch: Batch, saved: Any, *, samples: int, device: str, kernels: s
     return call
 
 
+def _any_numbers(table: EmbeddingTable, rows: Tensor) -> Tensor:
+    weight = table.weight
+    return torch.randn(len(rows), table.dim, dtype=weight.dtype, device=weight.device) * table._init_std
+
+
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path, help="make a batch and stop")
     parser.add_argument("--data", type=Path, help="a batch that was written")
     parser.add_argument("--peer", type=Path, help="folder recommendation_v4 of a checkout")
@@ -348,10 +418,18 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=256)
     parser.add_argument("--users", type=int, default=410)
     parser.add_argument("--crosses", type=float, default=8.3, help="rows of crosses are divided by it")
-    parser.add_argument("--tables", type=float, default=1.0, help="rows of the other tables are divided by it")
+    parser.add_argument(
+        "--tables", type=float, default=1.0, help="rows of the other tables are divided by it"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--dense", action="store_true", help="also without tables and optimizers, as the peer is run")
+    parser.add_argument(
+        "--quick-tables", action="store_true", help="fill tables with any numbers, in less time"
+    )
+    parser.add_argument("--check", action="store_true", help="hold the kernels against float64 first")
+    parser.add_argument(
+        "--dense", action="store_true", help="also without tables and optimizers, as the peer is run"
+    )
     parser.add_argument("--only", nargs="*", help="of: whole short occurrences peer")
     options = parser.parse_args()
     if options.write:
@@ -361,16 +439,26 @@ def main() -> None:
     device, only = options.device, options.only or ["whole", "short", "occurrences", "peer"]
     rows = {name: int(count / options.tables) for name, count in REAL.items()}
     rows |= {name: int(count / options.crosses) for name, count in CROSS_ROWS.items()}
+    if options.check:
+        check(saved, device)
+    if options.quick_tables:
+        EmbeddingTable.initial = _any_numbers  # type: ignore[method-assign]
     began = time.perf_counter()
     specs = [
-        TableSpec(name=name, num_rows=count, dim=DIM, optimizer=RowwiseAdagrad(), init_std=(3 * count) ** -0.5)
+        TableSpec(
+            name=name, num_rows=count, dim=DIM, optimizer=RowwiseAdagrad(), init_std=(3 * count) ** -0.5
+        )
         for name, count in rows.items()
     ]
     embedding = ShardedEmbedding(specs, group=None, device=torch.device(device))
     _wait(device)
     gigabytes = sum(rows.values()) * DIM * 4 / 1e9
-    print(f"{sum(rows.values()):,} rows in 11 tables, {gigabytes:.1f} GB, made in {time.perf_counter() - began:.1f} s")
-    print(f"{'':44} {'batch':>6} {'ms':>9} {'samples/s':>10} {'real':>7} {'4,096':>7} {'peak GB':>8}   rounds (ms)")
+    print(
+        f"{sum(rows.values()):,} rows in 11 tables, {gigabytes:.1f} GB, made in {time.perf_counter() - began:.1f} s"
+    )
+    print(
+        f"{'':44} {'batch':>6} {'ms':>9} {'samples/s':>10} {'real':>7} {'4,096':>7} {'peak GB':>8}   rounds (ms)"
+    )
     found = []
 
     def made(samples: int, *, once: bool = True) -> Batch:
@@ -387,19 +475,26 @@ def main() -> None:
             ("occurrences", True, every, "one micro-batch, every occurrence"),
         ]
     if options.dense:
-        cases.append(("dense", True, made(options.micro), "one micro-batch, dense code alone, last layer short"))
+        cases.append(
+            ("dense", True, made(options.micro), "one micro-batch, dense code alone, last layer short")
+        )
         cases.append(("dense", False, cases[-1][2], "one micro-batch, dense code alone, last layer whole"))
     for key, short, batch, name in cases:
         if key not in only and key != "dense":
             continue
-        trainer = Trainer(rows, short=short, device=device, embedding=embedding)
+        trainer = Trainer(short=short, device=device, embedding=embedding)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        call = trainer.dense(batch) if key == "dense" else (lambda: trainer.step(batch))  # noqa: B023
-        seconds = timed(call, **shape)
-        share = batch.num_items / batch.occurrences
-        found.append(report(name, seconds, batch, device, items_share=share))
-        del trainer
+        try:
+            call = trainer.dense(batch) if key == "dense" else (lambda: trainer.step(batch))  # noqa: B023
+            seconds = timed(call, **shape)
+            share = batch.num_items / batch.occurrences
+            found.append(report(name, seconds, batch, device, items_share=share))
+        except torch.OutOfMemoryError as error:
+            print(f"{name}: {str(error)[:200]}", flush=True)
+        del trainer, call
+        if device == "cuda":
+            torch.cuda.empty_cache()
     if options.peer and "peer" in only:
         sys.path.insert(0, str(options.peer))
         made_up = stand_ins()
@@ -413,10 +508,15 @@ def main() -> None:
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             seconds = timed(call, **shape)
-            found.append(report(f"reference, dense code alone ({kernels})", seconds, batch, device, stood_in=made_up))
-        except Exception as error:  # noqa: BLE001 - a peer that cannot run is a finding, not a failure
+            found.append(
+                report(f"reference, dense code alone ({kernels})", seconds, batch, device, stood_in=made_up)
+            )
+        except Exception as error:
             print(f"reference ({kernels}) cannot run: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    facts = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
+    facts = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    }
     print(json.dumps({"claim": "dlrmv4_speed", "tables_gb": gigabytes, "rows": found, **facts}))
 
 

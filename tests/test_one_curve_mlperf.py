@@ -27,8 +27,20 @@ def keys_of(recipe: Path) -> tuple[str, ...]:
 
 TINY = (
     *keys_of(RECIPES / "mlperf_dlrmv4_small.yaml"),
-    *("data.scale=3e-5", "data.length_scale=0.03", "data.max_length=24", "data.global_batch=10", "data.days=30"),
-    *("head.anchor_history=20", "head.pool_events=8", "head.pool_window=60", "head.anchor_days=3", "head.hidden=8"),
+    *(
+        "data.scale=3e-5",
+        "data.length_scale=0.03",
+        "data.max_length=24",
+        "data.global_batch=10",
+        "data.days=30",
+    ),
+    *(
+        "head.anchor_history=20",
+        "head.pool_events=8",
+        "head.pool_window=60",
+        "head.anchor_days=3",
+        "head.hidden=8",
+    ),
     *("model.dim=8", "model.dtype=float64", "model.positions=32", "model.time_buckets=20", "tokens.hidden=8"),
     *("run.steps=5", "run.eval_every=5", "eval.max_users=20", "optim.lr=0.01", "optim.warmup_steps=0"),
 )
@@ -44,9 +56,7 @@ TINY = (
 )
 def test_ranks_do_not_change_the_curve(num_ranks, change):
     alone = tuple(key for key in change if key.startswith("data."))
-    assert_same_curve(
-        on_ranks(num_ranks, (*TINY, *change)), on_ranks(1, (*TINY, *alone))
-    )
+    assert_same_curve(on_ranks(num_ranks, (*TINY, *change)), on_ranks(1, (*TINY, *alone)))
 
 
 @pytest.mark.parametrize("name", ["mlperf_twin", "mlperf_dlrmv4_small", "mlperf_dlrmv4"])

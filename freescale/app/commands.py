@@ -32,9 +32,9 @@ from freescale.trace import read_metrics, stage
 from freescale.train import (
     GuestSink,
     JsonlSink,
-    MllogSink,
     Judge,
     MetricSink,
+    MllogSink,
     Progress,
     Resumed,
     Run,

@@ -198,8 +198,12 @@ class RequestExamples(Examples):
         """These requests as one jagged batch; `step` changes nothing, nothing is drawn."""
         rows = np.array(rows, dtype=np.int64)
         user, start, stop, _ = self.index
-        indexed = isinstance(self.source, IndexedSource) and self.pools is not None and self.anchors is not None
-        found = (self._found_by_index if indexed else self._found)(user[rows], start[rows], (stop - start)[rows])
+        indexed = (
+            isinstance(self.source, IndexedSource) and self.pools is not None and self.anchors is not None
+        )
+        found = (self._found_by_index if indexed else self._found)(
+            user[rows], start[rows], (stop - start)[rows]
+        )
         histories, index, offsets, counts, first, asked, of_user = found
         owner = np.repeat(np.arange(len(rows)), np.diff(offsets))
         shown = np.arange(len(owner)) >= (offsets[1:] - counts)[owner]
@@ -271,9 +275,7 @@ class RequestExamples(Examples):
         assert self.pools is not None
         return self.source.pools(self.pools)
 
-    def _history(
-        self, histories: Histories, which: IntArray, events: IntArray
-    ) -> tuple[IntArray, IntArray]:
+    def _history(self, histories: Histories, which: IntArray, events: IntArray) -> tuple[IntArray, IntArray]:
         """(places, offsets) of what is kept: of the histories with these numbers, of each so many first events."""
         most = self.max_length - 1
         if self.pools is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -98,15 +99,25 @@ class ContextTokens(nn.Module):
         codes = None if codes is None else torch.where(past, codes.index_select(0, own), -1)
         front = torch.cat(
             [
-                part(_row_of(tables[_table(each)], batch.samples[each.name + SLOT].index_select(0, places.samples)))
+                part(
+                    _row_of(
+                        tables[_table(each)], batch.samples[each.name + SLOT].index_select(0, places.samples)
+                    )
+                )
                 for each, part in zip(self._front, self.front)
             ]
         )
-        added = self._sum(items, of_items, codes, (front.to(items.dtype), torch.where(past, -1, places.order)))
+        added = self._sum(
+            items, of_items, codes, (front.to(items.dtype), torch.where(past, -1, places.order))
+        )
         return replace(sequence, vectors=added)
 
     def _sum(
-        self, items: Tensor, of_items: Tensor, codes: Tensor | None, front: tuple[Tensor, Tensor] | None = None
+        self,
+        items: Tensor,
+        of_items: Tensor,
+        codes: Tensor | None,
+        front: tuple[Tensor, Tensor] | None = None,
     ) -> Sum:
         parts = [Taken(items, of_items)]
         if codes is not None:
@@ -130,21 +141,15 @@ class ContextTokens(nn.Module):
         codes = batch.tokens[feature.name].long() & (num - 1)
         if batch.targets is None:
             return codes
-        events = (batch.lengths - batch.targets).numpy()
-        (edge,) = to_device(events.repeat(batch.lengths.numpy()), device=codes.device)
-        return torch.where(_positions(batch, codes.device) >= edge, num, codes)
+        counts, ends = batch.targets.numpy(), batch.offsets.numpy()[1:]
+        first = np.repeat(ends - np.cumsum(counts), counts)
+        (candidates,) = to_device(first + np.arange(len(first)), device=codes.device)
+        return codes.index_fill(0, candidates, num)
 
 
 def _row_of(rows: Tensor, slot: Tensor) -> Tensor:
     """[n, width] the row of each; zeros where there is no id."""
     return torch.where((slot >= FIRST)[:, None], take(rows, (slot - FIRST).clamp(min=0)), 0)
-
-
-def _positions(batch: SequenceBatch, device: torch.device) -> Tensor:
-    """[T] place of each token in its own sequence."""
-    starts = batch.offsets[:-1].numpy().repeat(batch.lengths.numpy())
-    (first,) = to_device(starts, device=device)
-    return torch.arange(len(first), device=device) - first
 
 
 def _context(width: int, dim: int) -> Linear:

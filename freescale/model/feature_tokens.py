@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from freescale.data import Feature, SequenceBatch, TokenRule
 from freescale.kernels import SequenceLayout, Sum
-from freescale.kernels.runtime import on_device
+from freescale.kernels.runtime import on_device, to_device
 from freescale.model.feature_join import FeatureJoin, How
 
 
@@ -142,15 +142,43 @@ class FrontPlaces(NamedTuple):
 def longer_sequence(
     batch: SequenceBatch, rule: TokenRule, *, device: torch.device
 ) -> tuple[TokenSequence, FrontPlaces]:
-    """The sequence of a batch with tokens in front, still without vectors, and where they come from."""
-    places = _Places.of(batch.offsets.numpy(), rule, batch.targets)
-    longer = _longer(batch, places, device)
-    order, samples, last = (
-        on_device(torch.from_numpy(each), device) for each in (places.order[0], places.samples, places.last)
+    """The sequence of a batch with tokens in front, still without vectors, and where they come from.
+
+    What belongs to a token is worked out where it is wanted: on the host it would take longer than a GPU computes.
+    """
+    offsets, front = batch.offsets.numpy(), rule.front
+    lengths = np.diff(offsets)
+    used = lengths > 0
+    sizes = np.where(used, lengths + front, 0)
+    longer = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    number, samples = np.cumsum(used) - 1, np.flatnonzero(used)
+    facts = np.stack([longer[:-1], offsets[:-1], number, sizes]).astype(np.int64)
+    (told, samples_there) = to_device(facts, samples, device=device)
+    per_token = told[:3].repeat_interleave(told[3], dim=1, output_size=int(longer[-1]))
+    position = torch.arange(int(longer[-1]), device=device) - per_token[0]
+    event = per_token[1] + position - front
+    in_front = position < front
+    order = torch.where(in_front, position * len(samples) + per_token[2], event + front * len(samples))
+    times = torch.where(in_front, per_token[1], event)
+    last = None
+    if batch.targets is None:
+        owner = torch.repeat_interleave(
+            told[0] - told[1] + front, told[3] - torch.where(told[3] > 0, front, 0)
+        )
+        last = torch.arange(int(offsets[-1]), device=device) + owner
+    made = SequenceBatch(
+        offsets=torch.from_numpy(longer),
+        tokens={
+            name: batch.tokens[name].index_select(0, times)
+            for name in ("time", "target_time")
+            if name in batch.tokens
+        },
+        samples={"row": batch.samples["row"]},
+        targets=batch.targets,
     )
-    layout = SequenceLayout(longer.offsets, device=device)
-    sequence = TokenSequence(torch.empty(0, device=device), longer, layout, last)
-    return sequence, FrontPlaces(order, rule.front * len(places.samples), samples)
+    layout = SequenceLayout(made.offsets, device=device)
+    sequence = TokenSequence(torch.empty(0, device=device), made, layout, last)
+    return sequence, FrontPlaces(order, front * len(samples), samples_there)
 
 
 def _longer(batch: SequenceBatch, places: _Places, device: torch.device) -> SequenceBatch:

@@ -149,8 +149,11 @@ class BatchView:
         return self._batch.tokens["target_time"].index_select(0, last)
 
     def _of_sequences(self, values: npt.NDArray[np.int64]) -> Tensor:
-        """[T] for each token the value of its sequence."""
-        return to_device(np.repeat(values, self._layout.lengths), device=self._layout.device)[0]
+        """[T] for each token the value of its sequence; spread out where they are wanted, not on the host."""
+        layout = self._layout
+        (own,) = to_device(np.asarray(values, np.int64), device=layout.device)
+        lengths = layout.device_offsets.diff()
+        return own.repeat_interleave(lengths, output_size=int(layout.offsets[-1]))
 
     def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, unless somebody keeps keys and values or brings a mask that only the parts can ask."""

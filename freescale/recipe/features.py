@@ -88,7 +88,8 @@ def token_features(config: Config, schema: Schema) -> list[Feature]:
     return [
         each
         for each in found
-        if each.place == "front" or (each.name not in members and (each.kind == "bits" or each.name not in labels))
+        if each.place == "front"
+        or (each.name not in members and (each.kind == "bits" or each.name not in labels))
     ]
 
 

@@ -73,4 +73,8 @@ def pair_rule(config: Config, tokens: TokenRule | None = None) -> PairRule | Non
     from freescale.recipe.segments import segment_rule
 
     options = request_options(config)
-    return (segment_rule(config) or tokens) if options is None else RequestRule(1 if options.anchors else options.candidates, tokens)
+    return (
+        (segment_rule(config) or tokens)
+        if options is None
+        else RequestRule(1 if options.anchors else options.candidates, tokens)
+    )

@@ -71,7 +71,9 @@ def problems(config: Config) -> list[str]:
         if config.run.eval_every == 0 and getattr(config.run, name) is not None:
             found.append(f"run.{name}: needs evaluations, and run.eval_every=0 has none")
     if config.run.mllog and config.data.global_tokens is not None:
-        found.append("run.mllog: counts samples, and data.global_tokens makes their number differ; use global_batch")
+        found.append(
+            "run.mllog: counts samples, and data.global_tokens makes their number differ; use global_batch"
+        )
     return found
 
 

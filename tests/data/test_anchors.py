@@ -68,7 +68,9 @@ def test_history_is_what_stands_before_and_the_moment_that_of_its_last_event(sou
         time = batch.tokens["time"][own].tolist()
         assert time == [*columns["time"][first:stop], columns["time"][stop - 1]]
         assert batch.tokens["target_time"][own][-1] == columns["time"][stop - 1]
-        assert batch.tokens["label_listened"][own].tolist() == [0.0] * (stop - first) + [columns["listened"][stop]]
+        assert batch.tokens["label_listened"][own].tolist() == [0.0] * (stop - first) + [
+            columns["listened"][stop]
+        ]
     assert batch.samples["request_user"].tolist() == user[rows].tolist()
 
 

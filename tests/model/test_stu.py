@@ -73,9 +73,7 @@ def inputs(lengths=(5, 0, 13), targets=(1, 1, 1), seed=0):
             "row": torch.arange(batch),
             **{name + SLOT: torch.randint(9, (batch,), generator=draws) + FIRST for name in FRONT},
         },
-        items={
-            name + SLOT: torch.randint(9, (9,), generator=draws) + FIRST for name in ("artist", "album")
-        }
+        items={name + SLOT: torch.randint(9, (9,), generator=draws) + FIRST for name in ("artist", "album")}
         | {"item" + SLOT: torch.arange(9) + FIRST},
         targets=torch.tensor(targets),
     )
@@ -124,7 +122,9 @@ def plain(made, rows, batch):
         for t in range(len(x)):
             place = t if t < 2 else min(events + 2 - min(t, events + 2) + 2, 10)
             bucket = 6 if t < 2 else min(int(max(float(time[-1] - time[t - 2]), 1e-6) / 60) ** 0.5 // 1, 6)
-            x = x.index_add(0, torch.tensor([t]), (encoder.input.position[place] + encoder.input.time[int(bucket)])[None])
+            x = x.index_add(
+                0, torch.tensor([t]), (encoder.input.position[place] + encoder.input.time[int(bucket)])[None]
+            )
         sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         sees[2 + events :, 2 + events :] = torch.eye(k, dtype=torch.bool)
         for layer in encoder.layers:
@@ -141,7 +141,9 @@ def plain(made, rows, batch):
         for t in range(length - k, length):
             hour, day = (float(time[t]) // 3600) % 24, (float(time[t]) // 86_400) % 7
             turns = [hour / 24 * 6.28, day / 7 * 6.28]
-            told = torch.tensor([f(turn) for turn in turns for f in (math.cos, math.sin)], dtype=torch.float64)
+            told = torch.tensor(
+                [f(turn) for turn in turns for f in (math.cos, math.sin)], dtype=torch.float64
+            )
             state = encoder.output(torch.cat([x[t + 2], told]))
             state = F.layer_norm(state, (DIM,), encoder.norm.weight, encoder.norm.bias, 1e-5)
             states.append(state)
@@ -190,7 +192,9 @@ def test_other_samples_and_outcomes_of_candidates_change_nothing():
 
 
 def test_what_it_cannot_read_is_refused():
-    price = checked_schema({"item": {"of": "event", "is": "id"}, "price": {"of": "item", "is": "number"}}, where="x")
+    price = checked_schema(
+        {"item": {"of": "event", "is": "id"}, "price": {"of": "item", "is": "number"}}, where="x"
+    )
     with pytest.raises(ConfigError, match="must be ids"):
         ItemTowers([price["item"], price["price"]], widths={"item": 4}, dim=4, hidden=4, judged=4)
     hour = checked_schema({"hour": {"of": "event", "is": "id", "values": ["a"]}}, where="x")

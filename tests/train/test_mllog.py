@@ -51,7 +51,12 @@ def test_a_run_from_its_start_to_its_end(tmp_path, values, status):
     found = lines(path)
     keys = [line["key"] for line in found]
     assert keys[:2] == ["cache_clear", "init_start"]
-    assert keys.index("init_stop") < keys.index("run_start") < keys.index("train_samples") < keys.index("block_start")
+    assert (
+        keys.index("init_stop")
+        < keys.index("run_start")
+        < keys.index("train_samples")
+        < keys.index("block_start")
+    )
     for name in ("init", "run", "block", "eval"):
         assert keys.count(f"{name}_start") == keys.count(f"{name}_stop") > 0, name
     assert keys[-1] == "run_stop"

@@ -165,7 +165,9 @@ class _Gate:
     """The gate and its gradients; keeps u, a and the keys of the mask, which is drawn again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, attended: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None) -> Tensor:
+    def forward(
+        ctx: Any, u: Tensor, attended: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None
+    ) -> Tensor:
         kernels = kernels_of("hstu.triton.stu")
         out = u.new_empty(len(u), 3 * u.shape[1])
         # Where nothing is dropped no key is read; something must stand there.

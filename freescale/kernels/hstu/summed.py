@@ -106,7 +106,9 @@ class _SumTaken(torch.autograd.Function):
             used = n if n < len(tables) else 0
             tensors |= {f"Table{n}": tables[used], f"Index{n}": indices[used]}
             constants |= {f"STRIDE{n}": tables[used].stride(0), f"SCALE{n}": float(scales[used])}
-        start_kernel(sum_taken_kernel, (-(-num // rows),), tensors, {"num_rows": num}, {**constants, "num_warps": 4})
+        start_kernel(
+            sum_taken_kernel, (-(-num // rows),), tensors, {"num_rows": num}, {**constants, "num_warps": 4}
+        )
         ctx.save_for_backward(*indices)
         ctx.scales = scales
         ctx.kinds = [(len(each), each.dtype) for each in tables]

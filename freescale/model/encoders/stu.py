@@ -1,9 +1,9 @@
 """STU: the sequence model of MLPerf's DLRMv4, for requests with candidates.
 
-    input     sqrt(dim) * token + vector of its position, counted back from the candidates + vector of the time to the
-              request, in buckets of sqrt(minutes); tokens in front have positions of their own, and the last bucket
-    layers    `kernels/hstu/stu.py`; scores are divided by one length for all batches
-    output    of each candidate: its state and the hour and the weekday it is asked at, through one product and a norm
+input     sqrt(dim) * token + vector of its position, counted back from the candidates + vector of the time to the
+request, in buckets of sqrt(minutes); tokens in front have positions of their own, and the last bucket
+layers    `kernels/hstu/stu.py`; scores are divided by one length for all batches
+output    of each candidate: its state and the hour and the weekday it is asked at, through one product and a norm
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from freescale.kernels import (
     stu_project,
     sum_taken,
 )
-from freescale.kernels.runtime import linear, to_device
+from freescale.kernels.runtime import linear
 from freescale.model.blocks import Linear
 from freescale.model.dropout import Dropout, keys_of_tokens
 from freescale.model.encoder import EncoderShape
@@ -92,7 +92,7 @@ class STULayer(nn.Module):
             )
         wide = stu_project(x_TD, self.norm, self.norm_bias, self.uvqk, self.uvqk_bias)
         u, v, q, k = wide.chunk(4, dim=1)
-        attended = self._attention(q, k, v, view, number)
+        attended = self._attention(q * self.alpha, k, v, view, number)
         gated = stu_gate(u, attended, self.gate, self.gate_bias, dropped)
         return x_TD + linear(gated, self.output)
 
@@ -105,14 +105,14 @@ class STULayer(nn.Module):
         own = x_TD.index_select(0, index)
         asking = torch.cat([w_u, w_q], dim=1), torch.cat([b_u, b_q])
         u, q = stu_project(own, self.norm, self.norm_bias, *asking, fused=False).to(v.dtype).chunk(2, dim=1)
-        q = torch.zeros_like(v).index_copy(0, index, q)
+        q = torch.zeros_like(v).index_copy(0, index, q * self.alpha)
         attended = self._attention(q, k, v, view.only_targets, number).index_select(0, index)
         keys = keys_of_tokens(self.dropout, index)
         dropped = None if keys is None else self.dropout.mask(u.shape, keys)
         return own + linear(stu_gate(u, attended, self.gate, self.gate_bias, dropped), self.output)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, view: View, number: int) -> Tensor:
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q * self.alpha, k, v))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
         return view.silu(q, k, v, layer=number, scale=self.scale).flatten(1)
 
 

@@ -20,7 +20,10 @@ from typing import Any
 from freescale.trace import is_better, step_of
 
 BENCHMARK = "dlrmv4"
-_FROM_ENVIRONMENT = {"submission_org": "MLPERF_SUBMITTER", "submission_platform": "MLPERF_SUBMISSION_PLATFORM"}
+_FROM_ENVIRONMENT = {
+    "submission_org": "MLPERF_SUBMITTER",
+    "submission_platform": "MLPERF_SUBMISSION_PLATFORM",
+}
 
 
 class MllogSink:
@@ -109,7 +112,9 @@ class MllogSink:
             "opt_gradient_clip_norm": optim["clip_norm"] or 0.0,
             "opt_learning_rate_warmup_steps": optim["warmup_steps"],
             "opt_learning_rate_warmup_start_lr": 0.0,
-            "opt_sparse_name": "RowWiseAdagrad" if table["optimizer"] == "rowwise_adagrad" else table["optimizer"],
+            "opt_sparse_name": "RowWiseAdagrad"
+            if table["optimizer"] == "rowwise_adagrad"
+            else table["optimizer"],
             "opt_sparse_base_learning_rate": table["lr"],
             "max_sequence_length": recipe["model"].get("scale_length") or recipe["data"]["max_length"],
             "eval_every_data_pct": every * share,
@@ -156,7 +161,13 @@ class MllogSink:
         return {"samples_count": samples, "epoch_num": samples / max(self._train, 1)}
 
     def _line(
-        self, key: str, value: object, *, kind: str = "POINT_IN_TIME", at: float | None = None, **metadata: object
+        self,
+        key: str,
+        value: object,
+        *,
+        kind: str = "POINT_IN_TIME",
+        at: float | None = None,
+        **metadata: object,
     ) -> None:
         line = {
             "namespace": "",

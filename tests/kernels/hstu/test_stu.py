@@ -49,7 +49,9 @@ def test_a_layer_as_one_function_is_the_layer_by_its_parts(monkeypatch, targets,
     plain = run()
     monkeypatch.setattr(encoder, "can_fuse_stu", lambda x, *, heads: True)
     for name, found, expected in zip(("out", "x", *dict(layer.named_parameters())), run(), plain):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found, expected, rtol=1e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_the_norm_and_its_product():

@@ -179,7 +179,9 @@ class FusedAttention(torch.autograd.Function):
         pairs = rest[0] if rest and scale is not None else pair_bias(launch, bias)
         inner = alpha if scale is None else alpha * scale / 2
         factors = {"dk_scale": inner, "dv_scale": 1.0 if scale is None else scale, "dq_scale": inner}
-        call = _Backward(launch, tiles, grad, _row_sums(launch, grad, rest), factors, *(rooms or _outputs(launch)))
+        call = _Backward(
+            launch, tiles, grad, _row_sums(launch, grad, rest), factors, *(rooms or _outputs(launch))
+        )
         d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2, takers=ctx.takers)
         dk, dv = (_over_group(x, like, launch.group) for x, like in ((call.dk, k), (call.dv, v)))
         return call.dq, dk, dv, *d_tables, *(None,) * 7

@@ -1,6 +1,5 @@
 """Triton kernels of a layer whose gate hands on u, the attended values and their gated norm; each row by row."""
 
-# ruff: noqa: D103
 # mypy: ignore-errors
 
 from __future__ import annotations

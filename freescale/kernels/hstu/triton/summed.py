@@ -1,6 +1,5 @@
 """Triton kernel that adds up rows of several tables."""
 
-# ruff: noqa: D103
 # mypy: ignore-errors
 
 from __future__ import annotations
