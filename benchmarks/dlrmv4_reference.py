@@ -520,7 +520,8 @@ def main() -> None:
         ]
     rows = []
     print(
-        f"{'width':>6} {'type':>8} {'last':>6} {'mean length':>12} {'predictions':>12} {'loss':>9} {'dense':>9} {'tables':>9}  worst"
+        f"{'width':>6} {'type':>8} {'last':>6} {'mean length':>12} "
+        f"{'predictions':>12} {'loss':>9} {'dense':>9} {'tables':>9}  worst"
     )
     for case in cases:
         for cut in (False, True):

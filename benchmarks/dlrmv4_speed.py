@@ -1,9 +1,10 @@
-"""DLRMv4 on one GPU: samples a second and MFU at real lengths, with tables that fill it; the reference's code beside it.
+"""DLRMv4 on one GPU: samples a second and MFU at real lengths, with tables that fill it; the reference beside it.
 
-    PYTHONPATH=. python benchmarks/dlrmv4_speed.py --write batch.npz             # on any CPU: one batch of 1,024 samples
+    PYTHONPATH=. python benchmarks/dlrmv4_speed.py --write batch.npz             # on any CPU: a batch of 1,024
     PYTHONPATH=. python benchmarks/dlrmv4_speed.py --data batch.npz [--peer DIR] # on a GPU
 
-A step is all of it but loading and finding unique ids, which training does ahead: rows of 11 tables, item vectors, forward, backward, clipped Adam, row-wise Adagrad.
+A step is all of it but loading and finding unique ids, which training does ahead: rows of 11 tables, item vectors,
+forward, backward, clipped Adam, row-wise Adagrad.
 Samples are 2.5 anchors of each of 410 listeners, which is what one of eight ranks gets of 8,192 anchors in the order of
 the benchmark. Two yardsticks: FLOPs of the three layers at the real lengths, and at 4,096 tokens for every sample, as
 the reference counts them. A short last layer computes less, and is measured by the same yardsticks.
@@ -351,8 +352,8 @@ def report(name: str, seconds: list[float], batch: Batch, device: str, **others:
         **others,
     }
     print(
-        f"{name:44} {batch.samples:>6} {1000 * best:>9.1f} {rate:>10.0f} {row['mfu_real']:>7.1%} {row['mfu_4096']:>7.1%} "
-        f"{memory:>8.1f}   {' '.join(f'{1000 * each:.1f}' for each in seconds)}",
+        f"{name:44} {batch.samples:>6} {1000 * best:>9.1f} {rate:>10.0f} {row['mfu_real']:>7.1%} "
+        f"{row['mfu_4096']:>7.1%} {memory:>8.1f}   {' '.join(f'{1000 * each:.1f}' for each in seconds)}",
         flush=True,
     )
     return row
@@ -492,7 +493,7 @@ def main() -> None:
             found.append(report(name, seconds, batch, device, items_share=share))
         except torch.OutOfMemoryError as error:
             print(f"{name}: {str(error)[:200]}", flush=True)
-        del trainer, call
+        trainer = call = None
         if device == "cuda":
             torch.cuda.empty_cache()
     if options.peer and "peer" in only:

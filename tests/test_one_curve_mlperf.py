@@ -1,4 +1,4 @@
-"""One curve for MLPerf's DLRMv4: 11 tables, anchors, context tokens of the candidate; every recipe of it is accepted."""
+"""One curve for MLPerf's DLRMv4: 11 tables, anchors, context tokens of the candidate; its recipes are accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keys_of(recipe: Path) -> tuple[str, ...]:
     """A recipe as one would type it."""
     sections = yaml.safe_load(recipe.read_text())
     return tuple(
-        f"{section}.{key}={yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix('...').strip()}"
+        f"{section}.{key}={yaml.safe_dump(value, default_flow_style=True, width=10_000).split(chr(10))[0]}"
         for section, keys in sections.items()
         for key, value in keys.items()
         if section != "run"

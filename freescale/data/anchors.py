@@ -70,7 +70,7 @@ def find_anchors(
     if not mine.any():
         raise DataError(
             f"head.anchors: no event of the {split} part is an anchor",
-            got=f"{len(user):,} in all, {rule.days} of the last days held back twice, {rule.history} events before each",
+            got=f"{len(user):,} in all; {rule.days} days held back twice, {rule.history} events before each",
             next_step="lower head.anchor_history or head.anchor_days",
         )
     user, event, day = user[mine], event[mine], day[mine]

@@ -113,7 +113,7 @@ def export_features(
     if config.tokens.join == "towers":
         raise ConfigError(
             "a model with tokens.join=towers cannot be exported yet: its context tokens are those of each candidate",
-            next_step="`freescale evaluate` judges it from its checkpoint; tokens.join=mlp with model.kind=hstu can be served",
+            next_step="`freescale evaluate` judges its checkpoint; tokens.join=mlp with model.kind=hstu can be served",
         )
     wanted = [] if features is None else token_features(config, features.schema)
     if features is None or not wanted:

@@ -133,7 +133,7 @@ def check_features(config: Config, features: BatchFeatures) -> None:
     fronts = [each.name for each in features.schema if each.cross and each.of == "request"]
     if fronts and (options is None or options.late or not options.one_candidate):
         raise ConfigError(
-            "a cross with an item or an event in it stands in front only where a request has one candidate, whose it is",
+            "a cross with an item or an event in it stands in front only where a request has one candidate",
             got=", ".join(fronts),
             next_step="say as: join for it, or head.kind=tasks with head.candidates=1 or head.anchors",
         )

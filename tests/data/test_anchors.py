@@ -92,6 +92,6 @@ def test_pools_count_what_they_keep(source):
 
 def test_what_cannot_be_had_is_refused(source):
     with pytest.raises(DataError, match="no event of the train part"):
-        made(source, anchors=AnchorRule("listened", history=100_000)).index
+        made(source, anchors=AnchorRule("listened", history=100_000)).lengths()
     with pytest.raises(ConfigError, match="column that the data does not have"):
         made(source, anchors=AnchorRule("heard"))

@@ -2,7 +2,7 @@
 
     init_start, submission_*, hyperparameters, init_stop, run_start, train_samples, eval_samples
     block_start ... block_stop, eval_start, eval_accuracy, eval_stop     for every evaluation
-    run_stop                                                             success: the quality that was asked for is reached
+    run_stop                                                             success: run.stop_at is reached
 
 A block ends with the last step before an evaluation, and there the evaluation begins. A run that is resumed appends:
 its stream has one beginning.
@@ -48,7 +48,7 @@ class MllogSink:
     ) -> None:
         self._recipe, self._train, self._eval = recipe, train_samples, eval_samples
         self._resumed = resume_step > 0 and Path(path).exists()
-        self._file = Path(path).open("a" if self._resumed else "w", encoding="utf-8")
+        self._file = Path(path).open("a" if self._resumed else "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
         self._step, self._at = resume_step, time.time()
         self._in_block = self._ended = self._reached = False
         if not self._resumed:
