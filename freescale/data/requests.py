@@ -54,7 +54,7 @@ class _Found(NamedTuple):
 
     Args:
         histories: where they are.
-        index: places there, of each request its events and behind them its candidates.
+        index: places there, of each request its events and behind them its candidates; None: they are all there is.
         offsets: [n + 1] where each request begins.
         counts: [n] candidates.
         first: [n] place of the first candidate.
@@ -63,7 +63,7 @@ class _Found(NamedTuple):
     """
 
     histories: Histories
-    index: IntArray
+    index: IntArray | None
     offsets: IntArray
     counts: IntArray
     first: IntArray
@@ -205,17 +205,21 @@ class RequestExamples(Examples):
             user[rows], start[rows], (stop - start)[rows]
         )
         histories, index, offsets, counts, first, asked, of_user = found
-        owner = np.repeat(np.arange(len(rows)), np.diff(offsets))
-        shown = np.arange(len(owner)) >= (offsets[1:] - counts)[owner]
-        item = torch.from_numpy(histories.columns["item"][index].astype(np.int64))
+        # Where candidates stand, and whose they are: what is said of them is written over what events say.
+        at, _ = _spans(offsets[1:] - counts, counts)
+        of = np.repeat(np.arange(len(rows)), counts)
+        item = torch.from_numpy(_picked(histories.columns["item"], index).astype(np.int64))
         tokens = {"item": item, "target": item}
         if self.use_time and asked is not None:
-            time = np.where(shown, asked[owner], histories.columns["time"][index]).astype(np.int64)
-            following = np.append(time[1:], 0)[: len(time)]
+            time = _picked(histories.columns["time"], index).astype(np.int64)
+            time[at] = asked[of]
+            following = np.empty_like(time)
+            following[:-1] = time[1:]
             following[offsets[1:] - 1] = asked
             tokens |= {"time": torch.from_numpy(time), "target_time": torch.from_numpy(following)}
         for name in (*self.outcomes, *(() if self.weights is None else (self.weights,))):
-            values = np.where(shown, histories.columns[name][index], 0).astype(np.float32)
+            values = np.zeros(len(item), np.float32)
+            values[at] = histories.columns[name][at if index is None else index[at]]
             self._check(name, values)
             if name in self.outcomes:
                 tokens[f"label_{name}"] = torch.from_numpy(values)
@@ -223,7 +227,7 @@ class RequestExamples(Examples):
                 tokens["label_weight"] = torch.from_numpy(values)
         samples = {"row": torch.from_numpy(rows)}
         if self.features is not None:
-            made = self.features.requests(histories, index, shown, first[owner], together=self.by is not None)
+            made = self.features.requests(histories, index, at, first[of], together=self.by is not None)
             tokens |= _tensors(made)
             of_users = self.features.samples(histories)
             samples |= _tensors({name: values[of_user] for name, values in of_users.items()})
@@ -267,7 +271,7 @@ class RequestExamples(Examples):
         histories = source.events(user, places, offsets)
         time, first = histories.columns["time"], offsets[1:] - 1
         asked = time[np.where(np.diff(past_offsets) > 0, first - 1, first)]
-        return _Found(histories, np.arange(len(places)), offsets, counts, first, asked, np.arange(len(user)))
+        return _Found(histories, None, offsets, counts, first, asked, np.arange(len(user)))
 
     @property
     def _pool_index(self) -> PoolIndex:
@@ -382,6 +386,10 @@ def outcome_columns(source: SequenceSource) -> tuple[str, ...]:
     """Columns of events that tasks can be made of: one number an event."""
     listed = [each.name for each in schema_of(source).stored("event") if each.kind not in ("ids", "vector")]
     return tuple(dict.fromkeys([*source.features, *listed]))
+
+
+def _picked(column: npt.NDArray[np.generic], index: IntArray | None) -> npt.NDArray[np.generic]:
+    return column if index is None else column[index]
 
 
 def _joined(

@@ -64,7 +64,11 @@ def build_features(config: Config, source: SequenceSource) -> BatchFeatures | No
     plain = all(each.name in known and each == known[each.name] for each in schema if each.name != "user")
     if plain and width == config.model.dim and not uses_user(config, schema):
         return None
-    return BatchFeatures(source, schema)
+    unread: frozenset[str] = frozenset()
+    if config.tokens.join == "towers":
+        read = {each.name for each in token_features(config, schema)}
+        unread = frozenset(each.name for each in schema.columns() if each.name not in read)
+    return BatchFeatures(source, schema, left_out=unread)
 
 
 def uses_user(config: Config, schema: Schema) -> bool:
