@@ -107,10 +107,11 @@ def main() -> None:
             took = time.perf_counter() - began
             for split in ("valid", "test"):
                 best, count = ceiling(keys, split)
+                events = [json.loads(line) for line in path.read_text().splitlines()]
                 found = [
                     (event["step"], event["auc/listened"])
-                    for event in read_metrics(path).evals
-                    if event.get("split") == split
+                    for event in events
+                    if event["event"] == "eval" and event.get("split") == split
                 ]
                 line = ", ".join(f"{value:.4f} ({step})" for step, value in found)
                 print(

@@ -71,7 +71,7 @@ def find_anchors(
         raise DataError(
             f"head.anchors: no event of the {split} part is an anchor",
             got=f"{len(user):,} in all; {rule.days} days held back twice, {rule.history} events before each",
-            next_step="lower head.anchor_history or head.anchor_days",
+            next_step="lower head.anchor_history, or raise head.anchor_days",
         )
     user, event, day = user[mine], event[mine], day[mine]
     order = np.lexsort((event, user, day))
