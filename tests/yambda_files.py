@@ -1,4 +1,4 @@
-"""Files in the layout of Yambda, made of the twin's events: flat/*/multi_event.parquet and the two mappings of items."""
+"""Files in the layout of Yambda, made of the twin's events: multi_event.parquet and the two mappings of items."""
 
 from __future__ import annotations
 

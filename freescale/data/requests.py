@@ -54,7 +54,7 @@ class _Found(NamedTuple):
 
     Args:
         histories: where they are.
-        index: places there, of each request its events and behind them its candidates; None: they are all there is.
+        places: there, of each request its events and behind them its candidates; None: they are all there is.
         offsets: [n + 1] where each request begins.
         counts: [n] candidates.
         first: [n] place of the first candidate.
@@ -63,7 +63,7 @@ class _Found(NamedTuple):
     """
 
     histories: Histories
-    index: IntArray | None
+    places: IntArray | None
     offsets: IntArray
     counts: IntArray
     first: IntArray

@@ -143,16 +143,19 @@ class Recommender(nn.Module):
             sequence = tokens.from_rows(rows_UD, batch, layout, tables)
         else:
             sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
-        if isinstance(sequence.vectors, Sum) and not getattr(self.encoder, "takes_sums", False):
-            sequence = dataclasses.replace(sequence, vectors=sequence.vectors.states().to(rows_UD.dtype))
+        vectors: Any = sequence.vectors
+        late = getattr(self.head, "late", False)
+        takes_sums = batch.targets is not None and not late and getattr(self.encoder, "takes_sums", False)
+        if isinstance(vectors, Sum) and not takes_sums:
+            vectors = vectors.states().to(rows_UD.dtype)
         if batch.targets is not None:
-            states_of = history_states if getattr(self.head, "late", False) else target_states
+            states_of = history_states if late else target_states
             with dropout_batch(sequence.batch, sequence.layout):
-                return states_of(self.encoder, sequence.vectors, sequence.batch, sequence.layout)
+                return states_of(self.encoder, vectors, sequence.batch, sequence.layout)
         if sequence.states is None:
-            return self.encoder(sequence.vectors, sequence.batch, sequence.layout)
+            return self.encoder(vectors, sequence.batch, sequence.layout)
         with dropout_batch(sequence.batch, sequence.layout):
-            states = self.encoder(sequence.vectors, sequence.batch, sequence.layout)
+            states = self.encoder(vectors, sequence.batch, sequence.layout)
         return states.index_select(0, sequence.states)
 
 

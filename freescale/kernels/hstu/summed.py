@@ -25,18 +25,18 @@ class Taken(NamedTuple):
 
     Args:
         table: [rows, D].
-        index: [T] the row of each state; below 0: it has none.
+        picks: [T] the row of each state; below 0: it has none.
         scale: multiplies the rows.
     """
 
     table: Tensor
-    index: Tensor
+    picks: Tensor
     scale: float = 1.0
 
     def states(self) -> Tensor:
         """[T, D] this part alone."""
-        found = take(self.table, self.index.clamp(min=0))
-        return torch.where((self.index >= 0)[:, None], found * self.scale, 0)
+        found = take(self.table, self.picks.clamp(min=0))
+        return torch.where((self.picks >= 0)[:, None], found * self.scale, 0)
 
 
 class Sum(NamedTuple):
@@ -71,7 +71,7 @@ def sum_taken(parts: Sequence[Taken], *, fused: bool | None = None) -> Tensor:
     dtype = first.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    usual = can_fuse(first) and len(parts) <= MOST_PARTS and len(parts[0].index) > 0
+    usual = can_fuse(first) and len(parts) <= MOST_PARTS and len(parts[0].picks) > 0
     if usual if fused is None else fused:
         tables, indices, scales = zip(*parts)
         return _SumTaken.apply(indices, scales, dtype, *tables)  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ class _SumTaken(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad = grad.contiguous()
-        found = []
+        found: list[Tensor | None] = []
         for number, (index, scale, (rows, dtype)) in enumerate(zip(ctx.saved_tensors, ctx.scales, ctx.kinds)):
             if not ctx.needs_input_grad[3 + number]:
                 found.append(None)

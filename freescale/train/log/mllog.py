@@ -66,7 +66,7 @@ class MllogSink:
             self._begin()
         elif kind == "step" and event.get("loss") is not None:
             step = step_of(event) or 0
-            self._line("train_loss", event["loss"], **{"samples_count": step * self._batch})
+            self._line("train_loss", event["loss"], samples_count=step * self._batch)
         elif kind == "eval" and event.get("split") == "valid":
             self._evaluated(event)
         elif kind == "end":
@@ -156,7 +156,7 @@ class MllogSink:
         self._line("run_stop", None, kind="INTERVAL_END", status=status, **told)
         self._ended, self._in_block = True, False
 
-    def _progress(self, step: int) -> dict[str, object]:
+    def _progress(self, step: int) -> dict[str, Any]:
         samples = step * self._batch
         return {"samples_count": samples, "epoch_num": samples / max(self._train, 1)}
 
