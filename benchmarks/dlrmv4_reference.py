@@ -463,12 +463,12 @@ def compare(
     }
 
 
-def real_lengths(count: int, *, seed: int, most: int | None = None) -> list[int]:
+def real_lengths(count: int, *, seed: int, most: int | None = None, users: int = 60) -> list[int]:
     """Lengths of histories of anchors of the made-up log."""
     from freescale.data import AnchorRule, PoolRule, RequestExamples
     from freescale.data.sources.dlrmv4_twin import TwinSource
 
-    source = TwinSource(num_users=60, seed=seed)
+    source = TwinSource(num_users=users, seed=seed)
     examples = RequestExamples(
         source=source,
         outcomes=("listened",),
