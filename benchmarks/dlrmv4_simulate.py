@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/dlrmv4_simulate.py [--profile FILE]
 
 No GPU is needed. Compute follows from the profile that ships (8 HSTU layers of width 512, measured on an H200), scaled
-to three layers of DLRMv4: attention by its pairs, the rest by the FLOPs of its products (7 D^2 a token and layer instead
-of 5). With --profile, one that was measured with recipes/mlperf_twin.yaml is taken as it is.
+to three layers of DLRMv4: attention by its pairs, the rest by the FLOPs of its products (7 D^2 a token and layer, not
+5). With --profile, one that was measured with recipes/mlperf_twin.yaml is taken as it is.
 """
 
 from __future__ import annotations

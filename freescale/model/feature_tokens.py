@@ -68,7 +68,9 @@ class FeatureTokens(nn.Module):
         users = chosen("join", "user")
         self.events = FeatureJoin(events, **options, how=how) if events else None
         self.users = FeatureJoin(users, **options, how=how) if users else None
-        self.front = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("front", "user"))
+        # Of users, and crosses of a request's only candidate.
+        front = [each for each in features if each.place == "front"]
+        self.front = nn.ModuleList(FeatureJoin([each], **options) for each in front)
         self.after = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("after", "event"))
         # Tokens of their own are no items: what they are is learnt, a vector for each.
         self.kind = (
