@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from freescale.train import (
     JsonlSink,
     Judge,
     MetricSink,
+    MllogSink,
     Progress,
     Resumed,
     Run,
@@ -196,6 +198,16 @@ def _open_sinks(run: Run, config: Config, step: int, others: Sequence[MetricSink
             facts = {"name": out.name, "config": config.as_dict()}
             tracker = open_tracker(kind, place, resume_step=step, **facts)
             progress.add(GuestSink(tracker, tell=progress.notice))
+    if config.run.mllog:
+        progress.add(
+            MllogSink(
+                out / "mllog.txt",
+                recipe=config.as_dict(),
+                resume_step=step,
+                train_samples=run.train_samples,
+                eval_samples=min(len(run.evaluation.valid.lengths()), config.eval.max_users or sys.maxsize),
+            )
+        )
     for sink in others:
         progress.add(sink)
 
@@ -204,7 +216,7 @@ def _clear(out: Path, ranks: Ranks) -> None:
     """Forget an earlier run in this folder, and only what a run writes."""
     if ranks.is_first and (out / "config.yaml").exists():
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        for name in ("metrics.jsonl", "report.html", "trace.json"):
+        for name in ("metrics.jsonl", "mllog.txt", "report.html", "trace.json"):
             (out / name).unlink(missing_ok=True)
         trace.remove(out)
     ranks.barrier()

@@ -96,6 +96,10 @@ def features_in_words(config: Config, features: BatchFeatures) -> str:
         told += [f"{', '.join(names)} {words}"] if names else []
     read = {"item", "time", *of_items, *(each.name for each in token_features(config, features.schema))}
     left = [each for each in features.schema if each.name not in read]
+    if config.tokens.join == "towers":
+        members = {name for each in features.schema.crosses for name in each.cross}
+        inside = [each.name for each in left if each.name in members and each.name != "user"]
+        told += [f"{', '.join(inside)} in crosses alone"] if inside else []
     told += [f"{each.name} not read (a time)" for each in left if each.kind == "time"]
     told += [f"{each.name} not read (of requests: head.kind=tasks)" for each in left if each.of == "request"]
     told += ["ids of users not read (tables.user.rows makes them a feature)"] if _has_user(left) else []

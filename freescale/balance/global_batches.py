@@ -55,6 +55,7 @@ class GlobalBatches:
         groups: sizes of the runs of rows that are stored together; with `shuffle_rows` the order keeps to few
             of them at a time.
         shuffle_rows: rows that are shuffled among each other; None shuffles the whole epoch.
+        shuffle: False goes through the rows as they stand, in every epoch alike.
         drop_last: leave out the batch that is cut short by the end of the epoch.
         window: inside every run of this many steps the rows are dealt again so that long ones meet in the
             same step; the number of samples a step then swings (`mixing` tells how much).
@@ -71,6 +72,7 @@ class GlobalBatches:
         seed: int = 0,
         groups: Sequence[int] | npt.NDArray[np.integer] | None = None,
         shuffle_rows: int | None = None,
+        shuffle: bool = True,
         drop_last: bool = False,
         window: int = 1,
         window_ranks: int | None = None,
@@ -89,6 +91,7 @@ class GlobalBatches:
         self.seed = int(seed)
         self.groups = None if groups is None else _checked_groups(groups, num_rows=len(self.lengths))
         self.shuffle_rows = shuffle_rows
+        self.shuffle = shuffle
         self.drop_last = drop_last
         self.window = window
         self.window_ranks = window_ranks or max(1, (global_batch or 1) // SAMPLES_A_RANK)
@@ -177,6 +180,7 @@ class GlobalBatches:
             "global_tokens": self.global_tokens,
             "seed": self.seed,
             "drop_last": self.drop_last,
+            **({} if self.shuffle else {"shuffle": False}),
             "shuffle_rows": self.shuffle_rows if streaming else None,
             "groups": _digest(self.groups) if streaming and self.groups is not None else None,
             "window": self.window,
@@ -192,13 +196,15 @@ class GlobalBatches:
     def _epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
         """Row order and batch bounds of an epoch; this one and one neighbour stay in memory."""
         if epoch not in self._epochs:
-            order = epoch_order(
-                len(self.lengths),
-                seed=self.seed,
-                epoch=epoch,
-                groups=self.groups,
-                shuffle_rows=self.shuffle_rows,
-            )
+            order = np.arange(len(self.lengths), dtype=np.int64)
+            if self.shuffle:
+                order = epoch_order(
+                    len(self.lengths),
+                    seed=self.seed,
+                    epoch=epoch,
+                    groups=self.groups,
+                    shuffle_rows=self.shuffle_rows,
+                )
             while len(self._epochs) > 1:
                 self._epochs.pop(next(iter(self._epochs)))
             self._epochs[epoch] = (order, self._bounds(order))

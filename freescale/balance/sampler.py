@@ -67,6 +67,7 @@ class BalancedSampler:
         window_ranks: see GlobalBatches; not the number of ranks that happens to run.
         groups: see GlobalBatches.
         shuffle_rows: see GlobalBatches.
+        shuffle: see GlobalBatches.
         drop_last: leave out the incomplete last batch of an epoch.
         start_step: the step to begin with.
         num_steps: steps of the whole run; None for epoch after epoch.
@@ -94,6 +95,7 @@ class BalancedSampler:
         window_ranks: int | None = None,
         groups: Sequence[int] | npt.NDArray[np.integer] | None = None,
         shuffle_rows: int | None = None,
+        shuffle: bool = True,
         drop_last: bool = False,
         start_step: int = 0,
         num_steps: int | None = None,
@@ -121,6 +123,7 @@ class BalancedSampler:
                 seed=seed,
                 groups=groups,
                 shuffle_rows=shuffle_rows,
+                shuffle=shuffle,
                 drop_last=drop_last,
                 window=window,
                 window_ranks=window_ranks,

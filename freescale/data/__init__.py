@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.data.anchors import AnchorRule
     from freescale.data.columns.ids import IdKinds
     from freescale.data.examples import Examples
     from freescale.data.features.feature_batch import MISSING, BatchFeatures

@@ -27,6 +27,7 @@ from freescale.data.negatives import draw_negatives
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
 from freescale.data.stored.item_texts import item_numbers
+from freescale.kernels.rows import unique
 
 _HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
 
@@ -137,16 +138,21 @@ class Examples:
 def _with_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
     """The batch with what is known of its items, once for each of them."""
     tokens, samples = batch.tokens, batch.samples
-    parts = [tokens["item"], tokens["target"], *([samples["negatives"]] if "negatives" in samples else [])]
-    ids, index = np.unique(np.concatenate([part.numpy().ravel() for part in parts]), return_inverse=True)
-    item, target, *negatives = torch.from_numpy(index).split([part.numel() for part in parts])
-    batch = batch.with_tokens(item_index=item, target_index=target)
-    if negatives:
-        batch = batch.with_samples(negative_index=negatives[0].view(samples["negatives"].shape))
+    parts = {"item": tokens["item"]}
+    if tokens["target"] is not tokens["item"]:  # of requests they are the same
+        parts["target"] = tokens["target"]
+    if "negatives" in samples:
+        parts["negatives"] = samples["negatives"]
+    ids, index = unique(torch.cat([part.flatten() for part in parts.values()]))
+    found = dict(zip(parts, index.split([part.numel() for part in parts.values()])))
+    batch = batch.with_tokens(item_index=found["item"], target_index=found.get("target", found["item"]))
+    if "negatives" in found:
+        batch = batch.with_samples(negative_index=found["negatives"].view(samples["negatives"].shape))
     if not features.of_items:
         # A log has another catalogue with every window, and ids are all that is known of an item there.
-        return batch.with_items(item=torch.from_numpy(ids))
-    return batch.with_items(**_tensors(features.items(item_numbers(features.source.items.ids, ids))))
+        return batch.with_items(item=ids)
+    numbers = item_numbers(features.source.items.ids, ids.numpy())
+    return batch.with_items(**_tensors(features.items(numbers)))
 
 
 def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:

@@ -7,12 +7,14 @@ part by two searches a kind: what lies between is never looked at.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from freescale.data.source import IntArray
+from freescale.data.source import Histories, IntArray
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,19 @@ class PoolRule:
     window: int
 
 
+@runtime_checkable
+class IndexedSource(Protocol):
+    """A source that finds single events of histories without reading the rest."""
+
+    offsets: IntArray
+
+    def pools(self, rule: PoolRule) -> PoolIndex:
+        """Where the events of each kind stand among all events."""
+
+    def events(self, rows: IntArray, places: IntArray, offsets: IntArray) -> Histories:
+        """The events at these places among all events, as histories of these rows."""
+
+
 class PoolIndex:
     """Where the events of each kind stand in some histories.
 
@@ -41,9 +56,20 @@ class PoolIndex:
         rule: what to keep.
     """
 
+    _places: list[Any]
+
     def __init__(self, kind: npt.NDArray[np.generic], offsets: IntArray, rule: PoolRule) -> None:
         self._offsets, self._rule = offsets, rule
         self._places = [np.flatnonzero(kind == each) for each in rule.kinds]
+
+    @classmethod
+    def of_places(
+        cls, places: Sequence[npt.NDArray[np.generic]], offsets: IntArray, rule: PoolRule
+    ) -> PoolIndex:
+        """The same where somebody knows the places of each kind, ascending."""
+        made = cls.__new__(cls)
+        made._offsets, made._rule, made._places = offsets, rule, list(places)
+        return made
 
     def counts(self, histories: IntArray, ends: IntArray) -> IntArray:
         """[n] events that `spans` finds for each."""

@@ -7,7 +7,9 @@
     by window    all that a user did in one window of so many seconds is a request, and what was before it its history:
                  windows begin at 0, one, two, ... times their length since 1970. Read through once, too.
 
-In all forms the request's time is that of its first candidate, and its history is what happened strictly before:
+    anchors      single events with a label and enough of a history, the latest days held back whole (`anchors.py`).
+
+But for anchors the request's time is that of its first candidate, and its history is what happened strictly before:
 events at the same second are left out, since nobody knows their order. Validation and test have one request a user:
 its target by number, by column all of the last request but one, and of the last. A batch holds the history and behind
 it the candidates; outcomes are called label_NAME, zeros at events.
@@ -24,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freescale.data.anchors import AnchorRule, find_anchors
 from freescale.data.examples import _HELD_BACK, Examples, _spans, _tensors, _with_items
 from freescale.data.features.feature_source import schema_of
-from freescale.data.pools import PoolIndex, PoolRule
+from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
 from freescale.data.token_rule import TokenRule
@@ -44,6 +47,28 @@ class RequestIndex(NamedTuple):
     start: IntArray
     stop: IntArray
     groups: IntArray
+
+
+class _Found(NamedTuple):
+    """Events and candidates of some requests.
+
+    Args:
+        histories: where they are.
+        places: there, of each request its events and behind them its candidates; None: they are all there is.
+        offsets: [n + 1] where each request begins.
+        counts: [n] candidates.
+        first: [n] place of the first candidate.
+        asked: [n] when; None without times.
+        of_user: [n] whose history each is.
+    """
+
+    histories: Histories
+    places: IntArray | None
+    offsets: IntArray
+    counts: IntArray
+    first: IntArray
+    asked: npt.NDArray[np.generic] | None
+    of_user: IntArray
 
 
 class RequestRule:
@@ -86,6 +111,7 @@ class RequestExamples(Examples):
         window: seconds of a window; None: by number, or by column.
         logs: those of the outcomes that a logarithm of 1 + x is taken of.
         pools: the last events of each kind are the history; None: the last events of all.
+        anchors: single events are requests; None: by number, by column, or by window.
     """
 
     outcomes: tuple[str, ...]
@@ -95,11 +121,13 @@ class RequestExamples(Examples):
     window: int | None = None
     logs: tuple[str, ...] = ()
     pools: PoolRule | None = None
+    anchors: AnchorRule | None = None
 
     def __post_init__(self) -> None:
-        of_window = "time" if self.window is not None else None
+        of_time = None if self.window is None and self.anchors is None else "time"
         of_pools = None if self.pools is None else self.pools.column
-        named = (self.by, self.weights, of_window, of_pools)
+        of_anchors = None if self.anchors is None else self.anchors.column
+        named = (self.by, self.weights, of_time, of_pools, of_anchors)
         wanted = [*self.outcomes, *(name for name in named if name)]
         there = outcome_columns(self.source)
         missing = [name for name in wanted if name not in there]
@@ -119,6 +147,8 @@ class RequestExamples(Examples):
     @cached_property
     def index(self) -> RequestIndex:
         """All requests of the split."""
+        if self.anchors is not None:
+            return self._of_anchors(self.anchors)
         if self.by is not None or self.window is not None:
             return self._with_groups(*self._of_split(*self._runs()))
         ends = self._ends()
@@ -143,6 +173,8 @@ class RequestExamples(Examples):
         user, start, _, _ = self.index
         if self.pools is None:
             return start
+        if isinstance(self.source, IndexedSource):
+            return self._pool_index.counts(user, start)
         known = np.zeros(len(user), np.int64)
         order = np.argsort(user, kind="stable")
         for users in self._blocks():
@@ -166,31 +198,28 @@ class RequestExamples(Examples):
         """These requests as one jagged batch; `step` changes nothing, nothing is drawn."""
         rows = np.array(rows, dtype=np.int64)
         user, start, stop, _ = self.index
-        histories = self.source.read(user[rows])
-        base = histories.offsets[:-1]
-        counts = (stop - start)[rows]
-        events = start[rows]
-        if "time" in histories.columns:
-            asked = histories.columns["time"][base + start[rows]]
-            events = _before(histories, base, events, asked)
-        past, past_offsets = self._history(histories, events)
-        shown_index, _ = _spans(base + start[rows], counts)
-        lengths = np.diff(past_offsets) + counts
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        owner = np.repeat(np.arange(len(rows)), lengths)
-        shown = np.arange(len(owner)) - offsets[:-1][owner] >= np.diff(past_offsets)[owner]
-        # Candidates stand right behind the history, whatever was left out between.
-        index = np.empty(len(owner), np.int64)
-        index[~shown], index[shown] = past, shown_index
-        item = torch.from_numpy(histories.columns["item"][index].astype(np.int64))
+        indexed = (
+            isinstance(self.source, IndexedSource) and self.pools is not None and self.anchors is not None
+        )
+        found = (self._found_by_index if indexed else self._found)(
+            user[rows], start[rows], (stop - start)[rows]
+        )
+        histories, index, offsets, counts, first, asked, of_user = found
+        # Where candidates stand, and whose they are: what is said of them is written over what events say.
+        at, _ = _spans(offsets[1:] - counts, counts)
+        of = np.repeat(np.arange(len(rows)), counts)
+        item = torch.from_numpy(_picked(histories.columns["item"], index).astype(np.int64))
         tokens = {"item": item, "target": item}
-        if self.use_time and "time" in histories.columns:
-            time = np.where(shown, asked[owner], histories.columns["time"][index]).astype(np.int64)
-            following = np.append(time[1:], 0)[: len(time)]
+        if self.use_time and asked is not None:
+            time = _picked(histories.columns["time"], index).astype(np.int64)
+            time[at] = asked[of]
+            following = np.empty_like(time)
+            following[:-1] = time[1:]
             following[offsets[1:] - 1] = asked
             tokens |= {"time": torch.from_numpy(time), "target_time": torch.from_numpy(following)}
         for name in (*self.outcomes, *(() if self.weights is None else (self.weights,))):
-            values = np.where(shown, histories.columns[name][index], 0).astype(np.float32)
+            values = np.zeros(len(item), np.float32)
+            values[at] = histories.columns[name][at if index is None else index[at]]
             self._check(name, values)
             if name in self.outcomes:
                 tokens[f"label_{name}"] = torch.from_numpy(values)
@@ -198,34 +227,73 @@ class RequestExamples(Examples):
                 tokens["label_weight"] = torch.from_numpy(values)
         samples = {"row": torch.from_numpy(rows)}
         if self.features is not None:
-            first = (base + start[rows])[owner]
-            made = self.features.requests(histories, index, shown, first, together=self.by is not None)
+            made = self.features.requests(histories, index, at, first[of], together=self.by is not None)
             tokens |= _tensors(made)
-            samples |= _tensors(self.features.samples(histories))
+            of_users = self.features.samples(histories)
+            samples |= _tensors({name: values[of_user] for name, values in of_users.items()})
+            samples |= _tensors(self.features.fronts(histories, first))
         # Whose request it is: metrics group by it. A feature `user` has the ids of users.
         samples["request_user"] = torch.from_numpy(user[rows])
         batch = SequenceBatch(
             offsets=torch.from_numpy(offsets),
             tokens=tokens,
             samples=samples,
-            targets=torch.from_numpy(counts.astype(np.int64)),
+            targets=torch.from_numpy(counts),
         )
         return batch if self.features is None else _with_items(batch, self.features)
 
-    def _history(self, histories: Histories, events: IntArray) -> tuple[IntArray, IntArray]:
-        """(places, offsets) of what is kept of these histories, of each so many first events."""
+    def _found(self, user: IntArray, start: IntArray, counts: IntArray) -> _Found:
+        """Events and candidates of requests, out of whole histories."""
+        # A user may be asked several times in a batch, and is read once.
+        who, which = np.unique(user, return_inverse=True)
+        histories = self.source.read(who)
+        base, events = histories.offsets[which], start
+        asked = None
+        if "time" in histories.columns:
+            asked = histories.columns["time"][base + start]
+            if self.anchors is None:
+                events = _before(histories, base, events, asked)
+        past, past_offsets = self._history(histories, which, events)
+        if self.anchors is not None and asked is not None:
+            known = np.diff(past_offsets) > 0
+            asked = np.where(known, histories.columns["time"][_last(past, past_offsets)], asked)
+        shown, _ = _spans(base + start, counts)
+        # Candidates stand right behind the history, whatever was left out between.
+        index, offsets = _joined(past, past_offsets, shown, counts)
+        return _Found(histories, index, offsets, counts, base + start, asked, which)
+
+    def _found_by_index(self, user: IntArray, start: IntArray, counts: IntArray) -> _Found:
+        """The same of anchors, where a source finds single events: nothing but them is read."""
+        source = self.source
+        assert isinstance(source, IndexedSource)
+        past, past_offsets = self._pool_index.spans(user, start, most=self.max_length - 1)
+        places, offsets = _joined(past, past_offsets, source.offsets[user] + start, counts)
+        histories = source.events(user, places, offsets)
+        time, first = histories.columns["time"], offsets[1:] - 1
+        asked = time[np.where(np.diff(past_offsets) > 0, first - 1, first)]
+        return _Found(histories, None, offsets, counts, first, asked, np.arange(len(user)))
+
+    @property
+    def _pool_index(self) -> PoolIndex:
+        assert isinstance(self.source, IndexedSource)
+        assert self.pools is not None
+        return self.source.pools(self.pools)
+
+    def _history(self, histories: Histories, which: IntArray, events: IntArray) -> tuple[IntArray, IntArray]:
+        """(places, offsets) of what is kept: of the histories with these numbers, of each so many first events."""
         most = self.max_length - 1
         if self.pools is None:
             kept = np.minimum(events, most)
-            return _spans(histories.offsets[:-1] + events - kept, kept)
+            return _spans(histories.offsets[which] + events - kept, kept)
         index = PoolIndex(histories.columns[self.pools.column], histories.offsets, self.pools)
-        return index.spans(np.arange(len(events)), events, most=most)
+        return index.spans(which, events, most=most)
 
     def candidate_values(self, rows: IntArray) -> dict[str, npt.NDArray[np.float32]]:
         """Outcomes of the candidates of these requests, one request behind the other."""
         user, start, stop, _ = self.index
-        histories = self.source.read(user[rows])
-        index, _ = _spans(histories.offsets[:-1] + start[rows], (stop - start)[rows])
+        who, which = np.unique(user[rows], return_inverse=True)
+        histories = self.source.read(who)
+        index, _ = _spans(histories.offsets[which] + start[rows], (stop - start)[rows])
         found = {name: histories.columns[name][index].astype(np.float32) for name in self.outcomes}
         for name, values in found.items():
             self._check(name, values)
@@ -256,6 +324,12 @@ class RequestExamples(Examples):
             return self.source.ends(self.split)
         known = np.asarray(self.source.lengths) - _HELD_BACK[self.split] - 1
         return np.where(known > 0, known + 1, 0)
+
+    def _of_anchors(self, rule: AnchorRule) -> RequestIndex:
+        """One request an anchor; those of one user and day are stored together."""
+        user, event = find_anchors(self.source, rule, self.split, self._blocks())
+        runs = np.flatnonzero(np.append(True, user[1:] != user[:-1]))
+        return RequestIndex(user, event, event + 1, np.diff(np.append(runs, len(user))))
 
     def _with_groups(self, user: IntArray, start: IntArray, stop: IntArray) -> RequestIndex:
         edges = np.cumsum(np.asarray(self.source.groups))
@@ -312,6 +386,30 @@ def outcome_columns(source: SequenceSource) -> tuple[str, ...]:
     """Columns of events that tasks can be made of: one number an event."""
     listed = [each.name for each in schema_of(source).stored("event") if each.kind not in ("ids", "vector")]
     return tuple(dict.fromkeys([*source.features, *listed]))
+
+
+def _picked(column: npt.NDArray[np.generic], index: IntArray | None) -> npt.NDArray[np.generic]:
+    return column if index is None else column[index]
+
+
+def _joined(
+    past: IntArray, past_offsets: IntArray, shown: IntArray, counts: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Places of events and behind them those of candidates, request by request; and where each begins."""
+    lengths = np.diff(past_offsets) + counts
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    to, _ = _spans(offsets[1:] - counts, counts)
+    candidate = np.zeros(int(offsets[-1]), bool)
+    candidate[to] = True
+    index = np.empty(len(candidate), np.int64)
+    index[~candidate], index[candidate] = past, shown
+    return index, offsets
+
+
+def _last(places: IntArray, offsets: IntArray) -> IntArray:
+    """[n] the last of each one's places; the first of all where there is none."""
+    last = np.maximum(offsets[1:] - 1, 0)
+    return places[last] if len(places) else np.zeros(len(last), np.int64)
 
 
 def _before(

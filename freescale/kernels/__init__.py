@@ -21,16 +21,24 @@ if TYPE_CHECKING:
     )
     from freescale.kernels.hstu import (
         LayerWeights,
+        STUWeights,
+        Sum,
+        Taken,
         WholeBatch,
         add_product,
         can_fuse_layer,
+        can_fuse_stu,
         fused_layer,
+        fused_stu_layer,
         gate,
         input_states,
         plain_norm,
         project_targets,
         project_uvqk,
         sampled_softmax,
+        stu_gate,
+        stu_project,
+        sum_taken,
         unit,
     )
     from freescale.kernels.moe import expert_mlp

@@ -6,9 +6,10 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.model.compressor import Compressor
+    from freescale.model.context_tokens import ContextTokens
     from freescale.model.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
     from freescale.model.encoder import Encoder, EncoderShape, compresses, takes_pads, uses_time
-    from freescale.model.encoders import HSTU, Decoder, SASRec
+    from freescale.model.encoders import HSTU, STU, Decoder, SASRec
     from freescale.model.feature_join import FeatureJoin
     from freescale.model.feature_tokens import FeatureTokens
     from freescale.model.head import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
     from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions, target_index
     from freescale.model.item_encoders import ContentProjection, TextEncoder
+    from freescale.model.item_towers import ItemTowers
     from freescale.model.metrics import (
         CUTOFFS,
         FULL_RANKING,

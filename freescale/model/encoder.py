@@ -48,6 +48,7 @@ class EncoderShape:
         kv_heads: heads of keys and values; as many as `heads` unless given.
         ffn_dim: width inside the kind's own feed-forward part; it decides unless given.
         rope_base: how slowly the slowest pair of a head turns, where positions are rotations.
+        front: tokens in front of every history.
         mask: what tokens see of what came before; an encoder that takes it keeps it as `mask`.
     """
 
@@ -63,6 +64,7 @@ class EncoderShape:
     kv_heads: int | None = None
     ffn_dim: int | None = None
     rope_base: float = 10_000.0
+    front: int = 0
     mask: MaskKind | None = None
 
 

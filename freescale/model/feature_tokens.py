@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from freescale.data import Feature, SequenceBatch, TokenRule
-from freescale.kernels import SequenceLayout
-from freescale.kernels.runtime import on_device
+from freescale.kernels import SequenceLayout, Sum
+from freescale.kernels.runtime import on_device, to_device
 from freescale.model.feature_join import FeatureJoin, How
 
 
@@ -32,13 +32,13 @@ class TokenSequence:
     """What an encoder is given.
 
     Args:
-        vectors: [T', D] one a token.
+        vectors: [T', D] one a token; or a sum that makes them.
         batch: carries "time" and "target_time" of every token, where the batch does.
         layout: of the tokens.
         states: [T] for each event, the last token that belongs to it; None: the event's own.
     """
 
-    vectors: Tensor
+    vectors: Tensor | Sum
     batch: SequenceBatch
     layout: SequenceLayout
     states: Tensor | None
@@ -68,7 +68,9 @@ class FeatureTokens(nn.Module):
         users = chosen("join", "user")
         self.events = FeatureJoin(events, **options, how=how) if events else None
         self.users = FeatureJoin(users, **options, how=how) if users else None
-        self.front = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("front", "user"))
+        # Of users, and crosses of a request's only candidate.
+        front = [each for each in features if each.place == "front"]
+        self.front = nn.ModuleList(FeatureJoin([each], **options) for each in front)
         self.after = nn.ModuleList(FeatureJoin([each], **options) for each in chosen("after", "event"))
         # Tokens of their own are no items: what they are is learnt, a vector for each.
         self.kind = (
@@ -120,21 +122,80 @@ class FeatureTokens(nn.Module):
         ]
         order, back = (on_device(torch.from_numpy(each), vectors_TD.device) for each in places.order)
         vectors: Tensor = _Reordered.apply(torch.cat([*front, vectors_TD, *after]), order, back)  # type: ignore[no-untyped-call]
-        tokens: dict[str, Tensor] = {
-            name: batch.tokens[name].index_select(
-                0, on_device(torch.from_numpy(places.event), vectors.device)
-            )
-            for name in ("time", "target_time")
-            if name in batch.tokens
-        }
-        longer = SequenceBatch(
-            offsets=torch.from_numpy(places.offsets),
-            tokens=tokens,
-            samples={"row": batch.samples["row"]},
-            targets=batch.targets,
-        )
+        longer = _longer(batch, places, vectors.device)
         last = on_device(torch.from_numpy(places.last), vectors.device)
         return TokenSequence(vectors, longer, SequenceLayout(longer.offsets, device=vectors.device), last)
+
+
+class FrontPlaces(NamedTuple):
+    """Where the tokens of sequences with some in front come from.
+
+    Args:
+        order: [T'] for each token its place among all front tokens, feature by feature, and then the events.
+        num_front: front tokens in all.
+        samples: those that have events.
+    """
+
+    order: Tensor
+    num_front: int
+    samples: Tensor
+
+
+def longer_sequence(
+    batch: SequenceBatch, rule: TokenRule, *, device: torch.device
+) -> tuple[TokenSequence, FrontPlaces]:
+    """The sequence of a batch with tokens in front, still without vectors, and where they come from.
+
+    What belongs to a token is worked out where it is wanted: on the host it would take longer than a GPU computes.
+    """
+    offsets, front = batch.offsets.numpy(), rule.front
+    lengths = np.diff(offsets)
+    used = lengths > 0
+    sizes = np.where(used, lengths + front, 0)
+    longer = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    number, samples = np.cumsum(used) - 1, np.flatnonzero(used)
+    facts = np.stack([longer[:-1], offsets[:-1], number, sizes]).astype(np.int64)
+    (told, samples_there) = to_device(facts, samples, device=device)
+    per_token = told[:3].repeat_interleave(told[3], dim=1, output_size=int(longer[-1]))
+    position = torch.arange(int(longer[-1]), device=device) - per_token[0]
+    event = per_token[1] + position - front
+    in_front = position < front
+    order = torch.where(in_front, position * len(samples) + per_token[2], event + front * len(samples))
+    times = torch.where(in_front, per_token[1], event)
+    last = None
+    if batch.targets is None:
+        owner = torch.repeat_interleave(
+            told[0] - told[1] + front, told[3] - torch.where(told[3] > 0, front, 0)
+        )
+        last = torch.arange(int(offsets[-1]), device=device) + owner
+    made = SequenceBatch(
+        offsets=torch.from_numpy(longer),
+        tokens={
+            name: batch.tokens[name].index_select(0, times)
+            for name in ("time", "target_time")
+            if name in batch.tokens
+        },
+        samples={"row": batch.samples["row"]},
+        targets=batch.targets,
+    )
+    layout = SequenceLayout(made.offsets, device=device)
+    sequence = TokenSequence(torch.empty(0, device=device), made, layout, last)
+    return sequence, FrontPlaces(order, front * len(samples), samples_there)
+
+
+def _longer(batch: SequenceBatch, places: _Places, device: torch.device) -> SequenceBatch:
+    """The longer sequences, with the times of their tokens."""
+    tokens: dict[str, Tensor] = {
+        name: batch.tokens[name].index_select(0, on_device(torch.from_numpy(places.event), device))
+        for name in ("time", "target_time")
+        if name in batch.tokens
+    }
+    return SequenceBatch(
+        offsets=torch.from_numpy(places.offsets),
+        tokens=tokens,
+        samples={"row": batch.samples["row"]},
+        targets=batch.targets,
+    )
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from freescale import registry
 from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
-from freescale.kernels import MaskKind, SequenceLayout, make_mask_kind
+from freescale.kernels import MaskKind, SequenceLayout, Sum, make_mask_kind
 from freescale.kernels.rows import take
+from freescale.model.context_tokens import ContextTokens
 from freescale.model.dropout import dropout_batch, number_sites
 from freescale.model.encoder import Encoder, EncoderShape
 from freescale.model.feature_tokens import FeatureTokens
@@ -42,7 +43,7 @@ class Recommender(nn.Module):
         encoder: Encoder,
         head: Head,
         items: nn.Module | None = None,
-        tokens: FeatureTokens | None = None,
+        tokens: FeatureTokens | ContextTokens | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -131,22 +132,30 @@ class Recommender(nn.Module):
 
     def _encode_tokens(
         self,
-        tokens: FeatureTokens,
+        tokens: FeatureTokens | ContextTokens,
         rows_UD: Tensor,
         batch: SequenceBatch,
         layout: SequenceLayout,
         tables: Mapping[str, Tensor],
     ) -> Tensor:
         """States of events in sequences that have features in them."""
-        sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
+        if isinstance(tokens, ContextTokens):
+            sequence = tokens.from_rows(rows_UD, batch, layout, tables)
+        else:
+            sequence = tokens(take(rows_UD, batch.tokens["item_index"]), batch, layout, tables)
+        vectors: Any = sequence.vectors
+        late = getattr(self.head, "late", False)
+        takes_sums = batch.targets is not None and not late and getattr(self.encoder, "takes_sums", False)
+        if isinstance(vectors, Sum) and not takes_sums:
+            vectors = vectors.states().to(rows_UD.dtype)
         if batch.targets is not None:
-            states_of = history_states if getattr(self.head, "late", False) else target_states
+            states_of = history_states if late else target_states
             with dropout_batch(sequence.batch, sequence.layout):
-                return states_of(self.encoder, sequence.vectors, sequence.batch, sequence.layout)
+                return states_of(self.encoder, vectors, sequence.batch, sequence.layout)
         if sequence.states is None:
-            return self.encoder(sequence.vectors, sequence.batch, sequence.layout)
+            return self.encoder(vectors, sequence.batch, sequence.layout)
         with dropout_batch(sequence.batch, sequence.layout):
-            states = self.encoder(sequence.vectors, sequence.batch, sequence.layout)
+            states = self.encoder(vectors, sequence.batch, sequence.layout)
         return states.index_select(0, sequence.states)
 
 

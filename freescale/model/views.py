@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from freescale.data import SequenceBatch
@@ -32,6 +34,7 @@ from freescale.kernels import (
     softmax_attention,
 )
 from freescale.kernels.attention import for_every_head, kernels_know
+from freescale.kernels.runtime import to_device
 
 KeepKeys = Callable[[int, Tensor, Tensor], None]
 
@@ -123,6 +126,34 @@ class BatchView:
     def positions(self) -> Tensor:
         """[T] position of each token in its own sequence."""
         return self._layout.positions
+
+    @property
+    def ends(self) -> Tensor:
+        """[T] position of what comes next in each token's own sequence."""
+        return self._of_sequences(self._layout.lengths)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the batch says when things happened."""
+        return "time" in self._batch.tokens
+
+    @property
+    def times(self) -> Tensor:
+        """[T] when each token happened."""
+        return self._batch.tokens["time"]
+
+    @property
+    def request_times(self) -> Tensor:
+        """[T] when the request comes that each token's own sequence ends with."""
+        last = self._of_sequences(np.maximum(self._layout.offsets.numpy()[1:] - 1, 0))
+        return self._batch.tokens["target_time"].index_select(0, last)
+
+    def _of_sequences(self, values: npt.NDArray[np.int64]) -> Tensor:
+        """[T] for each token the value of its sequence; spread out where they are wanted, not on the host."""
+        layout = self._layout
+        (own,) = to_device(np.asarray(values, np.int64), device=layout.device)
+        lengths = layout.device_offsets.diff()
+        return own.repeat_interleave(lengths, output_size=int(layout.offsets[-1]))
 
     def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, unless somebody keeps keys and values or brings a mask that only the parts can ask."""

@@ -187,6 +187,7 @@ def build_run(
         accounts=build_accounts(config, ranks, progress),
         stop=stop,
         log=log,
+        train_samples=0 if log is not None else len(train.lengths()),
     )
 
 

@@ -84,6 +84,7 @@ def build_sampler(
         window=config.balance.window,
         groups=None if isinstance(train, LogExamples) else train.groups,
         shuffle_rows=config.data.shuffle_rows,
+        shuffle=config.data.order == "shuffled",
         decisions=decisions,
         work=sample_work(config, getattr(train, "features", None)),
     )

@@ -35,6 +35,9 @@ class DataSection:
     global_batch: int = key(128, "samples a step, over all ranks", at_least=1)
     global_tokens: int | None = key(None, "tokens a step over all ranks, instead of global_batch", at_least=1)
     max_length: int = key(200, "keep this many latest events of a history", at_least=1)
+    order: Literal["shuffled", "listed"] = key(
+        "shuffled", "of samples in an epoch; listed: as they stand, which is day by day with head.anchors"
+    )
     shuffle_rows: int = key(
         100_000, "histories shuffled together; bounds the memory of the reader", at_least=1
     )

@@ -53,6 +53,7 @@ class EmbeddingSection:
     dtype: Literal["float32", "bfloat16"] = key(
         "float32", "storage type of the table (float64 with model.dtype)"
     )
+    init_std: float = key(0.02, "standard deviation of fresh rows", at_least=0)
     beta2: float = key(0.98, "adam: decay of the second moment", at_least=0, at_most=0.999999)
     eps: float = key(1e-8, "adam, adagrad: added to the denominator", at_least=1e-30)
     spread_hot: int = key(

@@ -161,6 +161,7 @@ def build_evaluation(
         popularity=baselines["popularity"],
         repeat=baselines["repeat"],
         patience=config.run.patience,
+        stop_at=config.run.stop_at,
         notices=protocol.warnings(limit=REPEATS_MATTER),
     )
 
@@ -172,6 +173,7 @@ def build_protocol(
     from freescale.data import SplitSource, TemporalSource, measure_repeats, written
     from freescale.model import retrieves
     from freescale.recipe.head import labels_in_words
+    from freescale.recipe.requests import request_options
     from freescale.train import EvalProtocol, Rule, asked_users
 
     source, ranked = train.source, retrieves(head)
@@ -186,10 +188,17 @@ def build_protocol(
     users = {examples.split: asked_users(examples) for examples in (valid, test)}
     split: dict[str, object] = {"split": "leave_one_out"}
     words = "leave-one-out"
-    if isinstance(source, SplitSource):
+    requests = request_options(config)
+    if requests is not None and requests.anchors is not None:
+        days = requests.anchor_days
+        split = {"split": "anchors", "days": days}
+        words = (
+            f"all anchors of the last {days} day{'s' if days > 1 else ''}, of as many before for validation"
+        )
+    elif isinstance(source, SplitSource):
         split = source.split_facts()
         words = f"split {split['split']}"
-    if isinstance(source, TemporalSource):
+    if isinstance(source, TemporalSource) and split["split"] != "anchors":
         words = (
             f"temporal, trained before {written(source.valid_from)}, test from {written(source.test_from)}"
         )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import key, section_options
+from freescale.errors import ConfigError
+from freescale.recipe.keys import changed, key, section_options
 from freescale.recipe.run_tables import table_widths
 from freescale.recipe.tables import table_options
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from freescale.comm.world import Ranks
     from freescale.data import BatchFeatures
     from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
-    from freescale.model import FeatureJoin, FeatureTokens, Recommender
+    from freescale.model import ContextTokens, FeatureJoin, FeatureTokens, ItemTowers, Recommender
     from freescale.recipe.config import Config
     from freescale.recipe.embedding import EmbeddingSection
     from freescale.recipe.run_tables import RunTables
@@ -26,30 +27,55 @@ if TYPE_CHECKING:
 class TokensSection:
     """How features become tokens."""
 
-    join: Literal["sum", "mlp"] = key(
-        "sum", "features of one event or item: added up, or put together by one hidden layer"
+    join: Literal["sum", "mlp", "towers"] = key(
+        "sum",
+        "features of one event or item: added up, or put together by one hidden layer; towers: as MLPerf's DLRMv4 does",
     )
+    hidden: int = key(256, "join=towers: width inside the MLPs of tokens", at_least=1)
 
 
 def problems(config: Config) -> list[str]:
-    """Every mistake in these keys shows in one key alone."""
-    return []
+    """Towers go with a head that looks at products, and the other way round."""
+    towers = config.tokens.join == "towers"
+    product = config.head.kind == "tasks" and config.head.extra.get("towers") == "product"
+    found = []
+    if towers and not product:
+        found.append("tokens.join=towers: goes with head.kind=tasks head.towers=product")
+    if product and not towers:
+        found.append("head.towers=product: goes with tokens.join=towers, which gives items a tower")
+    if not towers and changed(config.tokens, "hidden"):
+        found.append("tokens.hidden: only for tokens.join=towers")
+    return found
 
 
-def build_item_join(config: Config, features: BatchFeatures) -> FeatureJoin:
+def build_item_join(config: Config, features: BatchFeatures) -> FeatureJoin | ItemTowers:
     """What makes the vectors of items."""
-    from freescale.model import FeatureJoin
+    from freescale.model import FeatureJoin, ItemTowers
     from freescale.recipe.features import item_features
+    from freescale.recipe.requests import request_options
 
+    if config.tokens.join == "towers":
+        options = request_options(config)
+        assert options is not None
+        return ItemTowers(
+            item_features(features.schema),
+            widths=table_widths(config, features),
+            dim=config.model.dim,
+            hidden=config.tokens.hidden,
+            judged=options.hidden,
+        )
     return FeatureJoin(item_features(features.schema), **_shape(config, features))
 
 
-def build_tokens(config: Config, features: BatchFeatures) -> FeatureTokens | None:
+def build_tokens(config: Config, features: BatchFeatures) -> FeatureTokens | ContextTokens | None:
     """What puts features of events and users into sequences; None where there are none."""
-    from freescale.model import FeatureTokens
+    from freescale.model import ContextTokens, FeatureTokens
     from freescale.recipe.features import token_features
 
     wanted = token_features(config, features.schema)
+    if config.tokens.join == "towers":
+        widths = table_widths(config, features)
+        return ContextTokens(wanted, widths=widths, dim=config.model.dim, hidden=config.tokens.hidden)
     return FeatureTokens(wanted, **_shape(config, features)) if wanted else None
 
 
@@ -58,10 +84,10 @@ def build_featured_items(
 ) -> FeaturedItems:
     """Where the vectors of items with features come from."""
     from freescale.data import LogSource
-    from freescale.model import FeatureJoin
+    from freescale.model import FeatureJoin, ItemTowers
     from freescale.train import FeaturedItems
 
-    assert isinstance(model.items, FeatureJoin)
+    assert isinstance(model.items, FeatureJoin | ItemTowers)
     assert tables.features is not None
     return FeaturedItems(
         join=model.items,
@@ -86,6 +112,11 @@ def export_features(
     from freescale.recipe.features import token_features
     from freescale.train import ExportFeatures
 
+    if config.tokens.join == "towers":
+        raise ConfigError(
+            "a model with tokens.join=towers cannot be exported yet: its context tokens are those of each candidate",
+            next_step="`freescale evaluate` judges its checkpoint; tokens.join=mlp with model.kind=hstu can be served",
+        )
     wanted = [] if features is None else token_features(config, features.schema)
     if features is None or not wanted:
         return None

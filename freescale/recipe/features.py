@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from freescale.recipe.keys import extra_keys, nested_entries
 
 if TYPE_CHECKING:
-    from freescale.data import BatchFeatures, Feature, Schema, SequenceSource, TokenRule
+    from freescale.data import BatchFeatures, Feature, Schema, SequenceSource, TaskRule, TokenRule
     from freescale.pipeline import Domain, IdColumn
     from freescale.recipe.config import Config
 
@@ -64,7 +64,11 @@ def build_features(config: Config, source: SequenceSource) -> BatchFeatures | No
     plain = all(each.name in known and each == known[each.name] for each in schema if each.name != "user")
     if plain and width == config.model.dim and not uses_user(config, schema):
         return None
-    return BatchFeatures(source, schema)
+    unread: frozenset[str] = frozenset()
+    if config.tokens.join == "towers":
+        read = {each.name for each in token_features(config, schema)}
+        unread = frozenset(each.name for each in schema.columns() if each.name not in read)
+    return BatchFeatures(source, schema, left_out=unread)
 
 
 def uses_user(config: Config, schema: Schema) -> bool:
@@ -77,9 +81,28 @@ def token_features(config: Config, schema: Schema) -> list[Feature]:
     """Features that go into the sequences: those of events and users, and of requests where there are candidates."""
     left_out = {"item", "time"} if uses_user(config, schema) else {"item", "time", "user"}
     owners = ("event", "user", "request") if config.head.kind == "tasks" else ("event", "user")
-    return [
+    found = [
         each for each in schema if each.of in owners and each.name not in left_out and each.kind != "time"
     ]
+    if config.tokens.join != "towers":
+        return found
+    # What crosses in front are made of has no token of its own there, and labels have none anywhere.
+    members = {name for each in schema.crosses for name in each.cross}
+    labels = {task.column for task in _tasks(config)}
+    return [
+        each
+        for each in found
+        if each.place == "front"
+        or (each.name not in members and (each.kind == "bits" or each.name not in labels))
+    ]
+
+
+def _tasks(config: Config) -> tuple[TaskRule, ...]:
+    from freescale.data import parse_tasks
+    from freescale.recipe.requests import request_options
+
+    options = request_options(config)
+    return () if options is None else parse_tasks(options.tasks)
 
 
 def item_features(schema: Schema) -> list[Feature]:
@@ -110,6 +133,13 @@ def check_features(config: Config, features: BatchFeatures) -> None:
             "head.late=true: candidates outside the attention do not hear what is said of their request",
             got=", ".join(asked),
             next_step="set head.late=false, or name the features to read without them in the section features",
+        )
+    fronts = [each.name for each in features.schema if each.cross and each.of == "request"]
+    if fronts and (options is None or options.late or not options.one_candidate):
+        raise ConfigError(
+            "a cross with an item or an event in it stands in front only where a request has one candidate",
+            got=", ".join(fronts),
+            next_step="say as: join for it, or head.kind=tasks with head.candidates=1 or head.anchors",
         )
     rule = token_rule(config, features)
     placed = [each for each in token_features(config, features.schema) if each.place != "join"]
@@ -147,7 +177,7 @@ def id_columns(config: Config, schema: Schema) -> list[IdColumn]:
     return [
         IdColumn(
             each.name,
-            "items" if each.name == "item" else domains[each.of],
+            "items" if each.name == "item" else "samples" if each.place == "front" else domains[each.of],
             each.table_name,
             several=each.kind == "ids",
         )

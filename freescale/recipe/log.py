@@ -37,6 +37,9 @@ def check_log(config: Config, source: LogSource, ranks: Ranks) -> None:
 
 def problems(config: Config, source: LogSource) -> list[str]:
     """What does not go with a log, all of it."""
+    from freescale.recipe.requests import request_options
+
+    requests = request_options(config)
     refused = {
         "embedding.id_map: direct has a row for each id of a catalogue that grows; use zero_collision or hash": (
             config.embedding.id_map == "direct"
@@ -57,10 +60,17 @@ def problems(config: Config, source: LogSource) -> list[str]:
         "head.kind: how many requests of tasks a deleted window had is not known; put the windows back": (
             config.head.kind == "tasks" and any(entry.deleted for entry in source.log.windows)
         ),
+        "head.anchors: requests of a log are the new events of its windows; leave it out": (
+            requests is not None and requests.anchors is not None
+        ),
         "run.epochs: windows are gone through data.passes times each": bool(changed(config.run, "epochs")),
         "run.patience: the latest state of a run over a log is the one that counts": (
             config.run.patience is not None
         ),
+        "run.first_eval, run.stop_at, run.mllog: windows of a log have a timetable of their own": (
+            config.run.first_eval is not None or config.run.stop_at is not None or config.run.mllog
+        ),
+        "data.order: windows of a log come in their own order; leave it out": config.data.order != "shuffled",
         "run.eval_every: every window is evaluated before it is learnt; null, or 0 for never": (
             config.run.eval_every not in (None, 0)
         ),

@@ -90,9 +90,11 @@ def encoder_shape(
 ) -> dict[str, Any]:
     """What `make_encoder` needs; also what an exported model keeps."""
     from freescale.model import uses_time
+    from freescale.recipe.features import token_rule
 
     options = config.model
     own, seen = (section_options(options, family) for family in ("encoder", "mask"))
+    rule = token_rule(config, features)
     has_time = "time" in source.features and config.data.use_time
     return {
         "kind": options.kind,
@@ -100,6 +102,7 @@ def encoder_shape(
         "layers": options.layers,
         "heads": options.heads,
         "max_length": longest_sequence(config, features),
+        "front": 0 if rule is None else rule.front,
         "position_bias": options.position_bias,
         "time_bias": has_time and options.time_bias and uses_time(registry.find("encoder", options.kind)),
         "segments": None if config.segments.recent is None else dataclasses.asdict(config.segments),

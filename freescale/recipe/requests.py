@@ -54,7 +54,7 @@ def build_requests(config: Config, source: SequenceSource, split: Split) -> Requ
 
 def request_rules(config: Config) -> dict[str, Any] | None:
     """What a request is and what is predicted of its candidates, as `RequestExamples` takes it; None: no requests."""
-    from freescale.data import PoolRule, parse_tasks
+    from freescale.data import AnchorRule, PoolRule, parse_tasks
 
     options = request_options(config)
     if options is None:
@@ -70,6 +70,9 @@ def request_rules(config: Config) -> dict[str, Any] | None:
         "pools": None
         if options.pools is None
         else PoolRule(options.pools, options.pool_kinds, options.pool_events, options.pool_window),
+        "anchors": None
+        if options.anchors is None
+        else AnchorRule(options.anchors, options.anchor_history, options.anchor_days),
     }
 
 
@@ -82,4 +85,8 @@ def pair_rule(config: Config, tokens: TokenRule | None = None) -> PairRule | Non
     from freescale.recipe.segments import segment_rule
 
     options = request_options(config)
-    return (segment_rule(config) or tokens) if options is None else RequestRule(options.candidates, tokens)
+    return (
+        (segment_rule(config) or tokens)
+        if options is None
+        else RequestRule(1 if options.anchors else options.candidates, tokens)
+    )

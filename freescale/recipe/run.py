@@ -34,6 +34,10 @@ class RunSection:
         at_least=0,
         free=True,
     )
+    first_eval: int | None = key(
+        None, "no evaluation before this step; null: from the first that is due", at_least=1, free=True
+    )
+    stop_at: float | None = key(None, "stop when eval.metric is this good in an evaluation", free=True)
     checkpoint_every: int | None = key(
         None, "steps between checkpoints; null: at every evaluation", at_least=1, free=True
     )
@@ -55,6 +59,7 @@ class RunSection:
     tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR/tensorboard", free=True)
     wandb: str | None = key(None, "also send numbers to this project of Weights & Biases", free=True)
     mlflow: str | None = key(None, "also send numbers to this experiment of MLflow", free=True)
+    mllog: bool = key(False, "also write the lines of MLPerf's rules to RUN_DIR/mllog.txt", free=True)
 
 
 def problems(config: Config) -> list[str]:
@@ -62,8 +67,13 @@ def problems(config: Config) -> list[str]:
     found = [] if config.run.out.strip() else ["run.out: must name a folder, got nothing"]
     if config.run.follow and config.run.steps is not None:
         found.append("run.steps: a run that follows a log has no last step; leave one of the two out")
-    if config.run.eval_every == 0 and config.run.patience is not None:
-        found.append("run.patience: needs evaluations, and run.eval_every=0 has none")
+    for name in ("patience", "first_eval", "stop_at"):
+        if config.run.eval_every == 0 and getattr(config.run, name) is not None:
+            found.append(f"run.{name}: needs evaluations, and run.eval_every=0 has none")
+    if config.run.mllog and config.data.global_tokens is not None:
+        found.append(
+            "run.mllog: counts samples, and data.global_tokens makes their number differ; use global_batch"
+        )
     return found
 
 
@@ -75,4 +85,5 @@ def timetable_of(config: Config, *, steps_per_epoch: int) -> Timetable:
         total_steps=config.run.steps or max(1, round(config.run.epochs * steps_per_epoch)),
         eval_every=steps_per_epoch if config.run.eval_every is None else config.run.eval_every,
         checkpoint_every=config.run.checkpoint_every,
+        first_eval=config.run.first_eval or 0,
     )

@@ -227,6 +227,7 @@ def _spec(config: Config, table: _Planned) -> TableSpec:
         dtype=torch.float64 if config.model.dtype == "float64" else getattr(torch, options.dtype),
         # Tables differ in their first values, too.
         seed=config.run.seed if name == "item" else config.run.seed + zlib.crc32(name.encode()),
+        init_std=options.init_std,
         lr_scale=options.lr / config.embedding.lr if config.embedding.lr else 1.0,
     )
     return replace(spec, replicate=fits_below(spec, options.replicate_below_mb))

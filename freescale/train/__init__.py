@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from freescale.train.log.guest_sink import GuestSink
     from freescale.train.log.id_report import IdReport, id_reports
     from freescale.train.log.kernel_watch import KernelWatch
+    from freescale.train.log.mllog import MllogSink
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
     from freescale.train.log.stalls import Stalls

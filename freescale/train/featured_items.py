@@ -16,7 +16,7 @@ from torch import Tensor
 from freescale.data import BatchFeatures, IntArray, SequenceBatch, item_numbers
 from freescale.embedding import ShardedCompute, ShardedEmbedding, as_compute
 from freescale.kernels.runtime import on_device
-from freescale.model import FeatureJoin
+from freescale.model import FeatureJoin, ItemTowers
 from freescale.pipeline import FeatureIds, ReadyBatch, ids_of, with_indices
 from freescale.trace import compute
 from freescale.train.item_vectors import BatchItems, Catalogue, ShareCatalogue
@@ -37,7 +37,7 @@ class FeaturedItems:
         grows: the catalogue is another one from time to time; then items have nothing but their ids.
     """
 
-    join: FeatureJoin
+    join: FeatureJoin | ItemTowers
     features: BatchFeatures
     ids: FeatureIds
     of_tokens: frozenset[str]

@@ -69,16 +69,19 @@ class Timetable:
         total_steps: length of the run.
         eval_every: steps between evaluations; 0: never.
         checkpoint_every: steps between checkpoints; None: with every evaluation.
+        first_eval: no evaluation before this step, but the last.
     """
 
     total_steps: int
     eval_every: int
     checkpoint_every: int | None
+    first_eval: int = 0
 
     def due(self, step: int) -> tuple[bool, bool]:
         """Whether an evaluation and a checkpoint are due after a step (from 1)."""
         last = step == self.total_steps
-        return due_at(step, every=self.eval_every, save_every=self.checkpoint_every, last=last)
+        every = self.eval_every if last or step >= self.first_eval else 0
+        return due_at(step, every=every, save_every=self.checkpoint_every, last=last)
 
 
 def due_at(step: int, *, every: int, save_every: int | None, last: bool = False) -> tuple[bool, bool]:
@@ -107,6 +110,7 @@ class Run:
         accounts: where step lines wait until their time is accounted for.
         stop: whether and where it is told to stop.
         log: the log it learns from, where the data grow.
+        train_samples: of an epoch; 0 where the data grow.
     """
 
     ranks: Ranks
@@ -124,6 +128,7 @@ class Run:
     postponing: PostponeShare | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     log: GrowingLog | None = None
+    train_samples: int = 0
 
     def __post_init__(self) -> None:
         if self.accounts.busy is not None:  # balance and accounts mean the same by compute

@@ -96,7 +96,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_path(tmp_path):
         "run.stepz: unknown key; did you mean run.steps?",
         "run.seed: must be at least 0, got -1",
         "modell: unknown section; did you mean model?",
-        "model.kind: allowed: hstu, llama, sasrec; got 'hstuu' (did you mean hstu?)",
+        "model.kind: allowed: hstu, llama, sasrec, stu; got 'hstuu' (did you mean hstu?)",
         "model.dropout: must be at most 0.95, got 2.0",
         "model.dim: must be a whole number, got 'wide'",
         "eval: a section is a mapping of keys, got 7",
@@ -136,8 +136,8 @@ def test_a_name_like_no_other_gets_the_list():
         ("run.out=true", "text, got True"),
         ("run.out=[a]", "text, got ['a']"),
         ("run.out=null", "text, got None"),
-        ("model.kind=1", "allowed: hstu, llama, sasrec; got 1"),
-        ("model.kind=null", "allowed: hstu, llama, sasrec; got None"),
+        ("model.kind=1", "allowed: hstu, llama, sasrec, stu; got 1"),
+        ("model.kind=null", "allowed: hstu, llama, sasrec, stu; got None"),
         ("head.label_thresholds=[1, x]", "finite number, got 'x'"),
         ("run.seed=-1", "at least 0"),
         ("run.seed=9223372036854775808", "at most 9223372036854775807"),
@@ -335,7 +335,7 @@ def test_every_key_is_described_with_type_and_default():
     assert len(rows) == len(defaults)
     by_path = {path: rest for path, *rest in rows}
     assert by_path["run.steps"][:2] == ["int | null", "null"]
-    assert by_path["model.kind"][:2] == ["hstu | llama | sasrec", "hstu"]
+    assert by_path["model.kind"][:2] == ["hstu | llama | sasrec | stu", "hstu"]
     assert by_path["head.label_thresholds"][0] == "list of float"
     assert all(text for *_, text in rows)
 

@@ -16,6 +16,7 @@ What is known of items is there once for each distinct item of a batch (`Sequenc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +43,12 @@ class BatchFeatures:
     Args:
         source: where raw values come from.
         schema: features that are wanted; all columns they need must be in the source.
+        left_out: features of events that nobody looks at but crosses in front: batches do not carry them.
     """
 
     source: SequenceSource
     schema: Schema
+    left_out: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         there = schema_of(self.source)
@@ -117,8 +120,8 @@ class BatchFeatures:
     def requests(
         self,
         histories: Histories,
-        index: IntArray,
-        shown: npt.NDArray[np.bool_],
+        index: IntArray | None,
+        candidates: IntArray,
         first: IntArray,
         *,
         together: bool,
@@ -127,32 +130,33 @@ class BatchFeatures:
 
         Args:
             histories: as the source has read them.
-            index: places of events and candidates.
-            shown: which of them are candidates.
-            first: place of the first candidate of each one's request, whose values are those of the request.
+            index: places of events and candidates; None: all that were read.
+            candidates: which of those are candidates.
+            first: of each of them the place of the first candidate of its request, whose values are the request's.
             together: candidates were shown together, so that each row says what was known of it. Else they are events
                 that came one after the other, and at the time of the request only what the first one says was known.
         """
-        owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
-        columns = dict(histories.columns)
-        said = np.where(shown, first, index)
-        for each in self.schema.columns():
-            column = columns[each.name]
-            if each.of == "request":
-                columns[each.name] = _blanked(each, column[said], ~shown)
-            elif each.outcome:
-                columns[each.name] = _blanked(each, column[index], shown)
+        wanted = self._of_events()
+        members = {name for each in wanted for name in each.cross}
+        names = {*members, *(each.name for each in wanted)}
+        if any(self.schema[name].of == "item" for name in members):
+            names.add("item")
+        num = int(histories.offsets[-1]) if index is None else len(index)
+        raw: Arrays = {}
+        for name in names & set(histories.columns):
+            column, feature = histories.columns[name], self.schema.features.get(name)
+            if feature is not None and feature.of == "request":
+                taken = _blanked(feature, np.zeros((num, *column.shape[1:]), column.dtype), None)
+                taken[candidates] = column[first]
             else:
-                columns[each.name] = column[index if together else said]
-        named = {each.name for each in self.schema.columns()}
-        columns |= {name: column[index] for name, column in columns.items() if name not in named}
-        taken = Histories(
-            users=histories.users,
-            offsets=histories.offsets,
-            columns=columns,
-            user_columns=histories.user_columns,
-        )
-        return self._events(taken, np.arange(len(index)), self._raw_users(histories), owner[index])
+                taken = column.copy() if index is None else column[index]
+                if feature is not None and feature.outcome:
+                    taken = _blanked(feature, taken, candidates)
+                elif feature is not None and name not in STRUCTURAL and not together:
+                    taken[candidates] = column[first]
+            raw[name] = taken
+        raw |= self._beside(raw, members, self._raw_users(histories), lambda: _owners(histories, index))
+        return self._made(wanted, raw)
 
     def events(self, histories: Histories) -> Arrays:
         """Features of all events, and nothing of what comes next: what a service knows."""
@@ -165,6 +169,14 @@ class BatchFeatures:
         wanted = [each for each in self.schema if each.of == "user"]
         return self._made(wanted, raw)
 
+    def fronts(self, histories: Histories, index: IntArray) -> Arrays:
+        """Crosses that stand in front of a request: those of its only candidate, which is at this place."""
+        wanted = [each for each in self.schema if each.cross and each.of == "request"]
+        if not wanted:
+            return {}
+        owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
+        return self._made(wanted, self._raw(wanted, histories, index, self._raw_users(histories), owner))
+
     def items(self, index: IntArray) -> Arrays:
         """Features of the items with these indices in the catalogue, and their ids, without any event."""
         return {
@@ -172,18 +184,43 @@ class BatchFeatures:
             **self._made(list(self.of_items), self._raw_items(index)),
         }
 
-    def _events(self, histories: Histories, index: IntArray, users: Arrays, owner: IntArray) -> Arrays:
-        """All features of the events at these places, crosses among them."""
-        needed = {name for cross in self.schema.crosses for name in cross.cross}
-        names = {"item", *needed, *(each.name for each in self.schema.columns())}
-        raw: Arrays = {name: column[index] for name, column in histories.columns.items() if name in names}
-        if any(self.schema[name].of == "item" for name in needed):
-            numbers = item_numbers(self.source.items.ids, raw["item"].astype(np.int64, copy=False))
-            raw |= self._raw_items(numbers)
-        raw |= {name: column[owner[index]] for name, column in users.items() if name in needed}
+    def _of_events(self) -> list[Feature]:
+        """All features of events that batches carry, crosses among them but for those in front."""
         owners = ("event", "request")
-        wanted = [each for each in self.schema if each.of in owners and each.name not in STRUCTURAL]
-        return self._made(wanted, raw)
+        return [
+            each
+            for each in self.schema
+            if each.of in owners
+            and each.name not in STRUCTURAL
+            and each.place != "front"
+            and each.name not in self.left_out
+        ]
+
+    def _events(self, histories: Histories, index: IntArray, users: Arrays, owner: IntArray) -> Arrays:
+        """All features of the events at these places."""
+        wanted = self._of_events()
+        return self._made(wanted, self._raw(wanted, histories, index, users, owner))
+
+    def _raw(
+        self, wanted: list[Feature], histories: Histories, index: IntArray, users: Arrays, owner: IntArray
+    ) -> Arrays:
+        """What these features of the events at these places are made of."""
+        members = {name for each in wanted for name in each.cross}
+        names = {"item", *members, *(each.name for each in self.schema.columns())}
+        raw: Arrays = {name: column[index] for name, column in histories.columns.items() if name in names}
+        return raw | self._beside(raw, members, users, lambda: owner[index])
+
+    def _beside(self, raw: Arrays, members: set[str], users: Arrays, owner: Callable[[], IntArray]) -> Arrays:
+        """What members of crosses are beside columns of events: of their items, and of their users."""
+        found: Arrays = {}
+        if any(self.schema[name].of == "item" for name in members):
+            numbers = item_numbers(self.source.items.ids, raw["item"].astype(np.int64, copy=False))
+            found |= self._raw_items(numbers)
+        of_users = [name for name in users if name in members]
+        if of_users:
+            whose = owner()
+            found |= {name: users[name][whose] for name in of_users}
+        return found
 
     def _raw_items(self, index: IntArray) -> Arrays:
         names = [each.name for each in self.schema.stored("item")]
@@ -235,13 +272,19 @@ class BatchFeatures:
         return (name, name + MISSING) if flagged else (name,)
 
 
-def _blanked(feature: Feature, column: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """A column with no value in some places, as what is missing is stored."""
+def _blanked(feature: Feature, column: npt.NDArray[Any], where: IntArray | None) -> npt.NDArray[Any]:
+    """A column with no value at some places, or anywhere, as what is missing is stored; may write over it."""
     blank: Any = 0 if feature.kind == "bits" else NONE if feature.kind in ("id", "ids") else np.nan
     if feature.kind in ("number", "vector") and not np.issubdtype(column.dtype, np.floating):
         column = column.astype(np.float32)
-    shape = where.reshape(-1, *[1] * (column.ndim - 1))
-    return np.where(shape, np.asarray(blank, dtype=column.dtype), column)
+    column[slice(None) if where is None else where] = blank
+    return column
+
+
+def _owners(histories: Histories, index: IntArray | None) -> IntArray:
+    """Whose history each of these places is in."""
+    owner = np.repeat(np.arange(len(histories.users)), histories.lengths)
+    return owner if index is None else owner[index]
 
 
 def buckets(column: npt.NDArray[Any], edges: tuple[float, ...]) -> IntArray:

@@ -149,19 +149,13 @@ def _problems_of_cross(cross: Feature, every: Mapping[str, Feature | None]) -> l
 def _with_owner(
     cross: Feature, good: Mapping[str, Feature], problems: list[str], *, path: str, said: bool
 ) -> Feature:
-    """A cross of users alone is of the user; with an item or event in it, it is of the event."""
+    """A cross of users alone is of the user; with an item or event in it of the event, or in front of the request."""
     if cross.place == "after":
         problems.append(f"{path}.as: a cross goes as: join, front; got after")
     members = [good[name] for name in cross.cross if name in good]
     if not members or any(member.of != "user" for member in members):
-        others = [member.name for member in members if member.of != "user"]
-        if cross.place == "front" and others:
-            # A history has one front, and every event another value.
-            problems.append(
-                f"{path}.as: only a cross of users alone goes in front, and {others[0]} changes from event to event; "
-                "say join"
-            )
-        return cross
+        # A history has one front, and every event another value: what stands there is the candidate's.
+        return replace(cross, of="request") if cross.place == "front" and members else cross
     return replace(cross, of="user", place=cross.place if said else usual_place("user"))
 
 

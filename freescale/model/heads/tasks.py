@@ -20,10 +20,11 @@ from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
 from freescale.model.heads._shared_experts import SharedExperts
+from freescale.model.normed_mlp import normed_mlp
 from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
 from freescale.registry import register
 
-Towers = Literal["shared", "own"]
+Towers = Literal["shared", "own", "product"]
 
 
 class TasksHead(nn.Module):
@@ -33,8 +34,10 @@ class TasksHead(nn.Module):
         dim: width of states and item vectors.
         tasks: what is predicted.
         late: states are those of the history, the same for all candidates; else each candidate has one of its own.
-        towers: one MLP for all tasks, or one for each.
+        towers: one MLP for all tasks, or one for each, on state, item and their product; or one on their product
+            alone, items then being their second halves (`item_towers.py`).
         experts: shared by the tasks, each of which mixes them and has a tower of its own; 0: none.
+        hidden: width inside a tower on products.
         options: what makes this head again.
     """
 
@@ -48,14 +51,18 @@ class TasksHead(nn.Module):
         late: bool = False,
         towers: Towers = "shared",
         experts: int = 0,
+        hidden: int = 512,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.tasks, self.late = tasks, late
         outputs = [len(tasks)] if towers == "shared" else [1] * len(tasks)
+        self._product = towers == "product"
         self.towers = nn.ModuleList(
             [SharedExperts(3 * dim, dim=dim, tasks=len(tasks), experts=experts)]
             if experts
+            else [normed_mlp(dim, hidden, len(tasks), norm=False)]
+            if self._product
             else [
                 nn.Sequential(nn.Linear(3 * dim, dim), nn.SiLU(), nn.Linear(dim, width)) for width in outputs
             ]
@@ -77,6 +84,8 @@ class TasksHead(nn.Module):
 
     def logits(self, states_KD: Tensor, items_KD: Tensor) -> Tensor:
         """[K, tasks] log-odds of binary tasks, and predictions of numbers."""
+        if self._product:
+            return self.towers[0](states_KD * items_KD[:, -states_KD.shape[1] :])
         x = torch.cat([states_KD, items_KD, states_KD * items_KD], dim=-1)
         return torch.cat([tower(x) for tower in self.towers], dim=-1)
 
@@ -213,7 +222,12 @@ class TasksOptions:
         pool_events: of each kind.
         pool_window: events before a request among which they are looked for.
         late: candidates meet the user's state in the head only, not in the attention.
-        towers: "shared" or "own": one MLP for all tasks, or one for each.
+        anchors: column; every event with a number there is a request of one candidate. None: none is.
+        anchor_history: events before an anchor, at least.
+        anchor_days: the last days of the log are the test, as many before them validation.
+        towers: "shared" or "own": one MLP for all tasks, or one for each; "product": one on the product of a state and
+            the tower of an item, with tokens.join=towers.
+        hidden: towers=product: width inside.
         experts: hidden layers that all tasks share, mixed by a gate for each task, a tower for each behind; 0: none.
     """
 
@@ -226,9 +240,18 @@ class TasksOptions:
     pool_kinds: tuple[int, ...] = ()
     pool_events: int = 1000
     pool_window: int = 20_000
+    anchors: str | None = None
+    anchor_history: int = 1
+    anchor_days: int = 1
     late: bool = False
     towers: Towers = "shared"
+    hidden: int = 512
     experts: int = 0
+
+    @property
+    def one_candidate(self) -> bool:
+        """Whether every request has one, and no more."""
+        return self.anchors is not None or (self.candidates == 1 and self.by is None and self.window is None)
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -248,8 +271,15 @@ class TasksOptions:
                 "head.pool_events and head.pool_window: at least 1",
                 got=f"{self.pool_events}, {self.pool_window}",
             )
-        if self.towers not in ("shared", "own"):
-            raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own")
+        if self.anchors is not None and (self.by is not None or self.window is not None):
+            raise ConfigError("head.anchors: head.by or head.window says already what a request is")
+        if self.anchor_history < 1 or self.anchor_days < 1 or self.hidden < 1:
+            raise ConfigError(
+                "head.anchor_history, head.anchor_days and head.hidden: at least 1",
+                got=f"{self.anchor_history}, {self.anchor_days}, {self.hidden}",
+            )
+        if self.towers not in ("shared", "own", "product"):
+            raise ConfigError("head.towers: unknown", got=self.towers, allowed="shared, own, product")
         if self.experts < 0 or (self.experts and self.towers != "own"):
             raise ConfigError(
                 "head.experts: shared experts need a tower for each task",
@@ -263,4 +293,6 @@ def make_tasks(dim: int, options: TasksOptions) -> TasksHead:
     """A head of named tasks as a recipe describes it."""
     rules = parse_tasks(options.tasks)
     shape: dict[str, Any] = {"late": options.late, "towers": options.towers, "experts": options.experts}
+    if options.towers == "product":
+        shape["hidden"] = options.hidden
     return TasksHead(dim=dim, tasks=rules, options={"tasks": list(options.tasks), **shape}, **shape)

@@ -38,9 +38,19 @@ class RequestView(BatchView):
     @cached_property
     def positions(self) -> Tensor:
         """[T] position of each token in its own sequence; all candidates of a request have one."""
-        events = self._layout.lengths - self._counts
-        (shared,) = to_device(np.repeat(events, self._layout.lengths), device=self._layout.device)
-        return torch.minimum(self._layout.positions, shared)
+        return torch.minimum(self._layout.positions, self.ends)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """[T] the position that the candidates of each token's request have."""
+        return self._of_sequences(self._layout.lengths - self._counts)
+
+    @property
+    def one_candidate(self) -> bool:
+        """Whether no request has several: what a token sees is then what stands before it."""
+        mask = self._own_mask
+        plain = mask.window is None and mask.prefix == 0 and mask.segments is None
+        return plain and bool(self._counts.max(initial=0) <= 1)
 
     @cached_property
     def target_index(self) -> Tensor:

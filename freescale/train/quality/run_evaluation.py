@@ -37,6 +37,7 @@ class Evaluation:
         popularity: metrics of recommending what is popular, on the validation and test targets.
         repeat: metrics of recommending a user's own items again, on the same; none where seen items are filtered.
         patience: evaluations without a better one before stopping; None: never.
+        stop_at: value of the metric that is good enough; None: none is.
         best: metric, value and step of the best state so far; empty before the first.
         since_best: evaluations since then.
         pending: whether an evaluation was given up, to be made up for where the run goes on.
@@ -53,6 +54,7 @@ class Evaluation:
     popularity: Mapping[str, Mapping[str, float]]
     repeat: Mapping[str, Mapping[str, float]]
     patience: int | None
+    stop_at: float | None = None
     best: dict[str, Any] = field(default_factory=dict)
     since_best: int = 0
     pending: bool = False
@@ -62,10 +64,18 @@ class Evaluation:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether the last evaluations brought nothing better, or the judge has seen enough."""
-        if self.verdict is not None:
+        """Whether the last evaluations brought nothing better, one was good enough, or the judge has seen enough."""
+        if self.verdict is not None or self.good_enough:
             return True
         return self.patience is not None and self.since_best >= self.patience
+
+    @property
+    def good_enough(self) -> bool:
+        """Whether the best state is as good as was asked for."""
+        best = self.best.get("value")
+        if best is None or self.stop_at is None:
+            return False
+        return bool(best == self.stop_at or is_better(self.metric, best, self.stop_at))
 
     def due(self, step: int) -> bool:
         """Whether an evaluation is to be made up for before the step after this many."""

@@ -96,10 +96,6 @@ MISTAKES = {
     ),
     "target_x": ({"of": "event", "is": "id"}, "target_x: batches use this name themselves"),
     "item_index": ({"of": "event", "is": "id"}, "item_index: batches use this name themselves"),
-    "ahead": (
-        {"cross": ["user", "artist"], "rows": 9, "as": "front"},
-        "ahead.as: only a cross of users alone goes in front, and artist changes from event to event",
-    ),
     "no": (
         {"of": "user", "is": "id", "values": [False, "se"]},
         "no.values: YAML reads one of the values as false",
@@ -249,3 +245,18 @@ def test_any_words_give_a_schema_or_problems_and_nothing_else(words: dict) -> No
     assert all(text.startswith("features.") for text in found)
     if not found:
         assert checked_schema(schema.words(), where="again") == schema
+
+
+def test_a_cross_in_front_with_an_item_in_it_is_of_the_request():
+    made = checked_schema(
+        {
+            "user": {"of": "user", "is": "id"},
+            "artist": {"of": "item", "is": "id"},
+            "ahead": {"cross": ["user", "artist"], "rows": 9, "as": "front"},
+            "joined": {"cross": ["user", "artist"], "rows": 9},
+        },
+        where="x",
+    )
+    assert (made["ahead"].of, made["ahead"].place) == ("request", "front")
+    assert (made["joined"].of, made["joined"].place) == ("event", "join")
+    assert checked_schema(made.words(), where="x") == made

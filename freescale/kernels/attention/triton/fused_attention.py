@@ -160,8 +160,16 @@ class FusedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Keys and values, queries, then the tables of the bias; the bias of all pairs is made again if it is large."""
+    def gradients(
+        ctx: Any, grad: Tensor, rooms: tuple[Tensor, Tensor, Tensor] | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """Keys and values, queries, then the tables of the bias; the bias of all pairs is made again if it is large.
+
+        Args:
+            ctx: what the forward kept.
+            grad: of its output.
+            rooms: where the gradients of queries, keys and values go, as many heads each; pads in it must be 0.
+        """
         q, k, v, *tables = ctx.saved_tensors[:6]
         rest = ctx.saved_tensors[6:]
         work, mask, alpha, scale, tiles = ctx.plan
@@ -171,7 +179,9 @@ class FusedAttention(torch.autograd.Function):
         pairs = rest[0] if rest and scale is not None else pair_bias(launch, bias)
         inner = alpha if scale is None else alpha * scale / 2
         factors = {"dk_scale": inner, "dv_scale": 1.0 if scale is None else scale, "dq_scale": inner}
-        call = _Backward(launch, tiles, grad, _row_sums(launch, grad, rest), factors, *_outputs(launch))
+        call = _Backward(
+            launch, tiles, grad, _row_sums(launch, grad, rest), factors, *(rooms or _outputs(launch))
+        )
         d_tables = call.run(bias, pairs, factor=(scale or 0.0) / 2, takers=ctx.takers)
         dk, dv = (_over_group(x, like, launch.group) for x, like in ((call.dk, k), (call.dv, v)))
         return call.dq, dk, dv, *d_tables, *(None,) * 7

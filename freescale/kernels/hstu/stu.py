@@ -1,0 +1,264 @@
+"""The layer of DLRMv4: norms with weights, SiLU on u alone, and [u, a, u * norm(a)] back to the width of the states.
+
+    u, v, q, k = norm(x) W + b          a = attention(q, k, v)          x + dropout([SiLU(u), a, SiLU(u) * norm(a)]) O^T
+
+On a GPU it is one function of autograd made of three kernels and four products. Weights of the norm before the product
+are multiplied into W, which is small; gradients of W and of the norm follow from that of their product.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from freescale.kernels.attention import MAX_WIDTH, FusedAttention, last_dense, tiles_for
+from freescale.kernels.dropout import Masked, dropout
+from freescale.kernels.hstu.layer import WholeBatch, _given_back, _Kept
+from freescale.kernels.hstu.parts import (
+    _FEW,
+    _NOTHING_DROPPED,
+    AddProduct,
+    _by_rows,
+    _shape,
+    _split,
+    compute_dtype,
+)
+from freescale.kernels.runtime import can_fuse, kernels_of, product, start_kernel, weight_gradient
+
+EPS = 1e-6
+_STEPS = 8
+
+
+class STUWeights(NamedTuple):
+    """The weights of a layer.
+
+    Args:
+        norm: [D] of the norm of states.
+        norm_bias: [D].
+        uvqk: [D, 4 D] u, v, q, k side by side.
+        uvqk_bias: [4 D].
+        gate: [D] of the norm of attended values.
+        gate_bias: [D].
+        output: [D, 3 D].
+    """
+
+    norm: Tensor
+    norm_bias: Tensor
+    uvqk: Tensor
+    uvqk_bias: Tensor
+    gate: Tensor
+    gate_bias: Tensor
+    output: Tensor
+
+
+def affine_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Norm(x) * weight + bias, in float32 or better."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), EPS).to(x.dtype)
+
+
+def stu_project(
+    x_TD: Tensor, norm: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, *, fused: bool | None = None
+) -> Tensor:
+    """Norm(x) weight + bias, [T, N] with weight [D, N].
+
+    Args:
+        x_TD: states.
+        norm: [D] weight of the norm.
+        norm_bias: [D] its bias.
+        weight: of the product.
+        bias: [N] its bias.
+        fused: use the fused kernels; by default where they can run.
+    """
+    if can_fuse(x_TD) if fused is None else fused:
+        return _NormProject.apply(x_TD, norm, norm_bias, weight, bias)  # type: ignore[no-untyped-call]
+    normed = affine_norm(x_TD, norm, norm_bias)
+    return torch.addmm(bias.to(normed.dtype), normed, weight.to(normed.dtype))
+
+
+def stu_gate(u_TD: Tensor, attended_TD: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None) -> Tensor:
+    """[SiLU(u), attended, SiLU(u) * (norm(attended) * weight + bias)] side by side, of which a mask may drop some."""
+    wide_u, wide_a = (x if x.dtype == torch.float64 else x.float() for x in (u_TD, attended_TD))
+    opened = F.silu(wide_u)
+    gated = opened * affine_norm(wide_a, weight, bias)
+    out = torch.cat([opened, wide_a, gated], dim=1).to(u_TD.dtype)
+    return out if mask is None else dropout(out, mask)
+
+
+def can_fuse_stu(x_TD: Tensor, *, heads: int) -> bool:
+    """Whether a layer over these states can be one function."""
+    return x_TD.shape[1] // heads <= MAX_WIDTH and can_fuse(x_TD) and compute_dtype(x_TD) == x_TD.dtype
+
+
+def fused_stu_layer(
+    x_TD: Tensor,
+    weights: STUWeights,
+    batch: WholeBatch,
+    *,
+    heads: int,
+    alpha: float,
+    scale: float,
+    dropped: Masked | None = None,
+) -> Tensor:
+    """States after the layer, as its parts compute them, by fused kernels.
+
+    Args:
+        x_TD: states.
+        weights: of the layer.
+        batch: where sequences stand, and what tokens see.
+        heads: of the attention.
+        alpha: multiplies the scores before their SiLU.
+        scale: multiplies them after it.
+        dropped: mask of what goes into the last product.
+    """
+    batch.layout.check(batch.mask)
+    return _Layer.apply(x_TD, *weights, batch, heads, alpha, scale, dropped)  # type: ignore[no-untyped-call]
+
+
+class _NormProject(torch.autograd.Function):
+    """Norm(x) W + b; keeps the norm without its weights, and what its rows were divided by."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, norm: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, past: bool = False
+    ) -> Any:
+        """The product; with `past`, a copy of x beside it."""
+        kernels = kernels_of("hstu.triton.stu")
+        dtype, x = compute_dtype(x), last_dense(x)
+        normed = torch.empty(x.shape, dtype=dtype, device=x.device)
+        rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        residual = torch.empty(x.shape, dtype=x.dtype, device=x.device) if past else normed
+        tensors = {"X": x, "Out": normed, "Rstd": rstd, "Residual": residual}
+        _by_rows(kernels.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0), "RESIDUAL": past})
+        narrow = (norm[:, None] * weight).to(dtype)
+        added = torch.addmv(bias, weight.t(), norm_bias).to(dtype)
+        out = torch.addmm(added, normed, narrow, out=normed.new_empty(len(x), weight.shape[1]))
+        ctx.save_for_backward(normed, rstd, narrow, norm, norm_bias, weight)
+        ctx.dtype = x.dtype
+        return (out, residual) if past else out
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor, past: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Of x, norm, norm_bias, weight and bias."""
+        kernels = kernels_of("hstu.triton.stu")
+        normed, rstd, narrow, norm, norm_bias, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        d_narrow = weight_gradient(normed, grad).to(weight.dtype)
+        d_bias = grad.sum(0, dtype=torch.float32).to(weight.dtype)
+        d_normed = product(grad, narrow.t())
+        dx = torch.empty(normed.shape, dtype=ctx.dtype, device=normed.device)
+        residual = normed if past is None else past.contiguous()
+        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": residual, "DX": dx}
+        options = {"RESIDUAL": past is not None}
+        _by_rows(kernels.norm_backward_kernel, normed.shape[1], tensors, options, numbers=_FEW)
+        d_weight = torch.addr(norm[:, None] * d_narrow, norm_bias, d_bias)
+        return dx, (d_narrow * weight).sum(1), weight @ d_bias, d_weight, d_bias
+
+    backward = staticmethod(once_differentiable(lambda ctx, grad: (*_NormProject.gradients(ctx, grad), None)))  # type: ignore[assignment]
+
+
+class _Gate:
+    """The gate and its gradients; keeps u, a and the keys of the mask, which is drawn again in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, attended: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None
+    ) -> Tensor:
+        kernels = kernels_of("hstu.triton.stu")
+        out = u.new_empty(len(u), 3 * u.shape[1])
+        # Where nothing is dropped no key is read; something must stand there.
+        keys, site, constants = (u, 0, _NOTHING_DROPPED) if mask is None else _split(mask)
+        tensors = {"U": u, "A": attended, "Weight": weight, "Bias": bias, "Keys": keys, "Out": out}
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
+        _by_rows(kernels.gate_kernel, u.shape[1], tensors, {**strides, **constants}, numbers=_FEW, site=site)
+        ctx.save_for_backward(u, attended, keys, weight, bias)
+        ctx.dropped = site, constants
+        return out
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor, du: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a, weight and bias; that of u is written to `du`."""
+        kernels = kernels_of("hstu.triton.stu")
+        u, attended, keys, weight, bias = ctx.saved_tensors
+        site, constants = ctx.dropped
+        width = u.shape[1]
+        da = torch.empty(attended.shape, dtype=attended.dtype, device=attended.device)
+        shape = _shape(width, _FEW)
+        programs = -(-len(u) // (shape["ROWS"] * _STEPS))
+        sums = torch.empty(programs, 2, width, dtype=torch.float32, device=u.device)
+        tensors = {"U": u, "A": attended, "Weight": weight, "Bias": bias, "DOut": grad.contiguous()}
+        tensors |= {"Keys": keys, "DU": du, "DA": da, "Sums": sums}
+        strides = {"u_row": u.stride(0), "a_row": attended.stride(0), "du_row": du.stride(0)}
+        start_kernel(
+            kernels.gate_backward_kernel,
+            (programs,),
+            tensors,
+            {"num_rows": len(u), "site": site},
+            {**shape, "STEPS": _STEPS, **strides, **constants},
+        )
+        d_weight, d_bias = sums.sum(0)
+        return da, d_weight.to(weight.dtype), d_bias.to(bias.dtype)
+
+
+class _Layer(torch.autograd.Function):
+    """The parts one after the other, and their gradients in reverse."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        norm: Tensor,
+        norm_bias: Tensor,
+        uvqk: Tensor,
+        uvqk_bias: Tensor,
+        gate_weight: Tensor,
+        gate_bias: Tensor,
+        output: Tensor,
+        batch: WholeBatch,
+        heads: int,
+        alpha: float,
+        scale: float,
+        dropped: Masked | None,
+    ) -> Tensor:
+        project, attention, gate, last = parts = [_Kept() for _ in range(4)]
+        wide, residual = _NormProject.forward(project, x, norm, norm_bias, uvqk, uvqk_bias, past=True)
+        u, *vqk = wide.chunk(4, dim=1)
+        v, q, k = (part.unflatten(1, (heads, -1)) for part in vqk)
+        work = batch.layout.work
+        attended = FusedAttention.forward(
+            attention, q, k, v, None, None, None, work, batch.mask, alpha, scale,
+            tiles_for(q.shape[2], q.dtype, work.mean_length, biased=False),
+        )  # fmt: skip
+        y = _Gate.forward(gate, u, attended.flatten(1), gate_weight, gate_bias, dropped)
+        out = AddProduct.forward(last, residual, y, output)
+        # Handed over to autograd, which lets go of them when the gradients are done.
+        ctx.save_for_backward(*[tensor for part in parts for tensor in part.saved_tensors])
+        ctx.counts = [len(part.saved_tensors) for part in parts]
+        for part in parts:
+            part.saved_tensors = ()
+        ctx.parts, ctx.padded = parts, batch.layout.padded
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        project, attention, gate, last = _given_back(ctx)
+        grad = grad.contiguous()
+        _, dy, d_output, _ = AddProduct.gradients(last, grad)
+        u = gate.saved_tensors[0]
+        # Gradients of u, v, q and k are written side by side, as the product takes them; those of pads stay 0.
+        room = u.new_zeros if ctx.padded else u.new_empty
+        wide = room(len(u), 4 * u.shape[1])
+        du, *vqk = wide.chunk(4, dim=1)
+        da, d_gate, d_gate_bias = _Gate.gradients(gate, dy, du)
+        heads = attention.saved_tensors[0].shape[1]
+        dv, dq, dk = (part.unflatten(1, (heads, -1)) for part in vqk)
+        FusedAttention.gradients(attention, da.unflatten(1, (heads, -1)), (dq, dk, dv))
+        dx, d_norm, d_norm_bias, d_uvqk, d_uvqk_bias = _NormProject.gradients(project, wide, grad)
+        return (
+            dx, d_norm, d_norm_bias, d_uvqk, d_uvqk_bias, d_gate, d_gate_bias, d_output, *(None,) * 5,
+        )  # fmt: skip
