@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 # Questions about the machine, flags and numbers: no computation.
-ASKED = {"can_fuse_layer", "update_reason", "NO_ROW", "no_bad_row", "step_numbers", "GOLDEN"}
+ASKED = {"can_fuse_layer", "can_fuse_stu", "update_reason", "NO_ROW", "no_bad_row", "step_numbers", "GOLDEN"}
 # What has its truth under another name: a plan however it is made; ids made unique; an update, which the `move` of each
 # optimizer says in plain words (tests/kernels/rows/test_fused.py holds it against that).
 TOLD_ELSEWHERE = {

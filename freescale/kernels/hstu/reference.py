@@ -20,7 +20,11 @@ from freescale.kernels.rows import take
 from freescale.kernels.runtime import linear, multiplied
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from freescale.kernels.hstu.layer import LayerWeights, WholeBatch
+    from freescale.kernels.hstu.stu import STUWeights
+    from freescale.kernels.hstu.summed import Taken
 
 
 def plain_norm(x: Tensor) -> Tensor:
@@ -95,6 +99,53 @@ def fused_layer(
         backend="reference",
     )
     return add_product(residual, gate(u, attended.flatten(1), dropped), weights.output)
+
+
+def affine_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Norm(x) * weight + bias, in float32 or better."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), 1e-6).to(x.dtype)
+
+
+def stu_project(x_TD: Tensor, norm: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Norm(x) weight + bias, [T, N]; the norm with a weight and a bias of its own."""
+    normed = affine_norm(x_TD, norm, norm_bias)
+    return torch.addmm(bias.to(normed.dtype), normed, weight.to(normed.dtype))
+
+
+def stu_gate(u_TD: Tensor, attended_TD: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None) -> Tensor:
+    """[SiLU(u), attended, SiLU(u) * (norm(attended) * weight + bias)] side by side, of which a mask may drop some."""
+    wide_u, wide_a = (x if x.dtype == torch.float64 else x.float() for x in (u_TD, attended_TD))
+    opened = F.silu(wide_u)
+    gated = opened * affine_norm(wide_a, weight, bias)
+    out = torch.cat([opened, wide_a, gated], dim=1).to(u_TD.dtype)
+    return out if mask is None else dropout(out, mask)
+
+
+def fused_stu_layer(
+    x_TD: Tensor,
+    weights: STUWeights,
+    batch: WholeBatch,
+    *,
+    heads: int,
+    alpha: float,
+    scale: float,
+    dropped: Masked | None = None,
+) -> Tensor:
+    """What DLRMv4's layer as one function computes: projections, attention, gate and product, one after the other."""
+    wide = stu_project(x_TD, weights.norm, weights.norm_bias, weights.uvqk, weights.uvqk_bias)
+    u, *vqk = wide.chunk(4, dim=1)
+    v, q, k = (part.unflatten(1, (heads, -1)) for part in vqk)
+    attended = hstu_attention(
+        q, k, v, batch.layout.offsets, scale=scale, alpha=alpha, mask=batch.mask, backend="reference"
+    )
+    gated = stu_gate(u, attended.flatten(1), weights.gate, weights.gate_bias, dropped)
+    return x_TD + linear(gated, weights.output)
+
+
+def sum_taken(parts: Sequence[Taken]) -> Tensor:
+    """[T, D] sum over the parts of scale * table[picks]; what is picked below 0 is nothing."""
+    return torch.stack([part.states() for part in parts]).sum(0)
 
 
 def sampled_softmax(

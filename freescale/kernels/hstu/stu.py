@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from freescale.kernels.attention import MAX_WIDTH, FusedAttention, last_dense, tiles_for
-from freescale.kernels.dropout import Masked, dropout
+from freescale.kernels.dropout import Masked
+from freescale.kernels.hstu import reference
 from freescale.kernels.hstu.layer import WholeBatch, _given_back, _Kept
 from freescale.kernels.hstu.parts import (
     _FEW,
@@ -29,7 +29,6 @@ from freescale.kernels.hstu.parts import (
 )
 from freescale.kernels.runtime import can_fuse, kernels_of, product, start_kernel, weight_gradient
 
-EPS = 1e-6
 _STEPS = 8
 
 
@@ -55,12 +54,6 @@ class STUWeights(NamedTuple):
     output: Tensor
 
 
-def affine_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Norm(x) * weight + bias, in float32 or better."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), EPS).to(x.dtype)
-
-
 def stu_project(
     x_TD: Tensor, norm: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, *, fused: bool | None = None
 ) -> Tensor:
@@ -76,17 +69,12 @@ def stu_project(
     """
     if can_fuse(x_TD) if fused is None else fused:
         return _NormProject.apply(x_TD, norm, norm_bias, weight, bias)  # type: ignore[no-untyped-call]
-    normed = affine_norm(x_TD, norm, norm_bias)
-    return torch.addmm(bias.to(normed.dtype), normed, weight.to(normed.dtype))
+    return reference.stu_project(x_TD, norm, norm_bias, weight, bias)
 
 
 def stu_gate(u_TD: Tensor, attended_TD: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None) -> Tensor:
     """[SiLU(u), attended, SiLU(u) * (norm(attended) * weight + bias)] side by side, of which a mask may drop some."""
-    wide_u, wide_a = (x if x.dtype == torch.float64 else x.float() for x in (u_TD, attended_TD))
-    opened = F.silu(wide_u)
-    gated = opened * affine_norm(wide_a, weight, bias)
-    out = torch.cat([opened, wide_a, gated], dim=1).to(u_TD.dtype)
-    return out if mask is None else dropout(out, mask)
+    return reference.stu_gate(u_TD, attended_TD, weight, bias, mask)
 
 
 def can_fuse_stu(x_TD: Tensor, *, heads: int) -> bool:

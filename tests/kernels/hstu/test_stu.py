@@ -8,7 +8,7 @@ import torch
 from freescale import dropout_keys
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout, Taken, sum_taken
-from freescale.kernels.hstu import stu
+from freescale.kernels.hstu import reference, stu
 from freescale.model.encoders import stu as encoder
 from freescale.model.encoders.stu import STULayer
 from freescale.model.serving.request_view import request_view
@@ -47,6 +47,16 @@ def test_a_layer_as_one_function_is_the_layer_by_its_parts(monkeypatch, targets,
         return [out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)]
 
     plain = run()
+    view = request_view(batch, SequenceLayout(batch.offsets), None)
+    with dropout_keys(seed=0, step=0, batch=batch):
+        dropped = layer.dropout.mask(x.shape)
+    named = dict(layer.named_parameters())
+    weights = stu.STUWeights(*(named[name] for name in stu.STUWeights._fields))
+    whole = view.fusable_batch(time=False)
+    options = {"heads": 2, "alpha": layer.alpha, "scale": layer.scale, "dropped": dropped}
+    torch.testing.assert_close(
+        plain[0], reference.fused_stu_layer(x, weights, whole, **options), rtol=1e-4, atol=1e-5
+    )
     monkeypatch.setattr(encoder, "can_fuse_stu", lambda x, *, heads: True)
     for name, found, expected in zip(("out", "x", *dict(layer.named_parameters())), run(), plain):
         torch.testing.assert_close(
