@@ -21,7 +21,7 @@ from tests.effort import THOROUGH, slow
 from tests.warm_python import warm_python
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(THOROUGH, settings.get_profile("ci"), max_examples=1000)  # `make test-slow`
 settings.load_profile("ci")
 
@@ -129,11 +129,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules in the order of LONGEST, the others behind them, each as it is written."""
     root = Path(__file__).parent
 
-    def place(item: pytest.Item) -> int:
-        name = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+    @functools.cache
+    def place(path: Path) -> int:
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item.path))
 
 
 def pytest_collection_finish() -> None:

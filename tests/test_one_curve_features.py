@@ -33,11 +33,11 @@ TABLES = (
 )
 
 
-@pytest.mark.parametrize("steps", [16, slow(60)])
+@pytest.mark.parametrize("steps", [12, slow(60)])
 @pytest.mark.parametrize(
     ("num_ranks", "ways"),
     [
-        (2, ()),
+        slow(2, ()),  # on four ranks, then two: below
         (2, ("pipeline.prioritized=false", "balance.enabled=false", "optim.accumulate=2")),
         slow(4, ("comm.transport=host_staged", "model.dropout=0.2", "tokens.join=mlp")),
     ],

@@ -60,12 +60,13 @@ def test_every_curve_is_its_own_and_goes_down(curves: dict[str, dict[str, Any]])
     ("kind", "num_ranks"),
     [
         ("text", 2),
-        ("text", 4),
-        ("text and ids", 3),
-        ("text and hashed ids", 2),
+        slow("text", 4),
+        slow("text and ids", 3),  # two: below
+        slow("text and hashed ids", 2),
         ("text of a segmented decoder", 2),
-        ("content", 2),
-        ("content and ids", 4),
+        slow("content", 2),
+        ("content and ids", 3),
+        slow("content and ids", 4),
     ],
 )
 def test_ranks_do_not_change_the_curve(
@@ -90,7 +91,7 @@ def test_speed_features_do_not_change_the_curve(
 
 def test_more_ranks_than_samples(recipes: dict[str, tuple[str, ...]]) -> None:
     recipe = (*recipes["text"], "data.global_batch=2", "run.steps=5", "run.eval_every=5", "eval.max_users=20")
-    assert_same_curve(on_ranks(4, recipe), on_ranks(1, recipe))
+    assert_same_curve(on_ranks(3, recipe), on_ranks(1, recipe))
 
 
 def test_prioritized_and_plain_communication_give_the_same_bits(recipes: dict[str, tuple[str, ...]]) -> None:

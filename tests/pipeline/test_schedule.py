@@ -30,7 +30,7 @@ RECIPE = (
     "balance.refit_every=null",
 )
 # Each length stops for evaluations and checkpoints in the middle of the data.
-SHORT = ("run.steps=16", "run.eval_every=8", "run.checkpoint_every=7")
+SHORT = ("run.steps=10", "run.eval_every=5", "run.checkpoint_every=4")
 VARIANTS = {
     "adam": ("embedding.optimizer=adam",),
     "adagrad, loader process": ("embedding.optimizer=rowwise_adagrad", "data.workers=1"),
@@ -75,7 +75,7 @@ def interrupted(
     return results
 
 
-@pytest.mark.parametrize(("length", "stops"), [(SHORT, (14, 7)), slow((), (33, 22))], ids=["short", "whole"])
+@pytest.mark.parametrize(("length", "stops"), [(SHORT, (8, 4)), slow((), (33, 22))], ids=["short", "whole"])
 def test_a_run_resumed_at_any_checkpoint_of_either_path_goes_on_bit_for_bit(length, stops, tmp_path):
     plain, *others = run_on_ranks(interrupted, 2, length, stops, str(tmp_path), timeout=110)[0]
     for ours, first_step in zip(others, (0, *stops)):
@@ -109,7 +109,8 @@ def test_overlap_exposed_bytes_and_parked_rows_are_logged(tmp_path):
 def changes_its_way(rank: int, folder: str) -> dict[str, Any]:
     """A switch whose trials come early; the clock of this test makes the plain way the faster one."""
     recipe = (*RECIPE[:-2], "balance.refit_every=null", "pipeline.decide_every=30", "run.steps=70")
-    recipe += ("optim.accumulate=1", "run.eval_every=35", "run.checkpoint_every=35")
+    recipe += ("optim.accumulate=1", "run.eval_every=0", "run.checkpoint_every=70", "data.global_batch=6")
+    recipe += ("head.num_negatives=4", "pipeline.check=false")
     plain = train_small((*recipe, "pipeline.prioritized=false"), f"{folder}/plain")
     run, recorder = make_run(recipe, f"{folder}/ours")
     observe = run.switch.observe
