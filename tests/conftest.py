@@ -141,6 +141,17 @@ def pytest_collection_finish() -> None:
     """What is loaded is set aside: each run collects garbage twice, in a forked rank through a copy of every page."""
     gc.collect()
     gc.freeze()
+    # Every run asks whether somebody has; counting goes through all of it.
+    gc.get_freeze_count = lambda: 1
+
+
+TRUE_FREEZE_COUNT = gc.get_freeze_count
+
+
+@pytest.fixture
+def true_freeze_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is set aside."""
+    monkeypatch.setattr(gc, "get_freeze_count", TRUE_FREEZE_COUNT)
 
 
 def pytest_unconfigure() -> None:

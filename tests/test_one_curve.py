@@ -127,17 +127,17 @@ def test_ranks_do_not_change_the_curve(num_ranks: int, curve: tuple[str, ...], a
 @pytest.mark.parametrize(
     "change",
     [
-        "balance.enabled=false",
+        "balance.enabled=false optim.accumulate=3",
         "embedding.replicate_below_mb=100",
-        "optim.accumulate=3",
-        "data.workers=1",
-        "pipeline.postpone=on",
+        "data.workers=1 pipeline.postpone=on",
+        *(slow(each) for each in ("balance.enabled=false", "optim.accumulate=3", "data.workers=1")),
+        slow("pipeline.postpone=on"),
     ],
 )
 def test_speed_features_do_not_change_the_curve(
     change: str, curve: tuple[str, ...], alone: dict[str, Any]
 ) -> None:
-    assert_same_curve(on_ranks(2, (*curve, change)), alone)
+    assert_same_curve(on_ranks(2, (*curve, *change.split())), alone)
 
 
 @pytest.mark.parametrize("num_ranks", [2, slow(4)])
@@ -152,7 +152,9 @@ def test_rows_through_shared_memory_keep_the_curve_and_the_bits(
         np.testing.assert_array_equal(staged["tensors"][name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "optimizer", [slow("sgd"), "rowwise_adagrad"]
+)  # several at once: test_one_curve_features
 def test_every_table_optimizer_keeps_the_curve(optimizer: str, short: tuple[str, ...]) -> None:
     recipe = (*short, f"embedding.optimizer={optimizer}", "embedding.lr=0.05")
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))

@@ -29,7 +29,7 @@ MOE = (
 )
 
 
-@pytest.fixture(scope="module", params=[4, slow(10)])
+@pytest.fixture(scope="module", params=[5, slow(10)])
 def third(request: pytest.FixtureRequest) -> int:
     """A third of the steps."""
     return request.param

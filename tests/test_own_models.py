@@ -18,7 +18,7 @@ import pytest
 from freescale import load_export
 from freescale.recipe import build_run, build_source
 from freescale.train import Progress, train
-from tests.effort import slow
+from tests.effort import quick_first, slow
 from tests.ranks import run_on_ranks
 from tests.small_run import Recorder, full_tensors, these_ranks
 from tests.test_one_curve import assert_same_curve
@@ -134,7 +134,7 @@ def killed(name, folder, step):
     trainer.fit(quiet=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick_first(NAMES, "own_gru4rec", "own_two_tower", "own_loss"))
 def test_checked_killed_resumed_evaluated_exported_and_asked(name, tmp_path):
     whole = make(name, tmp_path / "whole")
     assert whole.check().ok, whole.check()

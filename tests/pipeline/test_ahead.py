@@ -281,7 +281,7 @@ def test_a_run_has_the_bits_of_the_run_in_turn(variant: str, length: tuple[str, 
         assert len(ours["losses"]) < 200
 
 
-@pytest.mark.parametrize(("length", "stops"), [(SHORT, (7, 14)), slow((), (22, 33))], ids=["short", "whole"])
+@pytest.mark.parametrize(("length", "stops"), [(SHORT, (6, 12)), slow((), (22, 33))], ids=["short", "whole"])
 @pytest.mark.parametrize("variant", [slow("lru"), *list(LEARNT_VARIANTS)[1:]])
 def test_learnt_ids_get_the_rows_of_the_run_in_turn(
     variant: str, length: tuple[str, ...], stops: tuple[int, int], tmp_path: Path

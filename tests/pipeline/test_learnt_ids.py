@@ -94,8 +94,8 @@ TRIAL = "lfu, admission, a trial of the plain way"
 @pytest.mark.parametrize(
     ("variant", "length"),
     [
-        *((variant, SHORT) for variant in VARIANTS if variant not in ("lru", TRIAL)),  # lru: below
-        slow("lru", SHORT),
+        ("lru, collectives", SHORT),
+        *(slow(variant, SHORT) for variant in VARIANTS if variant not in ("lru, collectives", TRIAL)),
         *(slow(variant, ()) for variant in VARIANTS if variant != TRIAL),
         (TRIAL, ("run.steps=36", "run.eval_every=18")),  # its trial starts with step 30
         slow(TRIAL, ()),

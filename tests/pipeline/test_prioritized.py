@@ -73,8 +73,8 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
 )
 def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks, num_steps):
     shared, unique, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
-    assert shared > 100
-    assert parked > 100
+    assert shared > num_steps
+    assert parked > num_steps
     assert unique > 2 * shared
 
 
