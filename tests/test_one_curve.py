@@ -82,11 +82,11 @@ def assert_same_curve(ours: dict[str, Any], reference: dict[str, Any], first_ste
 
 
 def assert_goes_on_with_other_ranks(
-    recipe: tuple[str, ...], folder: Path, alone: dict[str, Any], *, quarter: int
+    recipe: tuple[str, ...], folder: Path, alone: dict[str, Any], *, part: int, ranks: tuple[int, ...]
 ) -> None:
-    """A checkpoint of four ranks goes on with two, then three, then one, each a quarter of the curve of one alone."""
-    for step, num_ranks in zip(range(0, 4 * quarter, quarter), (4, 2, 3, 1), strict=True):
-        until = step + quarter
+    """Each number of ranks goes on from the checkpoint of the one before, for a part of the curve of one alone."""
+    for step, num_ranks in zip(range(0, len(ranks) * part, part), ranks, strict=True):
+        until = step + part
         path = folder / "checkpoints" / f"step-{step:08d}" if step else None
         result = on_ranks(num_ranks, (*recipe, f"run.steps={until}"), str(folder), path)
         np.testing.assert_allclose(result["losses"], alone["losses"][step:until], rtol=1e-9)
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(
 ) -> None:
     # Never evaluated, and so never back at a best state: the last one is compared.
     recipe = (*FLOAT64, "run.eval_every=0", "run.keep=10")
-    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, quarter=steps // 4)
+    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, part=steps // 4, ranks=(4, 2, 3, 1))
 
 
 TEMPORAL = ("data.split=temporal", "data.valid_from=0.6", "data.test_from=0.8")
