@@ -79,6 +79,7 @@ def test_a_checkpoint_goes_on_with_other_ranks(tmp_path: Path, part: int, ranks:
     assert_goes_on_with_other_ranks(recipe, tmp_path, alone, part=part, ranks=ranks)
 
 
+@pytest.mark.slow
 def test_prioritized_and_plain_communication_give_the_same_bits() -> None:
     recipe = (*TABLES, "model.dtype=float32", "run.steps=12")
     one, other = (on_ranks(2, (*recipe, f"pipeline.prioritized={on}")) for on in ("true", "false"))

@@ -78,10 +78,10 @@ def test_ranks_do_not_change_the_curve(
 @pytest.mark.parametrize(
     "change",
     [
-        ("optim.accumulate=3", "balance.enabled=false"),
+        ("optim.accumulate=3", "balance.enabled=false", "pipeline.prioritized=false"),
         ("items.chunk=20", "eval.item_chunk=11", "eval.batch=9"),
     ],
-    ids=["micro-batches, not balanced", "encoded in chunks"],
+    ids=["micro-batches, not balanced, plain", "encoded in chunks"],
 )
 def test_speed_features_do_not_change_the_curve(
     change: tuple[str, ...], recipes: dict[str, tuple[str, ...]], curves: dict[str, dict[str, Any]]
@@ -94,6 +94,7 @@ def test_more_ranks_than_samples(recipes: dict[str, tuple[str, ...]]) -> None:
     assert_same_curve(on_ranks(3, recipe), on_ranks(1, recipe))
 
 
+@pytest.mark.slow
 def test_prioritized_and_plain_communication_give_the_same_bits(recipes: dict[str, tuple[str, ...]]) -> None:
     recipe = (*recipes["text and ids"], "pipeline.decide_every=null", "balance.refit_every=null")
     early, plain = (
