@@ -117,6 +117,7 @@ LONGEST = (
         "extend",
         "train/test_stop",
         "test_examples",
+        "test_own_models",
         "comm/world",
         "test_readme",
         "end_to_end",

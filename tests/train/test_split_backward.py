@@ -44,8 +44,10 @@ def test_every_model_learns_the_same_bits(num_ranks: int, model: str, tmp_path: 
 @pytest.mark.parametrize(
     "change",
     [
-        ("optim.accumulate=3", "optim.schedule=cosine", "optim.warmup_steps=5", "optim.weight_decay=0.01"),
-        ("optim.clip_norm=0.1", "pipeline.check=true"),
+        slow(
+            ("optim.accumulate=3", "optim.schedule=cosine", "optim.warmup_steps=5", "optim.weight_decay=0.01")
+        ),
+        ("optim.clip_norm=0.1", "pipeline.check=true", "optim.accumulate=3", "optim.weight_decay=0.01"),
         (
             "pipeline.postpone_mb=0.01",
             "embedding.optimizer=rowwise_adagrad",
@@ -54,7 +56,13 @@ def test_every_model_learns_the_same_bits(num_ranks: int, model: str, tmp_path: 
         slow(("pipeline.postpone_mb=0", "embedding.id_map=zero_collision")),
         ("data.global_batch=2",),
     ],
-    ids=["accumulation and schedule", "clipping", "bounded, learnt ids", "nothing kept", "empty ranks"],
+    ids=[
+        "accumulation and schedule",
+        "clipping",
+        "bounded, learnt ids",
+        "nothing kept",
+        "empty ranks",
+    ],
 )
 def test_every_way_to_train_gives_the_same_bits(change: tuple[str, ...], tmp_path: Path) -> None:
     run_on_ranks(both_ways, 2, (*MODELS["hstu"], *change), tmp_path, 10, timeout=110)
