@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Many processes import the same files: each would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-slow test-extras tests checks lint types layers docs clean
 .DEFAULT_GOAL := run
 

@@ -21,7 +21,7 @@ from tests.effort import THOROUGH, slow
 from tests.warm_python import warm_python
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(THOROUGH, settings.get_profile("ci"), max_examples=1000)  # `make test-slow`
 settings.load_profile("ci")
 
@@ -117,6 +117,7 @@ LONGEST = (
         "extend",
         "train/test_stop",
         "test_examples",
+        "test_own_models",
         "comm/world",
         "test_readme",
         "end_to_end",
@@ -129,17 +130,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules in the order of LONGEST, the others behind them, each as it is written."""
     root = Path(__file__).parent
 
-    def place(item: pytest.Item) -> int:
-        name = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+    @functools.cache
+    def place(path: Path) -> int:
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item.path))
 
 
 def pytest_collection_finish() -> None:
     """What is loaded is set aside: each run collects garbage twice, in a forked rank through a copy of every page."""
     gc.collect()
     gc.freeze()
+    # Every run asks whether somebody has; counting goes through all of it.
+    gc.get_freeze_count = lambda: 1
+
+
+TRUE_FREEZE_COUNT = gc.get_freeze_count
+
+
+@pytest.fixture
+def true_freeze_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is set aside."""
+    monkeypatch.setattr(gc, "get_freeze_count", TRUE_FREEZE_COUNT)
 
 
 def pytest_unconfigure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from typing import Any
 
 from freescale.balance import MeasuredStep
@@ -69,7 +70,9 @@ class MadeUpDevice:
         return union(self.kernels[self._since :])
 
     def worked(self, start: float, end: float) -> float:
-        return sum(max(0.0, min(end, high) - max(start, low)) for low, high in self.kernels)
+        # They stand in the order of their starts, and none takes 50 ms.
+        first, last = (bisect_left(self.kernels, (edge,)) for edge in (start - 0.05, end))
+        return sum(max(0.0, min(end, high) - max(start, low)) for low, high in self.kernels[first:last])
 
 
 class Program:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo  # DTensor imports it on first use: 2 s in every forked rank, or once here
 import torch.distributed as dist
+import torch.distributed.checkpoint  # as does the first checkpoint of a rank
 
 from tests.compiled_loops import load_compiled_loops
 

@@ -48,7 +48,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, recipe: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("num_ranks", "changes"),
     [
-        (4, ("moe.parallel=true",)),
+        slow(4, ("moe.parallel=true",)),  # the first steps: below
         slow(2, ("moe.parallel=true", "optim.accumulate=3", "balance.enabled=false", "moe.save=input")),
         (2, ("moe.parallel=false", "pipeline.prioritized=false", "moe.backend=reference")),
     ],

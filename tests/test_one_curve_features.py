@@ -33,11 +33,11 @@ TABLES = (
 )
 
 
-@pytest.mark.parametrize("steps", [16, slow(60)])
+@pytest.mark.parametrize("steps", [12, slow(60)])
 @pytest.mark.parametrize(
     ("num_ranks", "ways"),
     [
-        (2, ()),
+        slow(2, ()),  # on three ranks, then two: below
         (2, ("pipeline.prioritized=false", "balance.enabled=false", "optim.accumulate=2")),
         slow(4, ("comm.transport=host_staged", "model.dropout=0.2", "tokens.join=mlp")),
     ],
@@ -72,13 +72,14 @@ def test_other_models_and_places_keep_the_curve(model: tuple[str, ...]) -> None:
     assert_same_curve(on_ranks(2, recipe), on_ranks(1, recipe))
 
 
-@pytest.mark.parametrize("quarter", [3, slow(20)])
-def test_a_checkpoint_of_four_ranks_goes_on_with_two_three_and_one(tmp_path: Path, quarter: int) -> None:
-    recipe = (*TABLES, "run.keep=10", f"run.eval_every={quarter}")
-    alone = on_ranks(1, (*recipe, f"run.steps={4 * quarter}"))
-    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, quarter=quarter)
+@pytest.mark.parametrize(("part", "ranks"), [(4, (3, 2)), slow(20, (4, 2, 3, 1))])
+def test_a_checkpoint_goes_on_with_other_ranks(tmp_path: Path, part: int, ranks: tuple[int, ...]) -> None:
+    recipe = (*TABLES, "run.keep=10", f"run.eval_every={part}")
+    alone = on_ranks(1, (*recipe, f"run.steps={len(ranks) * part}"))
+    assert_goes_on_with_other_ranks(recipe, tmp_path, alone, part=part, ranks=ranks)
 
 
+@pytest.mark.slow
 def test_prioritized_and_plain_communication_give_the_same_bits() -> None:
     recipe = (*TABLES, "model.dtype=float32", "run.steps=12")
     one, other = (on_ranks(2, (*recipe, f"pipeline.prioritized={on}")) for on in ("true", "false"))

@@ -39,8 +39,8 @@ KINDS = {
 @pytest.mark.parametrize(
     ("kind", "num_ranks", "change"),
     [
-        ("in the attention", 2, ("optim.accumulate=3",)),
-        ("in the attention", 4, ()),
+        ("in the attention", 3, ("optim.accumulate=3",)),
+        slow("in the attention", 4, ()),
         ("windows, experts, outcomes behind events", 2, ()),
         slow("late, towers, dropout", 2, ()),
         slow("late, towers, dropout", 4, ("pipeline.prioritized=false",)),

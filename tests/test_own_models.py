@@ -18,7 +18,7 @@ import pytest
 from freescale import load_export
 from freescale.recipe import build_run, build_source
 from freescale.train import Progress, train
-from tests.effort import slow
+from tests.effort import quick_first, slow
 from tests.ranks import run_on_ranks
 from tests.small_run import Recorder, full_tensors, these_ranks
 from tests.test_one_curve import assert_same_curve
@@ -70,28 +70,34 @@ def fit_on(rank, name, folder, recipe, resume_from):
     }
 
 
-def curve(name, num_ranks, *, folder=None, resume_from=None, **recipe):
+def curve(name, num_ranks, *, folder=None, **recipe):
     folder = folder or tempfile.mkdtemp()
     if num_ranks == 1:
-        return fit_on(0, name, folder, recipe, resume_from)
-    return run_on_ranks(fit_on, num_ranks, name, folder, recipe, resume_from, timeout=110)[0]
+        return fit_on(0, name, folder, recipe, None)
+    return run_on_ranks(fit_on, num_ranks, name, folder, recipe, None, timeout=110)[0]
+
+
+def whole_and_resumed(rank, name, folder, saved):
+    """With prioritized traffic from the first step, and with plain traffic from a checkpoint of one rank alone."""
+    whole = fit_on(rank, name, f"{folder}/whole", {}, None)
+    return whole, fit_on(rank, name, f"{folder}/resumed", {"pipeline.prioritized": False}, saved)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_curve_on_ranks_with_and_without_prioritized_traffic_and_resumed(name, tmp_path):
     alone = curve(name, 1, folder=str(tmp_path))
     assert len(alone["losses"]) == 10
-    assert_same_curve(curve(name, 2), alone)
-    plain = curve(name, 2, **{"pipeline.prioritized": False})
-    assert_same_curve(plain, alone)
     saved = tmp_path / "run" / "checkpoints" / "step-00000005"
-    resumed = curve(name, 2, resume_from=saved)
+    whole, resumed = run_on_ranks(whole_and_resumed, 2, name, str(tmp_path), saved, timeout=110)[0]
+    assert_same_curve(whole, alone)
     assert_same_curve(resumed, alone, first_step=5)
 
 
-@pytest.mark.parametrize("name", ["own_gru4rec", *(slow(name) for name in NAMES[1:])])
-def test_one_curve_on_four_ranks(name):
-    assert_same_curve(curve(name, 4), curve(name, 1))
+@pytest.mark.parametrize("name", [slow(name) for name in NAMES])
+def test_one_curve_on_four_ranks_and_with_plain_traffic(name):
+    alone = curve(name, 1)
+    assert_same_curve(curve(name, 4), alone)
+    assert_same_curve(curve(name, 2, **{"pipeline.prioritized": False}), alone)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +105,8 @@ def test_one_curve_on_four_ranks(name):
 )
 def test_more_ranks_than_samples(name):
     # A rank without samples asks no code of the user's, and its gradients are zero.
-    tiny = {"data.global_batch": 2, "run.steps": 4, "run.eval_every": 0}
-    assert_same_curve(curve(name, 3, **tiny), curve(name, 1, **tiny))
+    tiny = {"data.global_batch": 1, "run.steps": 3, "run.eval_every": 0}
+    assert_same_curve(curve(name, 2, **tiny), curve(name, 1, **tiny))
 
 
 class KillAt:
@@ -128,7 +134,7 @@ def killed(name, folder, step):
     trainer.fit(quiet=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick_first(NAMES, "own_gru4rec", "own_two_tower", "own_loss"))
 def test_checked_killed_resumed_evaluated_exported_and_asked(name, tmp_path):
     whole = make(name, tmp_path / "whole")
     assert whole.check().ok, whole.check()

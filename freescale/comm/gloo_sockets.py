@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import ipaddress
 import os
 import socket
@@ -142,10 +143,15 @@ def _users() -> dict[Ends, int]:
 def _read(end: str) -> tuple[str, int]:
     """`0100007F:1F90` -> ("127.0.0.1", 8080): words of the address in this machine's order of bytes."""
     address, port = end.split(":")
-    words = bytes.fromhex(address)
+    return _address(address), int(port, 16)
+
+
+@functools.lru_cache(maxsize=1024)  # few machines, and a line for each of their connections
+def _address(word: str) -> str:
+    words = bytes.fromhex(word)
     if sys.byteorder == "little":
         words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-    return _plain(str(ipaddress.ip_address(words))), int(port, 16)
+    return _plain(str(ipaddress.ip_address(words)))
 
 
 def _plain(address: str) -> str:

@@ -6,11 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance import GlobalBatches
 from freescale.errors import DataError, PlanError
+from tests.effort import examples
 
 
 def epoch_rows(batches: GlobalBatches, epoch: int) -> list[np.ndarray]:
@@ -34,7 +35,7 @@ def recipes(draw):
     return lengths, recipe
 
 
-@settings(max_examples=200, deadline=None)
+@examples(67, thorough=200)
 @given(recipes())
 def test_every_sample_exactly_once_an_epoch_whatever_the_recipe(case):
     lengths, recipe = case
@@ -46,7 +47,7 @@ def test_every_sample_exactly_once_an_epoch_whatever_the_recipe(case):
         assert sorted(np.concatenate(steps).tolist()) == list(range(len(lengths)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(recipes())
 def test_a_step_is_a_pure_function_of_seed_and_data(case):
     lengths, recipe = case
@@ -59,7 +60,7 @@ def test_a_step_is_a_pure_function_of_seed_and_data(case):
     assert forwards.recipe() == backwards.recipe()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(recipes())
 def test_drop_last_leaves_out_only_the_incomplete_batch(case):
     lengths, recipe = case
@@ -77,7 +78,7 @@ def test_drop_last_leaves_out_only_the_incomplete_batch(case):
         assert all(len(step) == kept.global_batch for step in cut)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=200), st.integers(1, 2000), st.sampled_from([1, 4, 16])
 )

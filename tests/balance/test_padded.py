@@ -6,11 +6,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance import BalancedSampler, CostModel
 from freescale.balance.balancers.padded import Padded
+from tests.effort import examples
 
 
 def padded_times(parts: list[np.ndarray], costs: np.ndarray, speeds: np.ndarray) -> np.ndarray:
@@ -27,7 +28,7 @@ def shared_out(costs: np.ndarray, num_ranks: int, speeds: np.ndarray) -> tuple[l
     return made.ranks, made.times
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(st.lists(st.integers(0, 50), min_size=0, max_size=7), st.integers(1, 3))
 def test_no_assignment_finishes_earlier(costs, num_ranks):
     values, speeds = np.array(costs, dtype=np.float64), np.ones(num_ranks)
@@ -39,7 +40,7 @@ def test_no_assignment_finishes_earlier(costs, num_ranks):
     assert times.max() == pytest.approx(best)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(
     st.lists(st.integers(1, 5000), min_size=1, max_size=200),
     st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9),

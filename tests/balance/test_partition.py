@@ -8,12 +8,13 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance import assignment_report, partition, partition_report
 from freescale.balance.balancers.karmarkar_karp import karmarkar_karp_equal
 from freescale.errors import PlanError
+from tests.effort import examples
 
 COSTS = st.lists(st.floats(0, 1e6, allow_subnormal=False), max_size=60)
 
@@ -27,7 +28,7 @@ def quadratic(lengths: np.ndarray) -> np.ndarray:
     return lengths + lengths.astype(np.float64) ** 2 / 2048
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(costs=COSTS, num_ranks=st.integers(1, 20), data=st.data())
 def test_every_sample_goes_to_exactly_one_rank(costs, num_ranks, data):
     kwargs = {}
@@ -45,7 +46,7 @@ def test_every_sample_goes_to_exactly_one_rank(costs, num_ranks, data):
         assert max(len(part) for part in parts) <= kwargs["max_count"]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(costs=COSTS.filter(len), num_ranks=st.integers(1, 20))
 def test_no_plan_beats_its_bound_and_the_report_adds_up(costs, num_ranks):
     report = partition_report(costs, num_ranks)
@@ -58,7 +59,7 @@ def test_no_plan_beats_its_bound_and_the_report_adds_up(costs, num_ranks):
     assert again.bound == pytest.approx(report.bound)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(
     tokens=st.lists(st.integers(1, 50), min_size=2, max_size=7),
     num_ranks=st.integers(2, 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
@@ -13,6 +13,7 @@ from freescale.balance import BalancedSampler, CostModel, GlobalBatches
 from freescale.balance.work import SampleWork
 from freescale.data.segment_rule import SegmentRule
 from freescale.errors import CheckpointError, PlanError
+from tests.effort import examples
 
 
 def long_tailed(num_rows: int, *, seed: int = 0) -> np.ndarray:
@@ -33,7 +34,7 @@ def recipes(draw):
     return lengths, recipe
 
 
-@settings(max_examples=80, deadline=None)
+@examples(27, thorough=200)
 @given(recipes(), st.integers(1, 9))
 def test_ranks_agree_and_together_cover_every_sample_once(case, num_ranks):
     lengths, recipe = case
@@ -57,7 +58,7 @@ def test_ranks_agree_and_together_cover_every_sample_once(case, num_ranks):
     assert sorted(seen) == list(range(len(lengths)))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(recipes(), st.integers(1, 5), st.integers(0, 12))
 def test_resume_continues_the_same_sequence_on_any_number_of_ranks(case, num_ranks, stop_after):
     lengths, recipe = case

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance import BalancedSampler, assignment_report, karmarkar_karp_equal, partition_report
 from freescale.balance.step_plan import assign, named_balancer
 from freescale.errors import ConfigError, PlanError
 from freescale.registry import load_plugin, register
+from tests.effort import examples
 from tests.ranks import run_on_ranks
 
 COSTS = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=60)
@@ -52,7 +53,7 @@ class OnlyLists:
         return named_balancer("lpt").assign(*costs, **given)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(problems())
 def test_longest_first_is_the_partition_to_the_last_bit(problem):
     costs, options = problem
@@ -68,7 +69,7 @@ def test_longest_first_is_the_partition_to_the_last_bit(problem):
         assert not plan.owner.any()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(problems())
 def test_in_turn_and_equal_counts(problem):
     costs, options = problem

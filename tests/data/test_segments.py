@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.segment_rule import SegmentRule, Segments
@@ -13,6 +13,7 @@ from freescale.data.segments import insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import AttentionMask
+from tests.effort import examples
 
 RULES = st.builds(
     SegmentRule, recent=st.integers(1, 7), length=st.integers(1, 9), summaries=st.integers(1, 4)
@@ -39,7 +40,7 @@ def written_out(length, rule):
     return tokens + [(event, segment) for event in range(history, length)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(LENGTHS, RULES)
 def test_every_token_stands_where_the_rule_says(lengths, rule):
     batch = make_batch(lengths)
@@ -63,7 +64,7 @@ def test_every_token_stands_where_the_rule_says(lengths, rule):
             assert cut.batch.tokens["time"][flat] == batch.tokens["time"][last]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(LENGTHS, RULES)
 def test_a_token_sees_its_own_segment_and_earlier_summaries_and_the_rule_counts_the_pairs(lengths, rule):
     cut = insert_summaries(

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data import SyntheticSource, digest_data
@@ -17,6 +17,7 @@ from freescale.data.source import Histories, SplitSource, check_source
 from freescale.data.temporal import TemporalSource, read_moment, written
 from freescale.data.words.item_names import ItemNames, names_of_items
 from freescale.errors import DataError
+from tests.effort import examples
 from tests.list_source import ListSource
 
 VALID, TEST = 40, 70
@@ -57,7 +58,7 @@ def expected(events, catalog, name):
     return (known, target if target in catalog else None) if known else None
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(HISTORIES, st.integers(1, 4))
 def test_batches_are_those_of_the_definition(events, max_length):
     source = split(TimedSource(events))
@@ -84,7 +85,7 @@ def test_batches_are_those_of_the_definition(events, max_length):
             assert examples.seen([row])[1].tolist() == inputs
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(HISTORIES, st.data())
 def test_what_comes_later_changes_nothing_of_what_is_learnt(events, data):
     """Other events from the moment on: the same batches, catalogue, counts and negatives."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.vocabulary import END, UNKNOWN, NumberedTexts, Vocabulary, words_of
+from tests.effort import examples
 
 TEXTS = ["Toy Story (1995)\nChildren's|Comedy", "Story of us (1999)\nComedy", "", "comedy comedy only_here"]
 
@@ -39,7 +40,7 @@ def test_the_checksum_tells_texts_apart():
     assert first != NumberedTexts.of(TEXTS[::-1], vocabulary, max_tokens=9).checksum
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=6), st.integers(2, 20), st.data())
 def test_a_batch_holds_the_texts_asked_for(texts, max_tokens, data):
     vocabulary = Vocabulary.of_bytes()

@@ -16,6 +16,7 @@ from freescale.embedding import IdMap, learns_ids
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.log.events import Progress
 from freescale.train.loop import load_run, train
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, Recorder, full_tensors, these_ranks
 
@@ -39,8 +40,15 @@ def train_with(rank: int, id_map: str, folder: str, steps: int, *overrides: str)
     }
 
 
-@pytest.mark.parametrize("prioritized", ["true", "false"])
-@pytest.mark.parametrize("id_map", ["modulo", "test_first_come"])
+@pytest.mark.parametrize(
+    ("id_map", "prioritized"),
+    [
+        ("modulo", "false"),
+        ("test_first_come", "true"),
+        slow("modulo", "true"),
+        slow("test_first_come", "false"),
+    ],
+)
 def test_two_ranks_follow_one_and_go_on_alone(id_map: str, prioritized: str, tmp_path: Path) -> None:
     alone = train_with(0, id_map, str(tmp_path / "1"), 20)
     how = f"pipeline.prioritized={prioritized}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad, TableSpec
 from freescale.embedding.optimizer import make_optimizer, updated
 from freescale.errors import ConfigError
 from freescale.registry import names
+from tests.effort import examples
 
 NUM_ROWS, DIM, NUM_STEPS = 6, 3, 7
 LRS = [0.1 / (step + 1) for step in range(NUM_STEPS)]
@@ -60,7 +61,7 @@ SOME_ROWS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(SOME_ROWS)
 def test_sgd_is_torch_sgd(touched):
     weight, state = run_ours(SGD(), touched)
@@ -68,7 +69,7 @@ def test_sgd_is_torch_sgd(touched):
     assert state == {}
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(SOME_ROWS)
 def test_rowwise_adagrad_of_width_one_is_torch_adagrad(touched):
     weight, _ = run_ours(RowwiseAdagrad(eps=1e-3), touched, dim=1)
@@ -76,7 +77,7 @@ def test_rowwise_adagrad_of_width_one_is_torch_adagrad(touched):
     torch.testing.assert_close(weight, wanted)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(SOME_ROWS)
 def test_rowwise_adagrad_keeps_the_mean_square_of_each_row(touched):
     weight, state = run_ours(RowwiseAdagrad(eps=1e-3), touched)
@@ -96,7 +97,7 @@ def test_adam_is_torch_adam_where_every_row_is_touched():
     torch.testing.assert_close(weight, wanted)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(SOME_ROWS)
 def test_adam_is_torch_sparse_adam_where_some_rows_are_touched(touched):
     # SparseAdam adds eps before the bias correction, Adam after it: with an eps of nothing they agree.
@@ -159,7 +160,7 @@ def test_state_that_could_not_be_kept_row_by_row_is_refused(name, shape, wrong):
         TableSpec(name="item", num_rows=5, dim=2, optimizer=Strange())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(
     optimizer=st.sampled_from([SGD(), RowwiseAdagrad(), Adam()]),
     dtype=st.sampled_from([torch.float32, torch.float64]),

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.embedding.sharded_compute import ShardedCompute
+from tests.effort import examples
 from tests.ranks import run_on_ranks
 
 NUM_ITEMS, DIM = 23, 3
@@ -29,7 +30,7 @@ def asked_by(rank: int) -> torch.Tensor:
     return torch.randint(0, NUM_ITEMS, (0 if rank == 3 else 15,), generator=draw)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, thorough=200)
 @given(st.integers(1, 40), st.data())
 def test_alone_everything_is_computed_here_once(num_items: int, data: st.DataObject) -> None:
     items = torch.tensor(data.draw(st.lists(st.integers(0, num_items - 1), max_size=30)), dtype=torch.int64)

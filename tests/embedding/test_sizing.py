@@ -9,9 +9,10 @@ from freescale.embedding.id_stats import advice, histogram, merged
 from freescale.embedding.sizing import MEASURED, PROBES, Size, plain_hash_collisions, size_table
 from freescale.embedding.zero_collision import ZeroCollisionMap
 from freescale.errors import ConfigError
+from tests.effort import slow
 
 
-@pytest.mark.parametrize("target", [0.01, 0.001, 0.0001])
+@pytest.mark.parametrize("target", [slow(0.01), 0.001, slow(0.0001)])
 def test_a_table_of_the_advised_size_keeps_the_target(target: float) -> None:
     num_ids = 200_000
     for size in size_table(num_ids, target=target):

@@ -14,13 +14,14 @@ from freescale.embedding import table as table_module
 from freescale.embedding.optimizer import updated
 from freescale.embedding.table import EmbeddingTable, as_compute
 from freescale.kernels.rows.api import sum_by_row
+from tests.effort import examples
 
 
 def make_table(num_rows=20, dim=4, **options):
     return EmbeddingTable(num_rows, dim, **{"optimizer": SGD(), "seed": 5, **options})
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(
     cuts=st.lists(st.integers(0, 50), max_size=5),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
@@ -106,7 +107,7 @@ def neighbours(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low, high
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=20))
 def test_bfloat16_rounds_to_a_neighbour_and_keeps_what_it_can_hold(numbers):
     values = torch.tensor(numbers)[:, None]

@@ -15,6 +15,7 @@ from freescale.embedding.eviction import LFU, LRU, TTL, ByScore
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels.id_table import reference
 from freescale.kernels.id_table.layout import EMPTY
+from tests.effort import examples
 
 LOW, HIGH = -(2**63), 2**63 - 1
 IDS = st.one_of(st.integers(-60, 60), st.sampled_from([LOW, HIGH, EMPTY]))
@@ -116,12 +117,12 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 TestAgainstADictionary = AgainstADictionary.TestCase
-TestAgainstADictionary.settings = settings(deadline=None, max_examples=60, stateful_step_count=15)
+TestAgainstADictionary.settings = settings(examples(20, thorough=200), stateful_step_count=15)
 
 
 @pytest.mark.parametrize("policy", ["ttl", "lru", "lfu", "score"])
 @given(st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=30, unique=True), min_size=2, max_size=6))
-@settings(deadline=None, max_examples=40)
+@examples(13, thorough=200)
 def test_every_policy_takes_over_what_the_rules_say(policy: str, batches: list[list[int]]) -> None:
     ids_map = make_map(policy, num_rows=40, num_buckets=1)
     layout = ids_map.layout
@@ -244,7 +245,7 @@ def test_ids_are_admitted_after_enough_batches(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["exact", "count_min"])
 @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=20), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=25)
+@examples(8, thorough=200)
 def test_counts_for_admission_are_never_too_low(kind: str, batches: list[list[int]]) -> None:
     ids_map = ZeroCollisionMap(512, num_buckets=2, max_probe=300, admit_after=2, admission=kind)
     times: dict[int, int] = {}

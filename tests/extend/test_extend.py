@@ -20,6 +20,7 @@ from freescale.app.opened_run import export_run
 from freescale.data import ParquetSource, prepare
 from freescale.errors import CheckpointError, ConfigError
 from freescale.recipe import load_config
+from tests.effort import quick_first, slow
 from tests.small_run import SMALL, Recorder, full_tensors, make_run, train_small
 from tests.test_one_curve import assert_same_curve, on_ranks
 
@@ -91,7 +92,7 @@ def test_a_head_with_its_own_metric_and_export(tmp_path):
     assert not {item for item, _ in answer} & set(history)
 
 
-@pytest.mark.parametrize("encoder", ["hstu", "sasrec"])
+@pytest.mark.parametrize("encoder", ["hstu", slow("sasrec")])
 def test_an_attention_mask(encoder):
     registry.load_plugin("own_mask")
     trained = one_curve(f"model.kind={encoder}", "model.mask=dilated", "model.every=4", "model.near=1")
@@ -103,16 +104,15 @@ def test_a_transport():
     registry.load_plugin("own_transport")
     from own_transport import PairsTransport
 
-    trained = one_curve("comm.transport=pairs")
-    assert_same_curve(trained, on_ranks(1, CURVE))
     assert PairsTransport.name == "pairs"
-    # Bit for bit what the usual transport gives on as many ranks: sums are made in rank order.
     pairs, usual = (on_ranks(2, (*CURVE, f"comm.transport={kind}")) for kind in ("pairs", "auto"))
+    assert_same_curve(pairs, on_ranks(1, CURVE))
+    # Bit for bit what the usual transport gives on as many ranks: sums are made in rank order.
     for name, value in usual["tensors"].items():
         np.testing.assert_array_equal(pairs["tensors"][name], value)
 
 
-@pytest.mark.parametrize("id_map", ["direct", "zero_collision"])
+@pytest.mark.parametrize("id_map", [slow("direct"), "zero_collision"])
 def test_a_sparse_optimizer(id_map, tmp_path):
     registry.load_plugin("own_optimizer")
     recipe = ("embedding.optimizer=slowing_momentum", "embedding.decay=0.5", f"embedding.id_map={id_map}")
@@ -202,7 +202,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("kinds", NEEDED)
+@pytest.mark.parametrize("kinds", quick_first(NEEDED, "mask", "all three"))
 def test_an_export_is_read_where_its_plugins_are_named(kinds, tmp_path):
     modules, recipe = NEEDED[kinds]
     for module in modules:

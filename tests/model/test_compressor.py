@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.segment_rule import SegmentRule, Segments
@@ -19,6 +19,7 @@ from freescale.model.compressor import Compressor
 from freescale.model.recommender import make_encoder
 from freescale.model.segmented import SegmentedEncoder
 from freescale.model.serving.token_cache import TokenCache
+from tests.effort import examples
 
 DIM, MAX_PLACES = 8, 120
 RULE = SegmentRule(recent=6, length=9, summaries=3)
@@ -78,7 +79,7 @@ def masked_states(model, vectors, batch, segments=None):
         return model.masked_pass(vectors, cut)[cut.events]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(
     kind=st.sampled_from(KINDS),
     rule=st.builds(

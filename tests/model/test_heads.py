@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout, unit
 from freescale.model.heads import RankingHead, RetrievalHead
+from tests.effort import examples
 
 DIM, NUM_ITEMS, NUM_NEGATIVES = 4, 7, 5
 
@@ -57,7 +58,7 @@ def token_losses(states, items, batch, *, temperature, normalize):
     return losses
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
     normalize=st.booleans(),
@@ -126,7 +127,7 @@ def test_unit_vectors_have_length_one_and_are_at_least_float32():
     assert unit(x.double()).dtype == torch.float64
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     thresholds=st.lists(st.sampled_from([0.5, 2.5, 3.5, 4.0]), min_size=1, max_size=3),

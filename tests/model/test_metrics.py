@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.model.metrics import BinaryQuality, RankingQuality
+from tests.effort import examples
 
 # Steps of 1/2 in the logit lie many bins apart, so that the histogram counts pairs exactly.
 PREDICTIONS = st.lists(st.tuples(st.integers(-10, 10).map(lambda x: x / 2), st.booleans()), max_size=40)
@@ -58,7 +59,7 @@ def auc_by_pairs(pairs):
     return wins / (len(positive) * len(negative))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(20, thorough=200)
 @given(PREDICTIONS.filter(len))
 def test_binary_metrics_by_their_definitions(pairs):
     got = binary(pairs).values()
@@ -77,7 +78,7 @@ def test_binary_metrics_by_their_definitions(pairs):
     assert got["calibration"] == (pytest.approx(sum(probabilities) / positives) if positives else None)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(10, thorough=200)
 @given(PREDICTIONS, PREDICTIONS, st.lists(st.integers(0, 400)), st.lists(st.integers(0, 400)))
 def test_sums_of_ranks_add_up_to_the_metrics_of_all(some, others, ranks, more):
     for one, two, together in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,6 +16,7 @@ from freescale.model.encoders.hstu import HSTU
 from freescale.model.ffn import DenseFFN
 from freescale.model.moe import AllHere, MoE, make_ffn, moe_layers
 from freescale.model.views import BatchView
+from tests.effort import examples
 
 DIM, HIDDEN, EXPERTS = 6, 10, 5
 
@@ -54,7 +55,7 @@ def written_out(moe: MoE, x: Tensor) -> Tensor:
     return torch.stack(rows) if rows else x * 0
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8, thorough=200)
 @given(
     count=st.integers(0, 30),
     top_k=st.integers(1, EXPERTS),

@@ -34,8 +34,8 @@ RECIPE = (
     "pipeline.decide_every=null",
     "balance.refit_every=null",
 )
-# Half as long, with checkpoints after 7 and 14 steps.
-SHORT = ("run.steps=24", "run.eval_every=8", "run.checkpoint_every=7")
+# Checkpoints after 6 and 12 steps.
+SHORT = ("run.steps=16", "run.eval_every=8", "run.checkpoint_every=6")
 VARIANTS = {
     "lru": ("embedding.eviction=lru",),
     "ttl, sgd, loader process": (
@@ -94,9 +94,11 @@ TRIAL = "lfu, admission, a trial of the plain way"
 @pytest.mark.parametrize(
     ("variant", "length"),
     [
-        *((variant, SHORT) for variant in VARIANTS if variant != TRIAL),
+        ("lru, collectives", SHORT),
+        *(slow(variant, SHORT) for variant in VARIANTS if variant not in ("lru, collectives", TRIAL)),
         *(slow(variant, ()) for variant in VARIANTS if variant != TRIAL),
-        (TRIAL, ()),  # its trial starts with step 30
+        (TRIAL, ("run.steps=36", "run.eval_every=18")),  # its trial starts with step 30
+        slow(TRIAL, ()),
     ],
 )
 def test_ids_get_the_rows_of_the_plain_path(variant: str, length: tuple[str, ...], tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def interrupted(
     return results
 
 
-@pytest.mark.parametrize(("length", "stops"), [(SHORT, (14, 7)), slow((), (33, 22))], ids=["short", "whole"])
+@pytest.mark.parametrize(("length", "stops"), [(SHORT, (12, 6)), slow((), (33, 22))], ids=["short", "whole"])
 def test_ids_of_a_checkpoint_of_either_path_are_those_of_its_step(
     length: tuple[str, ...], stops: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -69,12 +69,12 @@ def long_run(rank: int, num_ranks: int, num_steps: int) -> tuple[float, float, f
 
 @pytest.mark.parametrize(
     ("num_ranks", "num_steps"),
-    [*(slow(n, 300) for n in (2, 4)), slow(2, 60), (4, 40)],
+    [*(slow(n, 300) for n in (2, 4)), slow(4, 40), (3, 24)],
 )
 def test_long_runs_of_every_optimizer_have_the_bits_of_the_plain_path(num_ranks, num_steps):
     shared, unique, parked = run_on_ranks(long_run, num_ranks, num_ranks, num_steps, timeout=110)[0]
-    assert shared > 100
-    assert parked > 100
+    assert shared > num_steps
+    assert parked > num_steps
     assert unique > 2 * shared
 
 
@@ -101,18 +101,18 @@ def never_past_the_fifth(step: int) -> bool:
 @pytest.mark.parametrize(
     "options",
     [
-        {"sockets": True},
-        {"staged": True},
+        slow({"sockets": True}),
+        slow({"staged": True}),
         {"staged": True, "chunk_mb": 0.0001, "prioritized": alternating},
         {"limit_mb": 0.0005},
         {"dtype": torch.bfloat16, "sockets": True},
-        {"chunk_mb": 0.0001},
-        {"prioritized": alternating, "sockets": True},
+        slow({"chunk_mb": 0.0001}),
+        slow({"prioritized": alternating, "sockets": True}),
         {"look_past": never_past_the_fifth, "sockets": True},
-        {"beside": True, "limit_mb": 0.0005},
+        slow({"beside": True, "limit_mb": 0.0005}),
         {"beside": True, "staged": True, "chunk_mb": 0.0001, "prioritized": alternating},
         {"beside": True, "look_past": never_past_the_fifth, "sockets": True},
-        {"look_past": lambda step: False, "sockets": True},
+        slow({"look_past": lambda step: False, "sockets": True}),
     ],
 )
 def test_on_every_transport_storage_and_way(options, num_steps):

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale import registry
 from freescale.errors import ConfigError, FreeScaleError, nearest
 from freescale.recipe import Config, describe_keys, describe_options, load_config
 from freescale.recipe.keys import own_fields, section_options
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("own_kinds")  # other modules may have registered theirs
 
@@ -70,7 +71,7 @@ SAMPLES = {
 }
 
 
-@settings(deadline=None, max_examples=50)
+@examples(17, thorough=200)
 @given(st.fixed_dictionaries({}, optional=SAMPLES))
 def test_a_recipe_written_as_yaml_is_read_back_equal(tmp_path_factory, chosen):
     config = Config()
@@ -293,7 +294,7 @@ def test_empty_recipes_and_sections_are_defaults(tmp_path, text):
     assert load_config(write(tmp_path, text)) == Config()
 
 
-@settings(deadline=None, max_examples=200)
+@examples(67, thorough=200)
 @given(
     st.text(max_size=30) | st.from_regex(r"[\\[{&*!|>'\"%@:#, \-0-9a-z.]{1,15}", fullmatch=True), st.data()
 )

@@ -19,7 +19,7 @@ from freescale.sim.answers.keys import changed, known_keys, value_of
 from freescale.sim.answers.whatif import EVERYTHING
 from freescale.sim.command import described_keys, setting_before_changes
 
-SMALL = ["--steps", "12", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
+SMALL = ["--steps", "6", "workload.samples_per_gpu=4", "workload.table_rows=10000"]
 
 
 def run(*arguments: str) -> str:

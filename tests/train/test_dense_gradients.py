@@ -13,6 +13,7 @@ from torch import nn
 from freescale.comm.transports.kinds import collective, local
 from freescale.train import dense_gradients
 from freescale.train.dense_gradients import reduced_in_backward
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 
 
@@ -47,7 +48,7 @@ def compare(rank: int, num_ranks: int, one_machine: bool) -> None:
             torch.testing.assert_close(got.grad, wanted.grad, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [slow(2), 3])
 @pytest.mark.parametrize("one_machine", [False, True])
 def test_gradients_are_the_sums_over_the_ranks(num_ranks, one_machine):
     run_on_ranks(compare, num_ranks, num_ranks, one_machine)
@@ -92,7 +93,7 @@ def compare_staged(rank: int, num_ranks: int) -> None:
     compare(rank, num_ranks, False)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [slow(2), 3])
 def test_gradients_of_a_shared_gpu_are_staged(num_ranks):
     run_on_ranks(compare_staged, num_ranks, num_ranks)
 
@@ -109,7 +110,7 @@ def compare_queued(rank: int, num_ranks: int) -> int:
     return len(buckets)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [slow(2), 3])
 def test_buckets_are_summed_beside_the_backward_where_waiting_only_queues(num_ranks):
     assert (
         min(run_on_ranks(compare_queued, num_ranks, num_ranks)) > 3

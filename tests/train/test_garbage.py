@@ -12,7 +12,7 @@ from freescale.train.gc_freeze import _LOADED, GcFreeze
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_set_aside() -> Iterator[None]:
+def nothing_is_set_aside(true_freeze_count: None) -> Iterator[None]:
     """As in a process of its own; other tests do without what is loaded (see conftest)."""
     gc.unfreeze()
     yield

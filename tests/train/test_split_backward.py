@@ -41,32 +41,44 @@ def assert_same_bits(ours: dict[str, Any], plain: dict[str, Any], *, first_step:
 
 
 @pytest.mark.parametrize("num_ranks", [2, slow(3)])
-@pytest.mark.parametrize("model", [each if each in ("hstu", "experts") else slow(each) for each in MODELS])
+@pytest.mark.parametrize("model", [each if each == "experts" else slow(each) for each in MODELS])
 def test_every_model_learns_the_same_bits(num_ranks: int, model: str, tmp_path: Path) -> None:
-    run_on_ranks(both_ways, num_ranks, MODELS[model], tmp_path, 24, timeout=110)
+    run_on_ranks(both_ways, num_ranks, MODELS[model], tmp_path, 12, timeout=110)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        ("optim.accumulate=3", "optim.schedule=cosine", "optim.warmup_steps=5", "optim.weight_decay=0.01"),
-        ("optim.clip_norm=0.1", "pipeline.check=true"),
-        ("pipeline.postpone_mb=0.01", "embedding.optimizer=rowwise_adagrad"),
-        ("pipeline.postpone_mb=0", "embedding.id_map=zero_collision"),
+        slow(
+            ("optim.accumulate=3", "optim.schedule=cosine", "optim.warmup_steps=5", "optim.weight_decay=0.01")
+        ),
+        ("optim.clip_norm=0.1", "pipeline.check=true", "optim.accumulate=3", "optim.weight_decay=0.01"),
+        (
+            "pipeline.postpone_mb=0.01",
+            "embedding.optimizer=rowwise_adagrad",
+            "embedding.id_map=zero_collision",
+        ),
+        slow(("pipeline.postpone_mb=0", "embedding.id_map=zero_collision")),
         ("data.global_batch=2",),
     ],
-    ids=["accumulation and schedule", "clipping", "bounded", "learnt ids", "empty ranks"],
+    ids=[
+        "accumulation and schedule",
+        "clipping",
+        "bounded, learnt ids",
+        "nothing kept",
+        "empty ranks",
+    ],
 )
 def test_every_way_to_train_gives_the_same_bits(change: tuple[str, ...], tmp_path: Path) -> None:
-    run_on_ranks(both_ways, 2, (*MODELS["hstu"], *change), tmp_path, 16, timeout=110)
+    run_on_ranks(both_ways, 2, (*MODELS["hstu"], *change), tmp_path, 10, timeout=110)
 
 
 def resumed(rank: int, folder: Path) -> None:
     """Both ways in turn: a run that changes its order in the middle goes on in the same bits."""
-    recipe = (*MODELS["hstu"], "run.steps=20", "run.eval_every=0", "run.checkpoint_every=8", "run.keep=10")
+    recipe = (*MODELS["hstu"], "run.steps=10", "run.eval_every=0", "run.checkpoint_every=4", "run.keep=10")
     plain = train_small((*recipe, PLAIN), folder / "plain")
     train_small((*recipe, POSTPONED), folder / "postponed")
-    for step, order in ((8, POSTPONED), (16, PLAIN)):
+    for step, order in ((4, POSTPONED), (8, PLAIN)):
         saved = folder / "postponed" / "checkpoints" / f"step-{step:08d}"
         again = train_small((*recipe, order), folder / "postponed", resume_from=saved)
         assert_same_bits(again, plain, first_step=step)

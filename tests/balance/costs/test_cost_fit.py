@@ -13,6 +13,7 @@ from freescale.balance.costs.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.costs.cost_model import COEFFICIENTS, CostModel
 from freescale.balance.costs.non_negative import solve_grams, solve_rows
 from tests.balance.slow_cost_fit import slow_fit
+from tests.effort import examples
 
 KINDS = ("unlike", "alike", "one length", "no squares", "no samples")
 PRIOR = CostModel(fixed_ms=2.0, per_sample_ms=0.05, per_token_ms=1e-3, per_square_ms=2e-6)
@@ -66,7 +67,7 @@ def both(table: np.ndarray, prior: CostModel | None) -> tuple[np.ndarray, np.nda
     return quick * typical, coefficients * typical, fit.error, error
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8, thorough=200)
 @given(table=tables(noise=st.sampled_from([0.01, 0.1])), prior=st.sampled_from([None, PRIOR]))
 def test_the_quick_fit_is_the_plain_fit(table, prior):
     quick, plain, error, plain_error = both(table, prior)
@@ -95,7 +96,7 @@ def test_terms_that_are_the_same_share_their_effect():
     np.testing.assert_allclose(quick[1:], quick[1], rtol=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_problems=st.integers(1, 4),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from freescale.comm.rings.rounds import (
@@ -24,6 +24,7 @@ from freescale.comm.rings.rounds import (
     reached,
     rings_of_gpus,
 )
+from tests.effort import examples
 
 
 @given(st.integers(0, EPOCHS - 1), st.integers(0, (1 << 31) - 1))
@@ -228,7 +229,7 @@ SIZES = st.integers(2, 3).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(SIZES, st.integers(0, 2**32), st.sampled_from([1, 2, 4]), st.booleans())
 @example([[[0, 300], [65, 64]]], 0, 1, True)
 def test_an_interleaving_of_sizes_hypothesis_thinks_of(

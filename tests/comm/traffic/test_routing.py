@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from freescale.comm.traffic.routing import OwnedKeys, Route, ask_owners, route_by_edges, route_by_owner
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport, Pending, Transport
+from tests.effort import examples
 from tests.ranks import run_on_ranks
 
 
@@ -96,7 +97,7 @@ def check(
 KEYS = st.sets(st.integers(0, 40) | st.integers(-(2**40), 2**40), max_size=25).map(sorted)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(st.data())
 def test_any_owner(data: st.DataObject) -> None:
     num_ranks = data.draw(st.integers(1, 3))
@@ -123,7 +124,7 @@ def test_any_owner(data: st.DataObject) -> None:
     on_threads(num_ranks, one)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(st.data())
 def test_contiguous_owners(data: st.DataObject) -> None:
     num_ranks = data.draw(st.integers(1, 3))

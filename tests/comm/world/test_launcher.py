@@ -21,7 +21,8 @@ from freescale.trace.spans import stage
 REPOSITORY = Path(__file__).parents[3]
 
 # Stands in for the interpreter: instead of `-m freescale PROGRAM` it runs PROGRAM itself.
-STAND_IN = f"""#!{sys.executable}
+PYTHON = sys.executable  # before a test stands something in its place
+STAND_IN = f"""#!{PYTHON}
 import os, signal, sys, time
 sys.path.insert(0, {str(REPOSITORY)!r})
 rank = int(os.environ["RANK"])
@@ -72,7 +73,7 @@ def run(tmp_path, monkeypatch):
 @pytest.fixture
 def run_with_torch(run, python):
     """The same for programs that import torch, which they find imported."""
-    run.script.write_text(STAND_IN.replace(sys.executable, python, 1))
+    run.script.write_text(STAND_IN.replace(PYTHON, python, 1))
     run.gone_within_s = 5.0  # `tests/warm_python.py` ends what it runs a moment after whoever asked for it
     return run
 

@@ -8,13 +8,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.preparing.preparation import ColumnNames, prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
+from tests.effort import examples
 
 
 @pytest.mark.parametrize("form", TEXT_FORMS)
@@ -87,7 +88,7 @@ def test_bad_text_is_one_clear_error(tmp_path: Path, case: str, memory_mb: float
     assert [path.name for path in tmp_path.iterdir()] == [name], "nothing is left behind"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(
     form=st.sampled_from(sorted(TEXT_FORMS)),
     asked=st.sampled_from(["auto", *TEXT_FORMS, "parquet"]),

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.preparing import event_sorter
 from freescale.data.preparing.preparation import ColumnNames, prepare
 from tests.data.raw_forms import histories, write
+from tests.effort import examples
 
 EVENT = st.tuples(st.integers(0, 6), st.integers(0, 2**63 - 1), st.integers(-3, 3) | st.just(2**62))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(
     events=st.lists(EVENT, min_size=1, max_size=20) | st.lists(EVENT, min_size=30, max_size=120),
     with_time=st.booleans(),

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.preparing import dataset_writer
@@ -23,6 +23,7 @@ from freescale.data.preparing.preparation import prepare
 from freescale.data.source import Histories, SequenceSource
 from freescale.data.sources.parquet import ParquetSource, RowRangeError
 from freescale.errors import DataError
+from tests.effort import examples
 
 NUM_USERS = 300
 
@@ -80,7 +81,7 @@ def test_what_is_known_before_reading(dataset: Path) -> None:
     assert not source._files, "nothing was opened for that"
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(rows=st.lists(st.integers(0, NUM_USERS - 1), max_size=60), cache_mb=st.sampled_from([0, 0.01, 256]))
 def test_random_access(dataset: Path, rows: list[int], cache_mb: float) -> None:
     source = ParquetSource(dataset, cache_mb=cache_mb)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.sources.synthetic import SyntheticSource
+from tests.effort import examples
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def test_the_same_seed_makes_the_same_data_and_another_seed_other_data():
     assert not np.array_equal(one.lengths, other.lengths)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, thorough=200)
 @given(st.lists(st.integers(0, 49), max_size=20))
 def test_any_rows_can_be_read_in_any_order(rows):
     source = SyntheticSource(num_users=50, num_items=40)

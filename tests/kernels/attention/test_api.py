@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale import kernels
 from freescale.kernels import SequenceLayout, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.kernels.attention.cpu.tile_layout import TileLayout, _bucket
-from tests.effort import along_edges
+from tests.effort import along_edges, examples
 
 ODD_LENGTHS = [0, 1, 17, 63, 64, 65, 200, 0, 2]
 INPUTS = ("q", "k", "v", "position_bias", "time_bias")
@@ -97,7 +97,7 @@ def test_the_block_chosen_by_default_gives_the_same_values():
     assert_same_as_reference(make_case(ODD_LENGTHS), None)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 70), max_size=8),
     block=st.sampled_from([16, 32, 64]),
@@ -235,14 +235,14 @@ def test_softmax_survives_scores_that_overflow_exp():
     torch.testing.assert_close(got, softmax(reference.softmax_attention, (offsets, big, times)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(67, thorough=200)
 @given(st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3), min_size=1))
 def test_time_buckets_are_those_of_the_reference(deltas):
     delta = torch.tensor(deltas)
     assert torch.equal(_bucket(delta).long(), reference.time_bucket(delta))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(lengths=st.lists(st.integers(0, 100), max_size=10), block=st.sampled_from([16, 32, 64, None]))
 def test_tiles_hold_every_token_once_and_zeros_elsewhere(lengths, block):
     layout = TileLayout(offsets_of(lengths), block=block)

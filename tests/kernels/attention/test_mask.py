@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.kernels.attention.plan.schedule import AttentionSchedule
 from freescale.kernels.attention.plan.tile_pairs import TilePlanner
+from tests.effort import examples
 
 
 def segments_in_a_row(draw, lengths):
@@ -46,7 +47,7 @@ def masked_batches(draw):
     return lengths, mask
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(masked_batches(), st.sampled_from([(4, 4), (8, 4), (4, 16)]))
 def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, blocks):
     lengths, mask = batch
@@ -69,7 +70,7 @@ def test_listed_tiles_hold_everything_seen_and_full_ones_nothing_hidden(batch, b
         assert length == 0 or allowed.diagonal().all()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(masked_batches())
 def test_tokens_that_see_a_token_are_counted_from_itself_on(batch):
     """Everything but what a prefix sees ahead of it; or the numbers of segments, where one comes back after another."""
@@ -94,7 +95,7 @@ def test_tokens_that_see_a_token_are_counted_from_itself_on(batch):
         assert torch.equal(seen, allowed)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(masked_batches(), st.sampled_from([(4, 4), (8, 4), (4, 16)]))
 def test_pairs_are_listed_once_in_order_and_the_work_lists_hold_the_same(batch, blocks):
     lengths, mask = batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.errors import FreeScaleError
@@ -13,6 +13,7 @@ from freescale.kernels.attention import reference
 from freescale.kernels.attention.cpu.tile_layout import TileLayout
 from freescale.kernels.attention.cpu.tile_masks import RuleTiles
 from freescale.kernels.attention.mask_rule import visible_in_sequence
+from tests.effort import examples
 from tests.foreign_masks import Dilated, FromTheEnd, SameCategory, matrix
 
 ODD_LENGTHS = [0, 1, 17, 33, 0, 40, 2]
@@ -91,7 +92,7 @@ def test_values_and_gradients_are_those_of_pairs_written_out(name, softmax, back
     assert_same(got, wanted, [*inputs, *([] if softmax else tables)])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
     name=st.sampled_from(MASKS),
@@ -181,7 +182,7 @@ def kernel_masks(draw):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(kernel_masks(), st.booleans(), st.integers(0, 99))
 def test_tiles_that_ask_an_attention_mask_equal_the_reference(batch, softmax, seed):
     lengths, mask = batch
@@ -192,7 +193,7 @@ def test_tiles_that_ask_an_attention_mask_equal_the_reference(batch, softmax, se
     assert_same(got, wanted, [*inputs, *([] if softmax else tables)])
 
 
-@settings(max_examples=8, deadline=None)
+@examples(4, thorough=60)
 @given(kernel_masks(), st.booleans(), st.integers(0, 99))
 def test_the_triton_kernels_see_what_the_predicate_says(batch, softmax, seed):
     pytest.importorskip("triton")
@@ -206,7 +207,7 @@ def test_the_triton_kernels_see_what_the_predicate_says(batch, softmax, seed):
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(kernel_masks())
 def test_what_a_mask_allows_is_its_predicate(batch):
     lengths, mask = batch

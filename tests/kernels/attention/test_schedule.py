@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, LayoutRoom
 from freescale.kernels.attention.plan.bias import joined
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
+from tests.effort import examples
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
     room=st.integers(0, 400),
@@ -43,7 +44,7 @@ def test_parts_hold_neighbouring_sequences_and_fit(lengths, room, prefix):
     assert sorted(start for tiles in seen for start in tiles) == sorted(whole)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=5),
     programs=st.integers(1, 50),
@@ -64,7 +65,7 @@ def test_runs_hold_every_tile_once(lengths, programs, window):
         assert sorted(again.tolist()) == sorted(runs.tolist())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=8),
     pads=st.integers(0, 200),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.kernels.attention.segment_runs import can_unroll
+from tests.effort import examples
 
 
 def make_inputs(lengths, *, seed=0):
@@ -38,7 +39,7 @@ def segmented(draw):
     return lengths, AttentionMask(segments=segments.long(), summaries=summaries.bool())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(segmented(), st.sampled_from(["plain", "bias", "softmax"]), st.integers(0, 99))
 def test_values_and_gradients_are_those_of_the_reference(batch, mode, seed):
     lengths, mask = batch

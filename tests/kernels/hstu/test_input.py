@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@examples(6, thorough=60)
+@examples(4, thorough=60)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 7, 63, 64, 65, 100]), min_size=1, max_size=40).filter(any),
     width=st.sampled_from([1, 24, 130]),

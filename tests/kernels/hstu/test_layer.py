@@ -16,6 +16,7 @@ from freescale.kernels.hstu import layer as hstu_layer
 from freescale.kernels.runtime import PostponedGradients
 from freescale.model.encoders.hstu import HSTULayer
 from freescale.model.views import BatchView
+from tests.effort import slow
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -46,7 +47,12 @@ def _layer(*, dropout: float = 0.0, **bias: bool) -> HSTULayer:
 
 @pytest.mark.parametrize(
     ("position", "time", "window", "dropout"),
-    [(False, False, None, 0.0), (True, False, 9, 0.3), (False, True, None, 0.0), (True, True, None, 0.3)],
+    [
+        slow(False, False, None, 0.0),
+        (True, False, 9, 0.3),
+        (False, True, None, 0.0),
+        slow(True, True, None, 0.3),
+    ],
 )
 def test_states_and_gradients_are_those_of_the_reference(monkeypatch, position, time, window, dropout):
     torch.manual_seed(0)
@@ -153,7 +159,7 @@ def test_states_of_another_batch_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("by_parts", "score_bytes"), [(False, 2**30), (True, 2**30), (False, 40_000), (False, 0)]
+    ("by_parts", "score_bytes"), [slow(False, 2**30), (True, 2**30), (False, 40_000), slow(False, 0)]
 )
 def test_weight_gradients_that_come_later_have_the_same_bits(monkeypatch, by_parts, score_bytes):
     monkeypatch.setattr(bias_gradients, "SCORE_BYTES", score_bytes)

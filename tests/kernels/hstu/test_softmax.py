@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels import SequenceLayout, sampled_softmax
 from freescale.kernels.hstu import reference
+from tests.effort import examples
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -56,7 +57,7 @@ def compare(
             torch.testing.assert_close(got.double() / scale, wanted / scale, rtol=0, atol=tolerance)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(4, thorough=60)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 5, 63, 64, 65, 130]), min_size=1, max_size=4).filter(any),
     width=st.sampled_from([1, 16, 50, 100]),

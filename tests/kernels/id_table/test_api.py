@@ -16,6 +16,7 @@ from freescale.errors import PlanError
 from freescale.kernels.id_table import api as id_probe
 from freescale.kernels.id_table import reference
 from freescale.kernels.id_table.layout import EMPTY, SlotLayout, id_hash, make_layout
+from tests.effort import examples
 
 LOW, HIGH = -(2**63), 2**63 - 1
 # Few different ids, so that they come again; and the ends of the range.
@@ -44,7 +45,7 @@ def assert_shared(ids: torch.Tensor, rows: torch.Tensor, layout: SlotLayout, sha
 
 
 @given(layouts(), BATCHES, st.lists(IDS, min_size=1, max_size=30))
-@settings(deadline=None, max_examples=150)
+@examples(50, thorough=200)
 def test_loops_do_what_the_reference_does(layout: SlotLayout, batches, asked) -> None:
     ours, truth = empty_table(layout), empty_table(layout)
     for batch in batches:
@@ -61,7 +62,7 @@ def test_loops_do_what_the_reference_does(layout: SlotLayout, batches, asked) ->
 
 
 @given(layouts(), BATCHES, st.sampled_from(["max", "add", "set"]), st.integers(0, 3), st.integers(-5, 5))
-@settings(deadline=None, max_examples=150)
+@examples(50, thorough=200)
 def test_take_overs_and_scores_follow_the_reference(
     layout: SlotLayout, batches, mode: str, guard: int, threshold: int
 ) -> None:
@@ -88,7 +89,7 @@ def test_take_overs_and_scores_follow_the_reference(
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
 @given(layouts(), BATCHES, st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 16]))
-@settings(deadline=None, max_examples=3, database=None)  # the interpreter takes seconds for each
+@settings(deadline=None, max_examples=2, database=None)  # the interpreter takes seconds for each
 @example(make_layout(32, num_buckets=2, max_probe=8), [list(range(30)), list(range(-10, 10))], 4, 16)
 @example(make_layout(32, num_buckets=2, max_probe=2).part(1, 1), [list(range(20))], 2, 16)
 def test_triton_places_the_smallest_first(layout: SlotLayout, batches, group: int, block: int) -> None:

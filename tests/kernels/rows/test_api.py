@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels.rows import reference
@@ -20,6 +20,7 @@ from freescale.kernels.rows.api import (
     take_sums,
     unique,
 )
+from tests.effort import examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.one_of(
@@ -29,7 +30,7 @@ IDS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(67, thorough=200)
 @given(IDS)
 def test_unique_values_are_ascending_with_their_inverse(ids):
     for way in (unique, reference.unique):
@@ -59,7 +60,7 @@ def test_unique_values_of_many_ids_in_every_digit():
         assert torch.equal(got, want)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(33, thorough=200)
 @given(*[st.one_of(st.sets(st.integers(0, 20)), st.sets(INT64, max_size=20))] * 2)
 def test_overlap_marks_what_stands_in_both(first, second):
     lists = [torch.tensor(sorted(x), dtype=torch.int64) for x in (first, second)]

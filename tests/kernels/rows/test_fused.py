@@ -8,6 +8,7 @@ import torch
 from freescale.embedding import SGD, Adam, EmbeddingTable, RowwiseAdagrad
 from freescale.embedding.optimizer import rule_of
 from freescale.kernels.rows import NO_ROW, RowPlan, no_bad_row, plan_of_unique, reference, update_reason
+from tests.effort import along_edges
 
 pytest.importorskip("triton")
 from freescale.kernels.rows.triton import plan as plan_kernels
@@ -90,12 +91,17 @@ def test_a_row_outside_is_read_as_zeros_told_and_never_written(dtype, bad):
     assert int(flag) == NO_ROW, "a row is told of once"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("width", "count", "popular"), [(1, 1, 0), (20, 90, 0), (8, 30, 64), (16, 200, 1100)]
+    ("optimizer", "dtype", "shape"),
+    along_edges(
+        OPTIMIZERS,
+        [torch.float32, torch.bfloat16],
+        [(1, 1, 0), (20, 90, 0), (8, 30, 64), (16, 200, 1100)],
+        also=lambda optimizer, dtype, shape: shape == (8, 30, 64),
+    ),
 )
-def test_summed_and_updated_in_one_pass(optimizer, dtype, width, count, popular):
+def test_summed_and_updated_in_one_pass(optimizer, dtype, shape):
+    width, count, popular = shape
     rows, rule = 60, rule_of(optimizer)
     ours, plain = (
         EmbeddingTable(rows, width, optimizer=optimizer, dtype=dtype, first_row=1000) for _ in range(2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels.rows import reference, split_index, split_values, split_wanted
+from tests.effort import examples
 
 SIZES = st.lists(st.integers(0, 7), max_size=6)
 
@@ -24,7 +25,7 @@ def drawn(data, count, least, most):
     return np.array(data.draw(st.lists(st.integers(least, most), min_size=count, max_size=count)), np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(sizes=SIZES, data=st.data())
 def test_positions_and_values_are_split_by_their_marks(sizes, data):
     count = sum(sizes)
@@ -35,7 +36,7 @@ def test_positions_and_values_are_split_by_their_marks(sizes, data):
     check_equal(split_values(marks, values), reference.split_values(marks, values))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(sizes=SIZES, num_unique=st.integers(1, 9), data=st.data())
 def test_rows_wanted_go_where_their_unique_row_goes(sizes, num_unique, data):
     marks = drawn(data, num_unique, 0, 1).astype(bool)

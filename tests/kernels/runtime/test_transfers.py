@@ -5,17 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels.runtime.transfers import Parcel, pack, to_device, to_host, unpack
+from tests.effort import examples
 
 ARRAYS = st.lists(
     st.tuples(st.sampled_from([np.int64, np.int32, bool]), st.integers(0, 9), st.integers(1, 5)), max_size=5
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(ARRAYS)
 def test_arrays_come_back_from_one_copy(shapes):
     draw = np.random.default_rng(0)
@@ -41,7 +42,7 @@ def test_what_is_on_the_cpu_stays_there():
     assert to_host(values) is values
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(
     lists=st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), min_size=1), max_size=4),
     more=st.integers(-40, 40),

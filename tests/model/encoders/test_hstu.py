@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from freescale.kernels import SequenceLayout
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.recommender import make_encoder
 from tests.dropping import dropping
+from tests.effort import examples
 
 DIM, MAX_LENGTH = 6, 40
 
@@ -99,7 +100,7 @@ def test_states_and_gradients_are_those_of_the_formulas(heads, biases):
         torch.testing.assert_close(ours, truth, rtol=1e-8, atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(lengths=st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_a_sequence_has_the_same_states_alone_and_in_company(lengths, seed):
     model = make_model(seed=seed)

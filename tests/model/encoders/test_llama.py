@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from freescale.kernels import SequenceLayout
 from freescale.model.encoders.llama import Decoder, Rotation
 from freescale.model.moe import moe_layers
 from tests.dropping import dropping
+from tests.effort import examples
 
 DIM, MAX_LENGTH, BASE = 24, 50, 100.0
 
@@ -90,7 +91,7 @@ def padded(model, vectors, lengths, heads, kv_heads):
     return torch.cat([x[b, :length] for b, length in enumerate(lengths)])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(8, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=5).filter(any),
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (4, 1), (6, 2)]),

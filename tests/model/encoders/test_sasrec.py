@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.encoders.sasrec import SASRec
 from tests.dropping import dropping
+from tests.effort import examples
 
 DIM, MAX_LENGTH = 6, 70
 
@@ -63,7 +64,7 @@ def by_torch(model, x_ND, heads):
     return model.final_norm(x)[0]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(
     lengths=st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=5),
     heads=st.sampled_from([1, 2, 3]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data.sequence_batch import SequenceBatch
@@ -13,6 +13,7 @@ from freescale.model.compressor import Compressor
 from freescale.model.serving.cached_view import CachedView
 from freescale.model.serving.packed_caches import PackedCaches
 from freescale.model.serving.token_cache import CacheStamp, TokenCache
+from tests.effort import examples
 from tests.model.test_compressor import KINDS, make_events, make_model, part
 
 STAMP = CacheStamp(model="m1", length=9, summaries=2, dtype="float64")
@@ -29,7 +30,7 @@ def make_cache(sizes, *, heads=1, layers=2, times=True, seed=0):
 SIZES = st.lists(st.none() | st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(SIZES, st.data())
 def test_a_store_gives_back_what_was_put_in(sizes, data):
     caches = [None if own is None else make_cache(own, seed=n) for n, own in enumerate(sizes)]

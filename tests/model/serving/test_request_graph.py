@@ -9,6 +9,7 @@ from freescale.errors import DataError
 from freescale.model.compressor import Compressor
 from freescale.model.serving.packed_caches import PackedCaches
 from freescale.model.serving.request_graph import RequestGraph
+from tests.effort import quick_first
 from tests.model.test_compressor import DIM, KINDS, make_events, make_model, part
 
 pytest.importorskip("triton")
@@ -26,7 +27,7 @@ def make_server(kind):
     return server, store, part(vectors, batch, HISTORY, LENGTHS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick_first(KINDS, "hstu", "llama"))
 def test_a_recorded_pass_answers_as_a_new_one(kind):
     """Replayed with fewer users, others, one of them twice; nothing of an earlier request is left."""
     server, store, (recent, asked) = make_server(kind)

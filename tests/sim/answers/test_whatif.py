@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.errors import ConfigError, DataError
@@ -87,7 +87,7 @@ def test_more_bandwidth_never_slows(features: Features, ranks: int, key: str, fa
     assert (after <= before * (1 + 1e-12)).all()
 
 
-@settings(max_examples=16, deadline=None)
+@examples(8, thorough=200)
 @given(features=FEATURES, key=st.sampled_from(LESS_IS_FASTER), factor=st.floats(1, 5))
 def test_latency_sharing_and_contention_never_help(features: Features, key: str, factor: float) -> None:
     fast = setting()
@@ -99,7 +99,7 @@ def test_latency_sharing_and_contention_never_help(features: Features, key: str,
     assert (after >= before * (1 - 1e-12)).all()
 
 
-@settings(max_examples=16, deadline=None)
+@examples(8, thorough=200)
 @given(
     features=FEATURES,
     ranks=st.integers(1, 20),
@@ -116,7 +116,7 @@ def test_more_work_never_speeds_up(features: Features, ranks: int, more: float, 
     assert (after >= before * (1 - 1e-9)).all()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(
     balancer=st.sampled_from(["random", "kk_equal", "freescale"]),
     ranks=st.integers(1, 40),

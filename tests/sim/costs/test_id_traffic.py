@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.sim.costs.id_traffic import IdModel
+from tests.effort import examples
 
 
 @pytest.mark.parametrize(("rows", "zipf"), [(500, 0.0), (2_000, 1.0), (20_000, 0.8), (5_000, 1.3)])
@@ -51,7 +52,7 @@ def test_bytes_are_those_that_ranks_have_moved(
     assert ranks * model.shared(draws, events)[0] * 2 * 256 / plain == pytest.approx(both, abs=0.002)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(13, thorough=200)
 @given(
     rows=st.integers(1, 10**9),
     zipf=st.floats(0, 3),

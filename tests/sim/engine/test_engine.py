@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from freescale.sim.costs.durations import Durations
@@ -15,6 +15,7 @@ from freescale.sim.engine.schedules import plain, prioritized, split
 from freescale.sim.engine.shared_cores import shared_finish
 from freescale.sim.engine.stages import SIDE, Exchange, Mark, Program, Stage, Start, Wait, Work
 from freescale.trace.bubbles import split_step
+from tests.effort import examples
 from tests.sim.oracle import Oracle
 
 CASE = {"ranks": st.integers(1, 5), "steps": st.integers(1, 6), "seed": st.integers(0, 2**32 - 1)}
@@ -61,7 +62,7 @@ def random_program(rng: np.random.Generator, *, ranks: int, steps: int) -> Progr
     return (*stages("main"), *waits, *stages("main"), Start(), *stages(SIDE), Mark("ready"), *stages("main"))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, thorough=200)
 @given(**CASE, kind=st.sampled_from(["plain", "prioritized", "split", "any"]), rows_first=st.booleans())
 def test_the_oracle_gives_the_same_ends(
     ranks: int, steps: int, seed: int, kind: str, rows_first: bool
@@ -76,7 +77,7 @@ def test_the_oracle_gives_the_same_ends(
     np.testing.assert_allclose(outcome.ends, expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(**CASE, **SCHEDULE, chunk=st.integers(1, 8))
 @example(
     ranks=1, steps=2, seed=235, kind="prioritized", rows_first=False, chunk=1
@@ -120,7 +121,7 @@ def test_parts_are_those_of_the_trace(
             start = end
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, thorough=200)
 @given(**CASE, **SCHEDULE, data=st.data())
 def test_a_longer_stage_never_ends_anything_earlier(
     ranks: int, steps: int, seed: int, kind: str, rows_first: bool, data: st.DataObject
@@ -137,7 +138,7 @@ def test_a_longer_stage_never_ends_anything_earlier(
     assert (long >= short - 1e-12).all()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, thorough=200)
 @given(ranks=st.integers(1, 6), cores=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 def test_shared_cores_do_all_the_work_and_no_more(ranks: int, cores: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.comm.transport import Pending
@@ -23,6 +23,8 @@ from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, e
 from freescale.train.log.accounting import AccountedStep, Accounts
 from freescale.train.log.stalls import Stalls
 from freescale.train.loop import train
+from tests.effort import examples
+from tests.machine import Stolen
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, these_ranks, train_small
 
@@ -261,6 +263,7 @@ def stopped_inside(rank: int, stop_s: float) -> list[AccountedStep]:
 
 
 def test_a_rank_that_stands_still_inside_an_exchange_is_who_is_waited_for():
+    stolen = Stolen()
     for _ in range(8):
         accounted = run_on_ranks(stopped_inside, 2, 0.5)[0]
         first, second = accounted[2].ranks
@@ -274,6 +277,8 @@ def test_a_rank_that_stands_still_inside_an_exchange_is_who_is_waited_for():
             late = slowest(accounted[2].ranks)
             assert (late.rank, late.cause) == (1, "host")
             return
+    if stolen.share() > 0.2:
+        pytest.skip(f"the host took {stolen.share():.0%} of the cores: no rank keeps a time of 0.1 s")
     raise AssertionError(accounted)
 
 
@@ -453,19 +458,24 @@ def with_a_slow_model(rank: int, folder: str):
 
 
 def test_exposed_sums_of_dense_gradients_are_waits_not_work(tmp_path):
-    (events, waits), (_, others) = run_on_ranks(with_a_slow_model, 2, str(tmp_path))
-    assert len(waits) == len(others) == 8
-    steps = [event for event in events if event["event"] == "step"][1:]
-    totals = [event for event in events if event["event"] == "ranks"][-1]
-    # Rank 0 stands there in nearly every step while rank 1 computes; a busy machine may hold rank 0 up once.
-    assert sorted(waits)[3] > 0.03
-    assert totals["straggler"][0] > 4 * 0.05
-    assert totals["straggler"][0] > 2 * totals["straggler"][1]
-    assert totals["compute"][1] > totals["compute"][0]
-    assert sum((event["slowest"], event["slowest_by"]) == (1, "compute") for event in steps) >= 4
+    for attempt in range(4):  # a busy machine may hold rank 0 up in several steps
+        (events, waits), (_, others) = run_on_ranks(with_a_slow_model, 2, str(tmp_path / str(attempt)))
+        assert len(waits) == len(others) == 8
+        steps = [event for event in events if event["event"] == "step"][1:]
+        totals = [event for event in events if event["event"] == "ranks"][-1]
+        # Rank 0 stands there in nearly every step while rank 1 computes.
+        if (
+            sorted(waits)[3] > 0.03
+            and totals["straggler"][0] > 4 * 0.05
+            and totals["straggler"][0] > 2 * totals["straggler"][1]
+            and totals["compute"][1] > totals["compute"][0]
+            and sum((event["slowest"], event["slowest_by"]) == (1, "compute") for event in steps) >= 4
+        ):
+            return
+    raise AssertionError((waits, totals, steps))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(seed=st.integers(0, 2**32 - 1), num_steps=st.integers(1, 6), num_spans=st.integers(0, 40))
 def test_steps_closed_one_after_the_other_are_those_split_from_all_spans(seed, num_steps, num_spans):
     rng = random.Random(seed)

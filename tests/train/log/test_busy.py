@@ -15,12 +15,13 @@ from freescale.train.log.busy_meter import BusyMeter
 from freescale.train.log.driver_counter import DriverCounter
 from freescale.train.log.kernel_watch import KernelWatch
 from freescale.train.log.reports import busy_fields
+from tests.effort import slow
 from tests.made_up_device import MadeUpDevice, Program
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
 
 
-@pytest.mark.parametrize("idle", [0.05, 0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("idle", [0.05, slow(0.2), 0.5, slow(0.8), 0.95])
 def test_idle_time_is_host_time_wherever_it_lies(idle):
     """Before, all of a stretch was compute: host was near 0 however long the device had nothing to run."""
     kernel_us = 100.0

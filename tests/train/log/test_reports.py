@@ -20,6 +20,7 @@ from freescale.kernels.runtime.readback import Readback
 from freescale.recipe import load_config
 from freescale.train.log.reports import is_one_plan, plan_numbers
 from freescale.train.loop import train as train_to_the_end
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, Recorder, make_run, spoil_loss
 
@@ -43,7 +44,10 @@ def told(event: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in event.items() if name not in TIMES}
 
 
-@pytest.mark.parametrize("keys", [(), ("optim.clip_norm=0.1",), ("embedding.id_map=zero_collision",)])
+@pytest.mark.parametrize(
+    "keys",
+    [slow(()), slow(("optim.clip_norm=0.1",)), ("optim.clip_norm=0.1", "embedding.id_map=zero_collision")],
+)
 def test_a_late_report_says_what_one_at_once_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
 ) -> None:
@@ -87,10 +91,10 @@ def plan_otherwise(rank: int, at_step: int, folder: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("at_step", [1, 4])
+@pytest.mark.parametrize("at_step", [slow(1), 4])
 def test_ranks_that_plan_a_step_otherwise_end_the_run(tmp_path: Path, at_step: int) -> None:
     """Nobody trains other samples than the others believe: the plan's hash travels with the loss."""
-    messages = run_on_ranks(plan_otherwise, 3, at_step, str(tmp_path))
+    messages = run_on_ranks(plan_otherwise, 2, at_step, str(tmp_path))
     assert len(set(messages)) == 1
     host = platform.node()
     assert f"rank 1 on {host} has planned step {at_step} otherwise than rank 0 on {host}" in messages[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.comm.world.ranks import Ranks
@@ -24,6 +24,7 @@ from freescale.train.quality.full_ranking import (
     last_tokens,
     rank_of_targets,
 )
+from tests.effort import examples, slow
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
 
@@ -68,7 +69,7 @@ def block(items, numbers) -> ItemBlock:
     return ItemBlock(numbers=index, vectors=items[index])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(67, thorough=200)
 @given(seed=st.integers(0, 10**6), chunk=st.sampled_from([1, 2, 3, 5, 100]))
 def test_ranks_are_those_of_a_sort_with_ties_seen_items_and_any_chunks(seed, chunk):
     items, users, target, seen = make_case(seed)
@@ -76,7 +77,7 @@ def test_ranks_are_those_of_a_sort_with_ties_seen_items_and_any_chunks(seed, chu
     assert rank_of_targets(ask(users, target, seen), blocks).tolist() == expected(items, users, target, seen)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(17, thorough=200)
 @given(st.integers(0, 10**6))
 def test_a_block_without_items_changes_nothing(seed):
     items, users, target, seen = make_case(seed)
@@ -96,10 +97,10 @@ def test_nan_never_makes_a_hit():
     assert ranks == [1, 18, 18]
 
 
-def compare_many(rank: int, num_ranks: int) -> int:
+def compare_many(rank: int, num_ranks: int, num_cases: int) -> int:
     ranks = Ranks(rank, num_ranks, torch.device("cpu"), group=dist.group.WORLD)
     compared = 0
-    for seed in range(150):
+    for seed in range(num_cases):
         items, users, target, seen = make_case(seed)
         rng = random.Random(seed)
         # Both users and items fall to ranks at random; some ranks get none.
@@ -118,9 +119,9 @@ def compare_many(rank: int, num_ranks: int) -> int:
     return compared
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_items_and_users_spread_over_ranks_give_the_same_ranks(num_ranks):
-    assert min(run_on_ranks(compare_many, num_ranks, num_ranks)) > 50
+@pytest.mark.parametrize(("num_ranks", "num_cases"), [(3, 40), slow(2, 150), slow(3, 150)])
+def test_items_and_users_spread_over_ranks_give_the_same_ranks(num_ranks, num_cases):
+    assert min(run_on_ranks(compare_many, num_ranks, num_ranks, num_cases)) > num_cases / 3
 
 
 def gather_all(rank: int) -> list[object]:
