@@ -63,7 +63,7 @@ def test_formats_that_ship_are_still_found(tmp_path: Path, form: str) -> None:
 
 
 def test_names_and_the_nearest_one(tmp_path: Path) -> None:
-    shipped = ["parquet", "jsonl", "movielens", "inter", "pairs", "sequences", "csv"]
+    shipped = ["parquet", "jsonl", "movielens", "inter", "pairs", "sequences", "csv", "yambda"]
     assert format_names() == ["auto", *shipped, "arrows"]
     with pytest.raises(DataError, match=r"(?s)auto, parquet, jsonl, .*, arrows.*did you mean 'arrows'"):
         prepare(write(tmp_path / "x", TEXT), tmp_path / "out", format="arows")
