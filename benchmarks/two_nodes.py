@@ -128,6 +128,7 @@ class Measured:
         self.on_core = statistics.mean(
             rank[step] - rank[step - 1] for rank in heard["cores"] for step in self._counted
         )
+        self.held = statistics.mean(rank[step - 1] for rank in heard["held"] for step in self._counted)
 
     def wire_ms(self, wire: Mapping[str, float]) -> Between:
         """What the exchanges of a plain step must take on a wire, by what plain sockets took."""
@@ -178,11 +179,14 @@ def rows_of(measured: Mapping[tuple[int, str, str, str], Measured]) -> list[dict
         undisturbed = measured[num_local, wire, way, "nothing"]
         late, hidden = planted_ms(way, planted, longer=run.step - undisturbed.step)
         others = 1 - 1 / (2 * num_local)
-        waited = run.step - run.on_core - PLANTED_MS[planted] / (2 * num_local)
+        own = PLANTED_MS[planted] / (2 * num_local)
+        waited = run.step - run.on_core - own
+        # Stopped while its device computes, a rank loses only what the stop lasts longer than that.
+        spared = max(0.0, own - run.held) if planted == "stopped" else 0.0
         other = bare.step - bare.on_core - bare.comm - bare.straggler
         straggler = (bare.straggler + others * late, bare.straggler + others * (late + hidden))
         truth: dict[str, Between] = {
-            "comm": (waited - other - straggler[1], waited - other - straggler[0]),
+            "comm": (waited - other - straggler[1], waited + spared - other - straggler[0]),
             "straggler": straggler,
         }
         if way == "plain" and wire != "bare":

@@ -38,6 +38,8 @@ from tests.small_run import Recorder
 LATE_S = 0.06
 STOP_S, STOP_EVERY = 0.4, 4
 PROBED_BYTES = (0, 8 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10)
+STOPPED_MS = 50.0
+"""Later than that no sleep ends by itself."""
 PROBES, MOST_PROBES = 5, 60
 PROBE_PORT = 29600
 Move = tuple[str, int | None, list[int]]
@@ -65,12 +67,19 @@ def rank_main(plan: Path) -> None:
             recorder = Recorder()
             run = build_run(config, source, ranks, Progress([recorder]))
             plant(task["planted"], run, ranks.rank, pids)
-            moments = note_cores(run, compute_on_a_device(run, task["device_ms"]))
+            slept = compute_on_a_device(run, task["device_ms"])
+            moments = note_cores(run, slept)
             moves.clear()
             train(run, resume_from=None)
-            everybodys, cores = _gathered(moves, ranks), _gathered(moments, ranks)
+            everybodys, cores, held = (_gathered(each, ranks) for each in (moves, moments, slept[1:]))
             if ranks.is_first:
-                heard = {"steps": recorder.of("step"), "moves": everybodys, "cores": cores, "wire": wire}
+                heard = {
+                    "steps": recorder.of("step"),
+                    "moves": everybodys,
+                    "cores": cores,
+                    "held": held,
+                    "wire": wire,
+                }
                 Path(plan.parent, f"{task['name']}.json").write_text(json.dumps(heard))
 
 
@@ -144,16 +153,23 @@ def plant(what: str, run: Run, rank: int, pids: Sequence[int]) -> None:
 
 
 def compute_on_a_device(run: Run, device_ms: float) -> list[float]:
-    """From now on every forward takes so long besides, on no core of this machine; how long it took so far."""
+    """From now on every forward takes so long besides, on no core of this machine.
+
+    How long it took so far, and then, forward by forward, by how much a rank that was stopped meanwhile came too
+    late: a device goes on while its host stands still.
+    """
     slept = [0.0]
 
     def compute(*_: object) -> None:
         start = time.perf_counter()
         time.sleep(device_ms / 1e3)
-        slept[0] += 1e3 * (time.perf_counter() - start)
+        took = 1e3 * (time.perf_counter() - start)
+        held = took - device_ms if took > device_ms + STOPPED_MS else 0.0
+        slept[0] += took - held
+        if run.state.model.training:
+            slept.append(held)
 
-    if device_ms:
-        run.state.model.register_forward_pre_hook(compute)
+    run.state.model.register_forward_pre_hook(compute)
     return slept
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from freescale.kernels.rows import sum_by_index, take
+from freescale.kernels.rows import take
 from freescale.kernels.runtime import can_fuse, start_kernel
 
 MOST_PARTS = 5
@@ -136,4 +136,6 @@ def _of_table(grad: Tensor, index: Tensor, rows: int, scale: float) -> Tensor:
         return shares.t().matmul(grad).to(torch.promote_types(grad.dtype, torch.float32)) * scale
     # What has no row adds to one behind the last.
     own = torch.where(index < 0, rows, index)
+    from freescale.kernels.rows import sum_by_index  # a Triton kernel: only where there is one
+
     return sum_by_index(grad, own, rows + 1, scale=scale)[:rows]
