@@ -135,7 +135,7 @@ class RequestExamples(Examples):
             raise ConfigError(
                 "requests need a column that the data does not have",
                 got=f"{', '.join(missing)}; {self.source.name} has {', '.join(there)}",
-                next_step="prepare the data with it, or name another one in head.tasks and head.by",
+                next_step="prepare the data with it, or name another one in head.tasks, head.by or head.anchors",
             )
         if self.by is not None and self.window is not None:
             raise ConfigError(
