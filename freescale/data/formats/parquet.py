@@ -54,11 +54,16 @@ class ParquetFormat:
                     yield events_of_rows(reading.values, raw, place), size * done // num_rows
                     done += batch.num_rows
         except (OSError, KeyError, pa.ArrowException) as error:
-            raise DataError(
-                f"{path} cannot be read as Parquet: it is cut off, damaged or something else",
-                got=excerpt(str(error), 200),
-                next_step="write or copy the file again",
-            ) from error
+            raise unreadable(path, error) from error
+
+
+def unreadable(path: object, error: Exception) -> DataError:
+    """What is said of a file that is no Parquet, or no longer."""
+    return DataError(
+        f"{path} cannot be read as Parquet: it is cut off, damaged or something else",
+        got=excerpt(str(error), 200),
+        next_step="write or copy the file again",
+    )
 
 
 def _first_values(file: Any, name: str) -> list[Any]:

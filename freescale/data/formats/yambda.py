@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from freescale.data.excerpt import excerpt
+from freescale.data.formats.parquet import unreadable
 from freescale.data.preparing.event_columns import Events
 from freescale.data.preparing.raw_format import RawSample, Reading
 from freescale.errors import DataError
@@ -69,11 +69,7 @@ class YambdaFormat:
                     yield reading.values.events(raw, locate), size * done // num_rows
                     done += batch.num_rows
         except (OSError, KeyError, pa.ArrowException) as error:
-            raise DataError(
-                f"{path} cannot be read as Parquet: it is cut off, damaged or something else",
-                got=excerpt(str(error), 200),
-                next_step="write or copy the file again",
-            ) from error
+            raise unreadable(path, error) from error
 
 
 def _columns(batch: Any) -> dict[str, Any]:
