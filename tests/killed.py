@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open")
+_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "open")
 
 
-def dies(act: Callable[[], None], place: Path, *, at: int) -> bool:
-    """Act in a process that is gone just before change `at` of files below a folder; whether it was."""
+def dies(act: Callable[[], Any], place: Path, *, at: int, deep: bool = True) -> bool:
+    """Act in a process that is gone just before change `at` of files below a folder; whether it was.
+
+    Without `deep` only names in the folder itself count, not those of folders inside it.
+    """
     child = os.fork()
     if child == 0:
         left = at
@@ -21,6 +24,8 @@ def dies(act: Callable[[], None], place: Path, *, at: int) -> bool:
             nonlocal left
             paths = [Path(path) for path in map(str, arguments[:2]) if path[:1] == "/"]
             if event not in _CHANGES or not any(path.is_relative_to(place) for path in paths):
+                return
+            if not deep and not any(path.parent in (place, place.parent) for path in paths):
                 return
             if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
                 return

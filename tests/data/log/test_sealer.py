@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from freescale.data import ColumnNames, ParquetSource, append_log, drop_windows,
 from freescale.errors import DataError
 from tests.data.log.reference import Event, ReferenceLog, check, window_rows, write_csv
 from tests.effort import examples, slow
+from tests.killed import dies
 
 DAY = 86_400
 FIRST = [(1, 10, 5), (1, 11, 6), (2, 10, 7), (2, 12, 9), (3, 10, 9)]
@@ -225,37 +224,9 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "open")
-
-
 def _append_and_die(place: Path, source: Path, *, every: int | None, at: int, deep: bool = False) -> bool:
     """Append in a process that is gone, without any cleaning up, just before change `at` of files of the log.
 
     Without `deep` only names in its own folder count, not those of the folder in which windows are made.
     """
-    child = os.fork()
-    if child == 0:
-        left = at
-
-        def count(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
-            paths = [Path(path) for path in arguments[:2] if isinstance(path, str) and path[:1] == "/"]
-            if event not in _CHANGES or not any(path.is_relative_to(place) for path in paths):
-                return
-            if not deep and not any(path.parent in (place, place.parent) for path in paths):
-                return
-            if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
-                return
-            if left == 0:
-                os._exit(9)
-            left -= 1
-
-        sys.addaudithook(count)
-        try:
-            append_log(place, source, every=every)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9)
-    return code == 9
+    return dies(lambda: append_log(place, source, every=every), place, at=at, deep=deep)
