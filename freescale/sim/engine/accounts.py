@@ -17,6 +17,10 @@ from freescale.balance import FloatArray
 from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Program, Wait, Work
 from freescale.trace import MAIN, Arrival, Parts, Span
 
+# A side lane's stages reach into at most this many steps after their own: what stands behind a lane's mark in one step
+# is over before its mark in the next, and the training thread waits for that one in the step after it.
+REACH = 2
+
 
 @dataclass(eq=False)
 class Record:
@@ -42,10 +46,16 @@ class Record:
         shape = (len(program), steps, ranks)
         return cls(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.empty((steps, ranks)), step_start)
 
-    def last_step(self) -> Record:
-        """The last of these steps alone: its side work may reach into the next one."""
-        starts, ends, lasts = (part[:, -1:].copy() for part in (self.starts, self.ends, self.lasts))
-        return Record(starts, ends, lasts, self.step_ends[-1:].copy(), self.step_start)
+    def tail(self, before: Record | None) -> Record:
+        """The last `REACH` steps up to the end of this record, some of them of the record `before` it."""
+        parts = [self] if before is None else [before, self]
+
+        def last(name: str, axis: int) -> FloatArray:
+            joined = np.concatenate([getattr(part, name) for part in parts], axis=axis)
+            return joined[-REACH:] if axis == 0 else joined[:, -REACH:]
+
+        starts, ends, lasts = (last(name, 1) for name in ("starts", "ends", "lasts"))
+        return Record(starts, ends, lasts, last("step_ends", 0), self.step_start)
 
 
 @dataclass(eq=False)
@@ -86,7 +96,7 @@ Interval = tuple[FloatArray, FloatArray]
 
 
 def account(program: Program, record: Record, before: Record | None) -> StepAccounts:
-    """The parts of the steps of a record; `before` is the step in front of it."""
+    """The parts of the steps of a record; `before` holds the steps in front of it, `REACH` or fewer."""
     beside = _Beside.of(program, record, before)
     total = np.diff(record.step_ends, axis=0, prepend=record.step_start[None])
     result = StepAccounts(total, *(np.zeros_like(total) for _ in range(3)))
@@ -115,7 +125,7 @@ def account(program: Program, record: Record, before: Record | None) -> StepAcco
 
 @dataclass(eq=False)
 class _Beside:
-    """What the lanes beside the training thread do: disjoint intervals of each lane, of this step and the one before.
+    """What the lanes beside the training thread do: disjoint intervals of each lane, of this step and of those before.
 
     Args:
         works: of each lane, when it computes.
@@ -140,9 +150,9 @@ class _Beside:
             if lane == MAIN:
                 continue
             if isinstance(stage, Work) and stage.kind == "compute":
-                works[lane] += _both_steps(record, before, number)
+                works[lane] += _around(record, before, number)
             elif isinstance(stage, Exchange):
-                missings[lane] += _both_steps(record, before, number, until_arrival=True)
+                missings[lane] += _around(record, before, number, until_arrival=True)
         pairs = ((works[SIDE], missings[URGENT]), (missings[SIDE], works[URGENT]), tuple(missings.values()))
         return cls(
             [*works[SIDE], *works[URGENT]],
@@ -170,20 +180,21 @@ def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval
     return found
 
 
-def _both_steps(
+def _around(
     record: Record, before: Record | None, number: int, *, until_arrival: bool = False
 ) -> list[Interval]:
-    """The side's stage of each step, and that of the step before, which may reach into it."""
+    """A side lane's stage of each step, and that of the `REACH` steps before, which may reach into it."""
 
     def end_of(part: Record) -> FloatArray:
         return np.minimum(part.ends[number], part.lasts[number]) if until_arrival else part.ends[number]
 
-    starts, ends = record.starts[number], end_of(record)
-    earlier_start, earlier_end = np.zeros_like(starts), np.zeros_like(ends)
-    earlier_start[1:], earlier_end[1:] = starts[:-1], ends[:-1]
+    steps, ranks = record.step_ends.shape
+    known = 0 if before is None else len(before.step_ends)
+    starts, ends = (np.zeros((REACH + steps, ranks)) for _ in range(2))
+    starts[REACH:], ends[REACH:] = record.starts[number], end_of(record)
     if before is not None:
-        earlier_start[0], earlier_end[0] = before.starts[number, 0], end_of(before)[0]
-    return [(starts, ends), (earlier_start, earlier_end)]
+        starts[REACH - known : REACH], ends[REACH - known : REACH] = before.starts[number], end_of(before)
+    return [(starts[REACH - back :][:steps], ends[REACH - back :][:steps]) for back in range(REACH + 1)]
 
 
 def _overlap(one: Interval, others: Sequence[Interval]) -> FloatArray:

@@ -74,7 +74,7 @@ def simulate(
         accounts.fill(first, account(program, record, before))
         if observe is not None:
             observe(first, record)
-        before = record.last_step()
+        before = record.tail(before)
     return Outcome(ends, accounts)
 
 

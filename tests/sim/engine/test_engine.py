@@ -82,6 +82,8 @@ def test_the_oracle_gives_the_same_ends(
 @example(
     ranks=1, steps=2, seed=235, kind="prioritized", rows_first=False, chunk=1
 )  # an exchange that everybody came to at 0.0
+@example(ranks=4, steps=5, seed=1, kind="split", rows_first=False, chunk=1)  # a lane that is two steps behind
+@example(ranks=4, steps=5, seed=1, kind="split", rows_first=False, chunk=8)
 def test_parts_are_those_of_the_trace(
     ranks: int, steps: int, seed: int, kind: str, rows_first: bool, chunk: int
 ) -> None:
