@@ -127,7 +127,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules in the order of LONGEST, the others behind them, each as it is written."""
+    """Modules in the order of LONGEST, the others behind them, as they are written; timed ones are tried again."""
     root = Path(__file__).parent
 
     @functools.cache
@@ -136,6 +136,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
     items.sort(key=lambda item: place(item.path))
+    for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
 def pytest_collection_finish() -> None:

@@ -21,7 +21,7 @@ from tests.compiled_loops import load_compiled_loops
 load_compiled_loops()  # half a second in every forked rank, or once here
 
 
-def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_on_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 120.0) -> list[Any]:
     """fn(rank, *args) on every rank of a gloo group; the list of results, or AssertionError with a rank's traceback."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.nodes import PORT, Node, nodes, why_no_nodes
 
+pytestmark = pytest.mark.timed
+
 SERVE = f"""
 import socket
 with socket.create_server(("0.0.0.0", {PORT})) as server:

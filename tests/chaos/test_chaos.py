@@ -12,6 +12,8 @@ from tests.chaos.programs import preload
 from tests.chaos.proofs import killed_and_reshaped, killed_and_resumed
 from tests.chaos.trial import Verdict
 
+pytestmark = pytest.mark.timed
+
 SEED = 24
 
 

@@ -19,6 +19,8 @@ from freescale.errors import TrainingError
 from tests.other_user import OTHER, only_root
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 
 def open_group() -> object:
     return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=5))

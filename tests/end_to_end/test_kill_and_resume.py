@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from freescale.errors import EXIT_PEER
 from tests.small_run import SMALL
 
+pytestmark = pytest.mark.timed
+
 # Dropout is on: its masks must be the same after a resume, too.
 RECIPE = [*SMALL, "model.dropout=0.2", "run.steps=60", "run.eval_every=20", "run.checkpoint_every=7"]
 
@@ -105,8 +107,8 @@ def test_two_ranks_one_killed_ends_the_run_and_resumes(tmp_path: Path) -> None:
     )
     os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
     start = time.monotonic()
-    _, stderr = process.communicate(timeout=30)
-    assert time.monotonic() - start < 15
+    _, stderr = process.communicate(timeout=100)
+    assert time.monotonic() - start < 25
     assert process.returncode == EXIT_PEER
     assert "rank 1 was killed by SIGKILL" in stderr
     assert stderr.count("error:") == 1

@@ -30,6 +30,8 @@ from tests.pipeline.two_paths import (
 )
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 STAGES = [
     "load",
     "map ids",
@@ -117,7 +119,7 @@ def test_a_rank_that_dies_in_any_stage_ends_the_others(where, sockets, beside):
             died = time.monotonic()
             assert receive.poll(15), "rank 0 waits for a rank that is gone"
             said = receive.recv()
-            assert time.monotonic() - died < 10
+            assert time.monotonic() - died < 30
             ranks[0].join(10)
             assert ranks[0].exitcode == 1
         finally:

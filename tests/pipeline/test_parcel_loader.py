@@ -22,6 +22,8 @@ from freescale.train.state.run_state import run_tensors
 from tests.padded_runs import padded_capture
 from tests.small_run import SMALL, Recorder
 
+pytestmark = pytest.mark.timed
+
 CPU = torch.device("cpu")
 KEYS = (*SMALL, "run.steps=12", "run.eval_every=0", "synthetic.sigma=0.4")
 made: list[ParcelMaker] = []

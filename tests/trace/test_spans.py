@@ -10,6 +10,8 @@ import pytest
 from freescale.trace import spans
 from freescale.trace.spans import Recorder, add, arrive, compute, current_stage, exchange, mark, stage, waited
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture
 def recorder():

@@ -16,6 +16,8 @@ from freescale.train.dense_gradients import reduced_in_backward
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)

@@ -6,11 +6,14 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small
+
+pytestmark = pytest.mark.timed
 
 RECIPE = ("model.dtype=float64", "run.steps=60", "run.eval_every=60", "data.global_batch=48")
 

@@ -21,6 +21,8 @@ from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run
 from tests.train.log.test_reports import late
 
+pytestmark = pytest.mark.timed
+
 RECIPE = (
     "run.steps=16",
     "run.eval_every=6",
@@ -177,7 +179,7 @@ def told(body: str, python: str, *, times: int = 1) -> tuple[int, str]:
     for _ in range(times):
         time.sleep(0.5)  # a library is entered, and a first request heard
         process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     return process.returncode, errors
 
 

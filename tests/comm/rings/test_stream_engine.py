@@ -30,6 +30,8 @@ from freescale.errors import TrainingError
 from tests.comm.fake_cuda import FakeDriver, FakeEvent, FakeStream, install
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 CUDA = torch.device("cuda", 0)
 
 
@@ -178,7 +180,7 @@ def test_streams_do_not_wait_for_a_killed_rank(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["host_staged", "copy_engine"])
 def test_a_killed_rank_is_found_without_a_call_of_cuda(kind, tmp_path):
     with pytest.raises(AssertionError, match="rank 1 died with exit code -9"):
-        run_on_ranks(lose_one, 3, tmp_path, kind, True, timeout=60)
+        run_on_ranks(lose_one, 3, tmp_path, kind, True, timeout=120)
     describe_transport = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert sorted(describe_transport) == ["0.txt", "2.txt"]
 
@@ -199,7 +201,7 @@ def wait_in_vain(rank: int) -> str:
 
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over():
-    assert "ranks [1] did not exchange rows" in run_on_ranks(wait_in_vain, 2, timeout=60)[0]
+    assert "ranks [1] did not exchange rows" in run_on_ranks(wait_in_vain, 2, timeout=120)[0]
 
 
 def run_ahead(rank: int, own: int) -> tuple[int, int]:
@@ -238,7 +240,7 @@ def start_many(transport: RingTransport, counts: list[int], number: int) -> None
 
 @pytest.mark.parametrize("own", [0, 1, 1000])
 def test_queues_are_not_filled_while_a_rank_does_not_come(own):
-    queued, remembered = run_on_ranks(run_ahead, 2, own, timeout=60)[0]
+    queued, remembered = run_on_ranks(run_ahead, 2, own, timeout=120)[0]
     assert 100 < queued <= stream_engine._MOST_QUEUED
     assert 10 < remembered < stream_engine._MOST_QUEUED / 2
 
@@ -274,7 +276,7 @@ def record_calls(rank: int) -> list[tuple[Any, ...]]:
 
 
 def test_calls_of_one_exchange():
-    calls = run_on_ranks(record_calls, 2, timeout=60)[0]
+    calls = run_on_ranks(record_calls, 2, timeout=120)[0]
     rings = Rings(2, slot_bytes=65536)
     arrived, released = rings.arrived, rings.released
     leaving, coming = sorted({stream for _, stream, *_ in calls})
@@ -357,7 +359,7 @@ def relay(rank: int) -> bool:
 
 
 def test_across_machines_a_thread_sends_what_was_copied_down():
-    assert run_on_ranks(relay, 2, timeout=60) == [True, True]
+    assert run_on_ranks(relay, 2, timeout=120) == [True, True]
 
 
 # The driver's own calls, with a library that writes them down.

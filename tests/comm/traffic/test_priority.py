@@ -18,6 +18,8 @@ from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 
 def test_deadlines_stand_in_the_order_in_which_bytes_are_needed():
     assert [each.name for each in sorted(Deadline)] == [

@@ -13,6 +13,8 @@ from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 
 def timed(rank: int, megabytes: float) -> tuple[float, bool]:
     link = Link(gb_per_s=0.02, latency_us=1000)

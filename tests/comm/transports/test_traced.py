@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,6 +13,8 @@ from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
 from freescale.trace.spans import Recorder, record_into, stage
 from tests.ranks import run_on_ranks
+
+pytestmark = pytest.mark.timed
 
 
 def exchange(rank: int, sockets: bool) -> tuple[list[float], list[int], list[tuple[str, str, float, float]]]:

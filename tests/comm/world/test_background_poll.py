@@ -7,7 +7,11 @@ import sys
 import threading
 import time
 
+import pytest
+
 from freescale.comm.world.background_poll import poll_in_background
+
+pytestmark = pytest.mark.timed
 
 
 class Subject:

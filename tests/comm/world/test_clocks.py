@@ -12,6 +12,8 @@ from freescale.comm.world.ranks import Ranks
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
 
+pytestmark = pytest.mark.timed
+
 
 class OtherClock:
     """The monotonic clock of another machine; each look at it may take a while."""

@@ -23,6 +23,8 @@ from freescale.comm.world.mps import PREFIX
 from freescale.errors import TrainingError
 from tests.comm import fake_mps
 
+pytestmark = pytest.mark.timed
+
 REPOSITORY = Path(__file__).parents[3]
 H200 = Gpu("NVIDIA H200", num_sms=132, memory_gib=140.0)
 

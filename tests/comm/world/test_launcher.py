@@ -18,6 +18,8 @@ from freescale.comm.world.watch import report_failure
 from freescale.errors import DataError, Preempted, TrainingError
 from freescale.trace.spans import stage
 
+pytestmark = pytest.mark.timed
+
 REPOSITORY = Path(__file__).parents[3]
 
 # Stands in for the interpreter: instead of `-m freescale PROGRAM` it runs PROGRAM itself.

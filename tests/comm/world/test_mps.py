@@ -16,6 +16,8 @@ from freescale.comm.world import mps
 from freescale.comm.world.mps import MpsError, clear_leftovers, mps_daemon
 from tests.comm import fake_mps
 
+pytestmark = pytest.mark.timed
+
 REPOSITORY = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPS exists on Linux only")

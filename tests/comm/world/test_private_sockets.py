@@ -14,6 +14,8 @@ import pytest
 from freescale.comm.world.private_sockets import PrivateListener, call
 from tests.other_user import as_other_user, only_root, unix_names
 
+pytestmark = pytest.mark.timed
+
 
 def connect(address: str) -> str:
     with socket.socket(socket.AF_UNIX) as caller:

@@ -21,6 +21,8 @@ from freescale.comm.gloo_sockets import _read
 from tests.other_user import OTHER, in_own_network, only_root, start_as_other_user, unix_names, wait_for
 from tests.small_run import SMALL, train_small
 
+pytestmark = pytest.mark.timed
+
 pytestmark = [only_root, pytest.mark.timeout(300)]
 
 STEPS = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,6 +17,8 @@ from freescale.trace.spans import HostClock, Recorder, compute, record_into, sta
 from freescale.train.log.accounting import AccountedStep, Accounts
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
+
+pytestmark = pytest.mark.timed
 
 STEPS = 7
 HELD = 0.03

@@ -19,6 +19,8 @@ from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run
 from tests.train.state.test_checkpoint import damage, names, shard_of
 
+pytestmark = pytest.mark.timed
+
 RECIPE = ("run.steps=6", "run.eval_every=2", "run.keep=5", "model.dtype=float64")
 
 

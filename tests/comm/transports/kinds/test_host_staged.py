@@ -26,6 +26,8 @@ from freescale.comm.world.facts import gather_facts
 from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 FIRST_LOOK = ring_transport._FIRST_LOOKS[0]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8]
 
@@ -103,7 +105,7 @@ def start_and_leave(rank: int) -> float:
 
 
 def test_a_rank_busy_elsewhere_holds_nobody_up():
-    assert run_on_ranks(start_and_leave, 2, timeout=60) == [2 * 15_000 * 16.0] * 2
+    assert run_on_ranks(start_and_leave, 2, timeout=120) == [2 * 15_000 * 16.0] * 2
 
 
 def meet_slowly(rank: int) -> bool:
@@ -179,7 +181,7 @@ def wait_in_vain(rank: int) -> str:
 
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over():
-    first, _, last = run_on_ranks(wait_in_vain, 3, timeout=60)
+    first, _, last = run_on_ranks(wait_in_vain, 3, timeout=120)
     assert "ranks [1] did not exchange rows within 0 s" in first
     assert "ranks [1] did not exchange rows" in last
 
@@ -211,7 +213,7 @@ def _is_link(fd: str) -> bool:
 
 
 def test_nothing_is_left_and_nothing_ever_has_a_name():
-    assert run_on_ranks(leave_nothing, 2, timeout=60) == [[0, 1]] * 2
+    assert run_on_ranks(leave_nothing, 2, timeout=120) == [[0, 1]] * 2
 
 
 def chosen(rank: int) -> list[str]:

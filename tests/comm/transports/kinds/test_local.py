@@ -22,6 +22,8 @@ from freescale.embedding.sharded import ShardedEmbedding
 from tests.other_user import in_own_network, only_root, start_as_other_user, unix_names, wait_for
 from tests.ranks import run_on_ranks
 
+pytestmark = pytest.mark.timed
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
@@ -93,7 +95,7 @@ def start_and_leave(rank: int) -> float:
 
 
 def test_a_rank_busy_elsewhere_holds_nobody_up():
-    assert run_on_ranks(start_and_leave, 2, timeout=30) == [2 * 150_000 * 16.0] * 2
+    assert run_on_ranks(start_and_leave, 2, timeout=100) == [2 * 150_000 * 16.0] * 2
 
 
 def intrude() -> list[str]:
@@ -123,7 +125,7 @@ def test_another_user_neither_takes_the_place_of_a_rank_nor_holds_one_up():
     def attacked() -> list[list[int]]:
         intruder = start_as_other_user(intrude)
         try:
-            return run_on_ranks(exchange_under_attack, 2, timeout=30)
+            return run_on_ranks(exchange_under_attack, 2, timeout=100)
         finally:
             wait_for(intruder)
 
@@ -141,7 +143,7 @@ def leave_early(rank: int) -> str:
 
 
 def test_a_rank_that_has_gone_is_named():
-    assert "rank 1 has closed its connection" in run_on_ranks(leave_early, 2, timeout=30)[0]
+    assert "rank 1 has closed its connection" in run_on_ranks(leave_early, 2, timeout=100)[0]
 
 
 def wait_in_vain(rank: int) -> str:
@@ -155,7 +157,7 @@ def wait_in_vain(rank: int) -> str:
 
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over():
-    assert "ranks [1] did not exchange rows" in run_on_ranks(wait_in_vain, 2, timeout=30)[0]
+    assert "ranks [1] did not exchange rows" in run_on_ranks(wait_in_vain, 2, timeout=100)[0]
 
 
 def forget(rank: int) -> int:
@@ -171,7 +173,7 @@ def forget(rank: int) -> int:
 
 
 def test_a_transport_leaves_nothing_behind():
-    assert run_on_ranks(forget, 2, timeout=30) == [1, 1]
+    assert run_on_ranks(forget, 2, timeout=100) == [1, 1]
 
 
 def trained(rank: int) -> bool:
