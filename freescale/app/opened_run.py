@@ -26,6 +26,7 @@ from freescale.recipe import (
 from freescale.trace import decode
 from freescale.train import (
     Progress,
+    RestOfItems,
     Run,
     best_in,
     default_place,
@@ -89,6 +90,7 @@ def write_run_export(out: Path, config: Config, run: Run, meta: Mapping[str, Any
         encoder=encoder_shape(dataclasses.replace(config, moe=served), source, features),
         head={"kind": config.head.kind, "options": config.head.extra},
         features=export_features(config, features, embedding=run.state.embedding, id_maps=run.state.id_maps),
+        rest=_rest_of_items(run),
         facts={
             "trained_steps": meta["step"],
             "best": meta["best"],
@@ -98,6 +100,15 @@ def write_run_export(out: Path, config: Config, run: Run, meta: Mapping[str, Any
             **({"own_code": own} if (own := read_own_code(run_dir)) else {}),
         },
     )
+
+
+def _rest_of_items(run: Run) -> RestOfItems | None:
+    """Items without a row of their own, where a row is all there is of one: those a data set knows; of a log, any."""
+    id_map, model = run.state.id_maps.get(TABLE), run.state.model
+    if id_map is None or model.items is not None or run.evaluation.test.features is not None:
+        return None
+    known = None if run.log is not None else run.evaluation.test.source.items.ids
+    return RestOfItems(run.state.embedding.tables[TABLE], id_map, known)
 
 
 def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int, str]:

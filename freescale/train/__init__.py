@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         saved_in,
         step_of,
     )
-    from freescale.train.state.export import exported_version, load_export, write_export
+    from freescale.train.state.export import RestOfItems, exported_version, load_export, write_export
     from freescale.train.state.exported_model import ExportedModel
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run

@@ -65,6 +65,10 @@ class ItemNames:
             known &= same.to_numpy(zero_copy_only=False)
         return known, index[known]
 
+    def ids_of(self, items: Sequence[ItemId] | IntArray) -> IntArray:
+        """[n] ids as they are inside, of items in the catalogue or not."""
+        return self._numbers(items) if self.words is None else hash_words(self._text(items))
+
     def _numbers(self, items: Sequence[ItemId] | IntArray) -> IntArray:
         unsigned = self.kind == "uint64"
         if isinstance(items, np.ndarray) and items.dtype == (np.uint64 if unsigned else np.int64):

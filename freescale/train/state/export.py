@@ -8,13 +8,15 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from freescale import registry
 from freescale.data import IntArray, ItemNames
-from freescale.embedding import as_compute
+from freescale.embedding import EmbeddingTable, IdMap, as_compute
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.model import (
     Recommender,
@@ -26,9 +28,9 @@ from freescale.model import (
 )
 from freescale.train.item_vectors import ItemEncoder
 from freescale.train.state.exported_model import ExportedModel
-from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens
-from freescale.train.state.served_tables import ServedTable
-from freescale.train.state.version import Version
+from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
+from freescale.train.state.served_tables import ServedTable, SharedRows, shared_rows, write_table
+from freescale.train.state.version import SHARED_TABLE, SHARING, Version
 from freescale.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +39,22 @@ if TYPE_CHECKING:
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
 _FEATURES = 3  # as 2, and requests say more than items and times
+_SHARED = 4  # as 2, and items without a row of their own share some
 _CHUNK_ITEMS = 65_536
+
+
+class RestOfItems(NamedTuple):
+    """Items without a vector of their own, which share rows of the table of items.
+
+    Args:
+        table: of items.
+        id_map: its map; of one that has no shared rows nothing is kept.
+        items: all that evaluation reads from the table, ascending; None: any id.
+    """
+
+    table: EmbeddingTable
+    id_map: IdMap
+    items: IntArray | None
 
 
 def write_export(
@@ -51,12 +68,14 @@ def write_export(
     head: Mapping[str, Any] | None = None,
     names: ItemNames | None = None,
     features: ExportFeatures | None = None,
+    rest: RestOfItems | None = None,
 ) -> Path:
     """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
 
     `head` is the kind of the head and its options in the recipe, for one that does not say itself what makes it again.
     `names` are the user's own ids of the items of the catalogue; numbers unless given. `features` are those of events
-    and users, which come with requests; then there is a file for each of their tables, too.
+    and users, which come with requests; then there is a file for each of their tables, too. `rest` says
+    which items without a vector of their own may stand in a history all the same, and where theirs are.
     """
     from safetensors.torch import save_file
 
@@ -75,15 +94,22 @@ def write_export(
     try:
         weights = model.without_items().state_dict()
         dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+        shared = None if rest is None else shared_rows(rest.id_map)
+        if rest is not None and shared is not None and rest.items is not None:
+            without = np.setdiff1d(rest.items, catalog, assume_unique=True)
+            dense[SHARING] = torch.from_numpy(np.sort(without))
         save_file(dense, staged / "model.safetensors")
         names = names or ItemNames(catalog)
         more = {} if features is None else features.item_columns()
         _write_items(staged / "items.parquet", items, catalog, names, more)
         asked, files = (None, []) if features is None else features.write(staged)
+        if rest is not None and shared is not None:
+            files.append(staged / table_file(SHARED_TABLE))
+            write_table(files[-1], rest.table, shared, None)
         fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet", *files)
         manifest = {
             "format": _FORMAT,
-            "version": _VERSION if asked is None else _FEATURES,
+            "version": _FEATURES if asked is not None else _VERSION if shared is None else _SHARED,
             "freescale": __version__,
             "encoder": dict(encoder),
             "head": kept_head,
@@ -91,6 +117,7 @@ def write_export(
             "item_ids": names.kind,
             "fingerprint": fingerprint,
             **({} if asked is None else {"features": asked}),
+            **({} if shared is None else {"shared": dict(shared.facts)}),
             **facts,
         }
         (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -198,6 +225,7 @@ def _read_export(
     dense = load_file(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
     model = _make_model(manifest, encoder, head)
+    sharing = dense.pop(SHARING, None)
     dtype = next((value.dtype for value in dense.values() if value.is_floating_point()), torch.float32)
     model = model.to(dtype).eval()
     model.load_state_dict(dense)
@@ -211,10 +239,15 @@ def _read_export(
     features = None
     if "features" in manifest:
         features = ServedFeatures.read(folder, manifest["features"], table, dtype)
+    shared = None
+    if "shared" in manifest:
+        rest = ServedTable.read(folder / table_file(SHARED_TABLE), manifest["shared"], dtype)
+        shared = SharedRows(rest, sharing)
     return ExportedModel(
         model=model,
         items=items,
-        vectors=as_compute(vectors),
+        vectors=_with_shared(as_compute(vectors), shared),
+        shared=shared,
         manifest=manifest,
         names=names,
         features=features,
@@ -229,7 +262,9 @@ def exported_version(version: Version) -> ExportedModel:
         (value.dtype for value in version.dense.values() if value.is_floating_point()), torch.float32
     )
     model = model.to(dtype).eval()
-    model.load_state_dict(dict(version.dense))
+    dense = dict(version.dense)
+    sharing = dense.pop(SHARING, None)
+    model.load_state_dict(dense)
     features = None
     if "features" in manifest:
         facts = manifest["features"]
@@ -242,18 +277,31 @@ def exported_version(version: Version) -> ExportedModel:
             for name, rows in version.tables.items()
         }
         features = ServedFeatures.made(facts, version.ids, tables)
+    shared = None
+    if "shared" in manifest:
+        rows = torch.from_numpy(version.tables[SHARED_TABLE].vectors).to(dtype)
+        rest = ServedTable(rows, torch.empty(0, dtype=torch.int64), manifest["shared"])
+        shared = SharedRows(rest, sharing)
     return ExportedModel(
         model=model,
         items=version.ids,
-        vectors=as_compute(torch.from_numpy(version.vectors).to(dtype)),
+        vectors=_with_shared(as_compute(torch.from_numpy(version.vectors).to(dtype)), shared),
+        shared=shared,
         manifest=manifest,
         names=ItemNames(version.ids, manifest.get("item_ids", "int64"), version.words),
         features=features,
     )
 
 
+def _with_shared(vectors: Tensor, shared: SharedRows | None) -> Tensor:
+    """Vectors of items, and behind them those that others share."""
+    return vectors if shared is None else torch.cat([vectors, as_compute(shared.table.vectors)])
+
+
 def _versions(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     """Versions of the format that a manifest can be of."""
+    if "shared" in manifest:
+        return (_SHARED,)
     return (_FEATURES,) if "features" in manifest else (1, _VERSION)
 
 

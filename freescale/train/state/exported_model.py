@@ -29,6 +29,7 @@ from freescale.train.state.recommendations import (
     whole_seconds,
 )
 from freescale.train.state.served_features import ServedFeatures, request_needs
+from freescale.train.state.served_tables import SharedRows
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class ExportedModel:
     manifest: dict[str, Any]
     names: ItemNames
     features: ServedFeatures | None = None
+    shared: SharedRows | None = None
 
     def to(self, device: torch.device | str) -> ExportedModel:
         """The same model where it is to compute, for instance "cuda"; this one stays as it is."""
@@ -214,9 +216,10 @@ class ExportedModel:
             )
         limit = self._max_events if cache is None else None
         tokens = self._tokens(index, known, times, request_time, limit=limit)
-        hidden = [index] if filter_seen else []
+        hidden = [index[index < len(self.items)]] if filter_seen else []
         said = self._features(features, known, limit, who=who)
-        return Request(tokens, torch.cat([*hidden, self._index_of(exclude)[1]]), cache, said)
+        left_out = torch.from_numpy(self.names.find(exclude)[1])
+        return Request(tokens, torch.cat([*hidden, left_out]), cache, said)
 
     @property
     def needs(self) -> list[str]:
@@ -288,11 +291,11 @@ class ExportedModel:
         """All item vectors as they enter the dot product."""
         head = self.model.head
         assert retrieves(head)
-        return head.candidates(self.vectors)
+        return head.candidates(self.vectors[: len(self.items)])
 
     def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
         """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
-        known, _ = self.names.find(history)
+        known, _ = self._index_of(history)
         return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
 
     def compress(
@@ -343,8 +346,15 @@ class ExportedModel:
         return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
 
     def _index_of(self, history: Sequence[ItemId]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
+        """Which events of a history count, and the places of their items in `vectors`."""
         known, index = self.names.find(history)
-        return known, torch.from_numpy(index)
+        if self.shared is None or known.all():
+            return known, torch.from_numpy(index)
+        share, row = self.shared.find(self.names.ids_of(history))
+        place = len(self.items) + row
+        place[torch.from_numpy(known)] = torch.from_numpy(index)
+        counts = known | share
+        return counts, place[torch.from_numpy(counts)]
 
     def _tokens(
         self,

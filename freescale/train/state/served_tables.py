@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from freescale import registry
+from freescale.data import IntArray
 from freescale.embedding import (
     SGD,
     DirectMap,
@@ -78,13 +80,21 @@ def kept_rows(name: str, id_map: IdMap, *, kind: Mapping[str, Any] | None = None
             next_step=f"train with tables.{name}.map set to one of them",
         )
     ids, rows = (each.cpu() for each in id_map.residents())
-    if not isinstance(id_map, ShardedIdMap):
+    shared = shared_rows(id_map)
+    if shared is None:
         return KeptRows(rows, ids, {"how": "ids"})
+    return KeptRows(torch.cat([rows, shared.rows]), ids, shared.facts)
+
+
+def shared_rows(id_map: IdMap) -> KeptRows | None:
+    """The rows of a table that ids without a row of their own share; None where the map has none such."""
+    if not isinstance(id_map, ShardedIdMap):
+        return None
     layout = id_map.map.layout
     facts = {each: getattr(layout, each) for each in ("num_buckets", "bucket_rows", "bucket_slots")}
     bucket = torch.arange(layout.num_buckets)[:, None] * layout.bucket_rows
-    shared = (bucket + torch.arange(layout.bucket_slots, layout.bucket_rows)).flatten()
-    return KeptRows(torch.cat([rows, shared]), ids, {"how": "zero_collision", **facts})
+    rows = (bucket + torch.arange(layout.bucket_slots, layout.bucket_rows)).flatten()
+    return KeptRows(rows, torch.empty(0, dtype=torch.int64), {"how": "zero_collision", **facts})
 
 
 def write_table(path: Path, table: EmbeddingTable, kept: KeptRows, words: Any) -> None:
@@ -188,6 +198,23 @@ class ServedTable:
             return torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids)
         place = torch.searchsorted(self._ids, ids.contiguous()).clamp_(max=len(self._ids) - 1)
         return self._ids[place] == ids, place
+
+
+class SharedRows:
+    """Rows of a table of items for those that have none of their own.
+
+    Args:
+        table: the rows; it has none of an id's own.
+        ids: who may have one, ascending; None: any id.
+    """
+
+    def __init__(self, table: ServedTable, ids: Tensor | None) -> None:
+        self.table, self._ids = table, None if ids is None else ids.numpy()
+
+    def find(self, ids: IntArray) -> tuple[npt.NDArray[np.bool_], Tensor]:
+        """[n] which of these ids share a row, and where those of all of them would stand."""
+        may = np.ones(len(ids), dtype=bool) if self._ids is None else np.isin(ids, self._ids)
+        return may, self.table.rows(torch.from_numpy(ids))
 
 
 def _foreign_map(facts: Mapping[str, Any], *, num_rows: int) -> IdMap:

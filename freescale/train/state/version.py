@@ -35,6 +35,10 @@ from freescale.train.state.table_rows import (
 )
 
 _BLOCK = 1 << 24
+SHARED_TABLE = "item"
+"""The table of items, in the name of the file with rows that items without one share."""
+SHARING = "items_that_share_rows"
+"""Among the weights: the ids of these items, ascending; not there where any item may share one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +144,8 @@ def read_version(folder: Path) -> Version:
 
 
 def _tables_of(manifest: Mapping[str, Any]) -> Sequence[str]:
-    return list(manifest["features"]["tables"]) if "features" in manifest else []
+    shared = [SHARED_TABLE] if "shared" in manifest else []
+    return shared + (list(manifest["features"]["tables"]) if "features" in manifest else [])
 
 
 def write_version(folder: Path, version: Version) -> None:
@@ -167,9 +172,20 @@ def write_version(folder: Path, version: Version) -> None:
 
 
 def difference(old: Version, new: Version) -> Delta:
-    """What makes `new` from `old`; ids that came and went in between are not mentioned."""
+    """What makes `new` from `old`; ids that came and went in between are not mentioned.
+
+    Raises:
+        DataError: it has other tables.
+    """
     import pyarrow as pa
 
+    if sorted(old.tables) != sorted(new.tables):
+        raise DataError(
+            "the versions before have other tables",
+            got=", ".join(new.tables) or "none",
+            allowed=", ".join(old.tables) or "none",
+            next_step="publish into a new folder",
+        )
     same = unchanged(old.ids, old.vectors, new.ids, new.vectors)
     if new.words is not None and old.words is not None and same.any():
         index, place = np.flatnonzero(same), find(old.ids, new.ids)[1]

@@ -12,7 +12,7 @@ import torch
 from freescale import load_export
 from freescale.app.opened_run import export_run
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train import Progress, train
+from freescale.train import Progress, Publisher, read_version, train
 from tests.small_run import SMALL, Recorder, these_ranks
 
 USERS = 1000
@@ -118,6 +118,25 @@ def test_a_batch_of_users_gets_the_answers_of_one_after_the_other(repeating):
         assert [item for item, _ in together[n]] == [item for item, _ in alone]
         assert [score for _, score in together[n]] == pytest.approx([score for _, score in alone])
     assert torch.equal(model.vectors, model.vectors.float().double())
+
+
+def test_events_of_items_without_a_row_count_as_in_evaluation(tmp_path):
+    """Before: read from a shared row by the one, left out by the other."""
+    rows = ("embedding.id_map=zero_collision", "embedding.rows=80")
+    run, recorder, model = served(tmp_path, *rows, "synthetic.users=300", "run.steps=8", "run.eval_every=8")
+    _, items, times, asked_at, targets = asked_of(run)
+    assert sum(not model.names.find(own)[0].all() for own in items) > 100
+    assert model.unknown([*items[0], 10**9]) == [10**9]
+    tested = recorder.of("eval")[-1]
+    answers = model.recommend(items, times=times, request_time=asked_at, k=len(model.items))
+    wanted = metrics_of(answers, targets)
+    assert {name: tested[name] for name in wanted} == pytest.approx(wanted, rel=1e-9)
+    assert all(item in set(model.items.tolist()) for answer in answers for item, _ in answer)
+    Publisher(tmp_path / "chain").publish(read_version(tmp_path / "export"), {})
+    again = load_export(tmp_path / "chain").recommend(
+        items, times=times, request_time=asked_at, k=len(model.items)
+    )
+    assert again == answers
 
 
 def test_after_a_temporal_split_serving_knows_what_was_known_then(tmp_path):
