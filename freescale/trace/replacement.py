@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -21,7 +22,9 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
 
     What a killed process has left of the same file is removed first. A writer holds a lock, which ends with it.
     """
-    aside = path.with_name(f".{path.name}.{platform.node().replace('/', '-')}.{os.getpid()}")
+    # No name comes twice: whoever looks at an old one never removes a new one.
+    own = f"{platform.node().replace('/', '-')}.{os.getpid()}.{uuid.uuid4().hex[:12]}"
+    aside = path.with_name(f".{path.name}.{own}")
     for left in path.parent.glob(f".{path.name}.*"):
         _remove_abandoned(left)
     file = _locked(aside)
@@ -36,11 +39,14 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
 
 
 def _locked(aside: Path) -> IO[str]:
-    """The new file, locked; one that another writer took for abandoned, before it was, is made again."""
+    """The new file, locked; one that another writer took for abandoned, before it was locked, is made again.
+
+    Waits for that writer, who holds the lock for a moment: the file may be there still, and gone when he is done.
+    """
     while True:
         file = aside.open("w", encoding="utf-8", errors="replace")
         with contextlib.suppress(OSError, AttributeError):  # a file system or a system without locks
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX)
         if aside.exists():
             return file
         file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,27 @@ def test_two_writers_at_once_both_come_to_their_end(tmp_path: Path) -> None:
     both = [subprocess.Popen([sys.executable, "-c", writer]) for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     assert names(tmp_path) == ["x"]
+
+
+def test_a_writer_waits_for_one_who_takes_its_file_for_abandoned(tmp_path: Path, monkeypatch) -> None:
+    real, removers = fcntl.flock, []
+
+    def removed_meanwhile(file, how):
+        """Just before the writer locks its file, another one has done so, and removes it a moment later."""
+        if not removers:
+            (aside,) = tmp_path.iterdir()
+            held = aside.open("rb")
+            real(held, fcntl.LOCK_EX)
+            removers.append(threading.Timer(0.2, lambda: (aside.unlink(), held.close())))
+            removers[0].start()
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    with whole_file(tmp_path / "x") as file:
+        removers[0].join()
+        file.write("whole")
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_text() == "whole"
 
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path: Path) -> None:
