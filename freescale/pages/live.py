@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from freescale.errors import ConfigError
-from freescale.pages.page import LIVE_POLICY
+from freescale.pages.drawing.page import LIVE_POLICY
 from freescale.pages.report import config_text, render_report, require_run
 from freescale.trace import PUBLISHED_FILE, RunSpans, read_metrics, read_published, read_spans
 

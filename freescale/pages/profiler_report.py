@@ -13,11 +13,11 @@ from pathlib import Path
 
 from freescale import units
 from freescale.errors import DataError
-from freescale.pages import page
+from freescale.pages.drawing import page
+from freescale.pages.drawing.timeline import draw_timeline
+from freescale.pages.panels.run_header import made_here
+from freescale.pages.panels.time_panels import headline_panel, rank_bars
 from freescale.pages.report import replace_file
-from freescale.pages.run_header import made_here
-from freescale.pages.time_panels import headline_panel, rank_bars
-from freescale.pages.timeline import draw_timeline
 from freescale.trace import (
     CAUSES,
     MAIN,

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from freescale import units
 from freescale.errors import FreeScaleError
-from freescale.pages import page
-from freescale.pages.charts import Chart, draw
-from freescale.pages.expert_facts import expert_facts
-from freescale.pages.id_facts import id_facts
-from freescale.pages.run_charts import (
+from freescale.pages.drawing import page
+from freescale.pages.drawing.charts import Chart, draw
+from freescale.pages.drawing.timeline import draw_timeline
+from freescale.pages.panels.expert_facts import expert_facts
+from freescale.pages.panels.id_facts import id_facts
+from freescale.pages.panels.run_charts import (
     EXPERTS,
     IDS,
     bubble_charts,
@@ -28,14 +29,13 @@ from freescale.pages.run_charts import (
     other_charts,
     speed_charts,
 )
-from freescale.pages.run_header import run_header
-from freescale.pages.table_panel import table_panel
-from freescale.pages.task_tables import of_tasks, task_table
-from freescale.pages.time_panels import balance_panel, headline_panel, rank_bars
-from freescale.pages.timeline import draw_timeline
-from freescale.pages.traffic import traffic_section
-from freescale.pages.version_panel import version_charts, version_panel
-from freescale.pages.window_panel import window_charts, window_panel
+from freescale.pages.panels.run_header import run_header
+from freescale.pages.panels.table_panel import table_panel
+from freescale.pages.panels.task_tables import of_tasks, task_table
+from freescale.pages.panels.time_panels import balance_panel, headline_panel, rank_bars
+from freescale.pages.panels.traffic import traffic_section
+from freescale.pages.panels.version_panel import version_charts, version_panel
+from freescale.pages.panels.window_panel import window_charts, window_panel
 from freescale.trace import (
     BASELINES,
     CAUSES,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from freescale.pages.panels.run_charts import eval_charts
 from freescale.pages.report import eval_table
-from freescale.pages.run_charts import eval_charts
 from freescale.trace.metrics_log import MetricsLog
 
 

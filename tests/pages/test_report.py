@@ -16,9 +16,9 @@ import pytest
 
 from freescale import units
 from freescale.errors import FreeScaleError
-from freescale.pages.charts import MAX_POINTS, Chart, Series, draw
+from freescale.pages.drawing.charts import MAX_POINTS, Chart, Series, draw
+from freescale.pages.drawing.smoothing import is_noisy, moving_average, moving_median
 from freescale.pages.report import render_report, write_report
-from freescale.pages.smoothing import is_noisy, moving_average, moving_median
 from freescale.trace.metrics_log import read_metrics
 from freescale.trace.span_file import read_spans
 from tests.trace.test_span_file import write_rank

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freescale.pages.timeline import choose_ranks, choose_windows, draw_timeline, window_data
+from freescale.pages.drawing.timeline import choose_ranks, choose_windows, draw_timeline, window_data
 from freescale.trace.bubbles import Parts
 from freescale.trace.perfetto import write_trace
 from freescale.trace.span_file import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from freescale import units
-from freescale.pages import page
+from freescale.pages.drawing import page
 from freescale.trace import Event, MetricsLog, step_of
 from freescale.version import __version__
 

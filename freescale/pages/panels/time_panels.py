@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from freescale import units
-from freescale.pages.ticks import enclosing_ticks, plain_labels
+from freescale.pages.drawing.ticks import enclosing_ticks, plain_labels
 from freescale.trace import PARTS, WORDS, Account, Parts, histogram
 
 MAX_BARS = 64

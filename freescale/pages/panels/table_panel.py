@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from freescale import units
-from freescale.pages import page
+from freescale.pages.drawing import page
 from freescale.trace import Event, MetricsLog, column
 
 _FIELDS: dict[str, tuple[str, Callable[[float], str]]] = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from freescale.pages import write_report
-from freescale.pages.version_panel import version_charts, version_panel
+from freescale.pages.panels.version_panel import version_charts, version_panel
 from freescale.trace import PUBLISHED_FILE, note_published, read_published
 
 DAY = 86_400

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from html import escape
 
 from freescale import units
-from freescale.pages.smoothing import Values
-from freescale.pages.ticks import enclosing_ticks, plain_labels, spread_ticks, step_ticks
+from freescale.pages.drawing.smoothing import Values
+from freescale.pages.drawing.ticks import enclosing_ticks, plain_labels, spread_ticks, step_ticks
 
 MAX_POINTS = 400
 """A chart is at most some 500 pixels wide twice over; more points than this only make the file larger."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from freescale.pages import write_report
-from freescale.pages.window_panel import window_panel
+from freescale.pages.panels.window_panel import window_panel
 from freescale.trace import MetricsLog, read_metrics
 
 WINDOWS = [

@@ -8,9 +8,9 @@ from html import escape
 from itertools import groupby
 
 from freescale import units
-from freescale.pages.charts import Band, Chart, draw
-from freescale.pages.run_charts import TRAFFIC, curves_of, field_charts, last_odd_one_wide, steps_of
-from freescale.pages.ticks import percent_labels, plain_labels
+from freescale.pages.drawing.charts import Band, Chart, draw
+from freescale.pages.drawing.ticks import percent_labels, plain_labels
+from freescale.pages.panels.run_charts import TRAFFIC, curves_of, field_charts, last_odd_one_wide, steps_of
 from freescale.trace import Event, MetricsLog, column, numeric_fields, step_of
 
 MOST_DECISIONS = 5

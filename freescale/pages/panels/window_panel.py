@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 
 from freescale import units
-from freescale.pages import page
-from freescale.pages.charts import Chart, Series
-from freescale.pages.run_charts import last_odd_one_wide, metric_label
-from freescale.pages.ticks import percent_labels
+from freescale.pages.drawing import page
+from freescale.pages.drawing.charts import Chart, Series
+from freescale.pages.drawing.ticks import percent_labels
+from freescale.pages.panels.run_charts import last_odd_one_wide, metric_label
 from freescale.trace import Event, MetricsLog, column
 
 _METRICS = ("hr@10", "ndcg@10", "auc")

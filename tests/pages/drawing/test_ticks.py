@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.pages.charts import Chart, Series, draw
-from freescale.pages.ticks import (
+from freescale.pages.drawing.charts import Chart, Series, draw
+from freescale.pages.drawing.ticks import (
     enclosing_ticks,
     nice_ticks,
     percent_labels,

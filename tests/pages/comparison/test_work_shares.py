@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from freescale.pages.compare import render_comparison
-from freescale.pages.compared_runs import read_runs
-from freescale.pages.work_shares import compare_work, work_of_steps
+from freescale.pages.comparison.compare import render_comparison
+from freescale.pages.comparison.compared_runs import read_runs
+from freescale.pages.comparison.work_shares import compare_work, work_of_steps
 from freescale.trace import KeptStep, Parts, RankSpans, RunSpans
-from tests.pages.test_compare import write_run
+from tests.pages.comparison.test_compare import write_run
 from tests.pages.test_report import Page
 
 

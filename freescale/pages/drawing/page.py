@@ -2,7 +2,7 @@
 
 One file that opens from disk, from a mail or from an object store: no network, no fonts, no libraries.
 The content policy in its head makes the browser hold it to that. report.css, report.js and timeline.js lie
-beside this file and are copied into the pages that need them.
+in `pages/assets/` and are copied into the pages that need them.
 """
 
 from __future__ import annotations
@@ -163,4 +163,4 @@ def _anchor(title: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("freescale.pages").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("freescale.pages").joinpath("assets", name).read_text(encoding="utf-8")

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from freescale import units
-from freescale.pages import page
-from freescale.pages.charts import Chart, Series, draw
-from freescale.pages.compared_runs import ComparedRun, doubts, read_runs
-from freescale.pages.differences import Difference, differences, how_sure, machine_doubts, share
-from freescale.pages.protocols import quality_cards, quality_lines
+from freescale.pages.comparison.compared_runs import ComparedRun, doubts, read_runs
+from freescale.pages.comparison.differences import Difference, differences, how_sure, machine_doubts, share
+from freescale.pages.comparison.protocols import quality_cards, quality_lines
+from freescale.pages.comparison.work_shares import compare_work
+from freescale.pages.drawing import page
+from freescale.pages.drawing.charts import Chart, Series, draw
+from freescale.pages.drawing.smoothing import moving_average
+from freescale.pages.drawing.ticks import percent_labels, plain_labels
+from freescale.pages.panels.run_header import made_here, origin_text, written
+from freescale.pages.panels.time_panels import named_bars
 from freescale.pages.report import replace_file
-from freescale.pages.run_header import made_here, origin_text, written
-from freescale.pages.smoothing import moving_average
-from freescale.pages.ticks import percent_labels, plain_labels
-from freescale.pages.time_panels import named_bars
-from freescale.pages.work_shares import compare_work
 from freescale.trace import CAUSES, WORDS, column, step_of
 
 TONES = (4, 0, 1, 2, 3, 5, 6, 7)

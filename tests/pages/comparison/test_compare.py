@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.errors import DataError, FreeScaleError
-from freescale.pages.compare import comparison_lines, write_comparison
-from freescale.pages.compared_runs import MOST_RUNS, doubts, read_runs
-from freescale.pages.differences import differences, machine_doubts
+from freescale.pages.comparison.compare import comparison_lines, write_comparison
+from freescale.pages.comparison.compared_runs import MOST_RUNS, doubts, read_runs
+from freescale.pages.comparison.differences import differences, machine_doubts
 from tests.pages.test_report import Page
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from freescale import units
-from freescale.pages.charts import Chart, Series
-from freescale.pages.smoothing import is_noisy, moving_average, moving_median
-from freescale.pages.task_tables import TASK_TITLES, of_tasks
-from freescale.pages.ticks import percent_labels
+from freescale.pages.drawing.charts import Chart, Series
+from freescale.pages.drawing.smoothing import is_noisy, moving_average, moving_median
+from freescale.pages.drawing.ticks import percent_labels
+from freescale.pages.panels.task_tables import TASK_TITLES, of_tasks
 from freescale.trace import BASELINES, CAUSES, WORDS, MetricsLog, column, numeric_fields, step_of
 
 BUBBLE_PARTS = {cause: WORDS[cause] for cause in CAUSES}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from freescale import units
-from freescale.pages.certainty import Estimate, cut_into_blocks, jackknife
+from freescale.pages.comparison.certainty import Estimate, cut_into_blocks, jackknife
 from freescale.trace import RunSpans, common_steps
 
 StepWork = Mapping[int, tuple[float, float]]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from freescale import units
-from freescale.pages import page
-from freescale.pages.run_charts import metric_label
+from freescale.pages.drawing import page
+from freescale.pages.panels.run_charts import metric_label
 from freescale.trace import Event, MetricsLog, column
 
 Named = tuple[str, MetricsLog]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from freescale.pages.certainty import LEAST_STEPS, Estimate, cut_into_blocks, jackknife, log_ratio
+from freescale.pages.comparison.certainty import LEAST_STEPS, Estimate, cut_into_blocks, jackknife, log_ratio
 
 TRIES = 200
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 from freescale import units
-from freescale.pages import page
-from freescale.pages.charts import Chart, Series
-from freescale.pages.run_charts import last_odd_one_wide
+from freescale.pages.drawing import page
+from freescale.pages.drawing.charts import Chart, Series
+from freescale.pages.panels.run_charts import last_odd_one_wide
 from freescale.trace import Event, column
 
 _SHOWN = 50

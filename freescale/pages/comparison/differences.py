@@ -11,7 +11,7 @@ from itertools import combinations
 from math import exp
 
 from freescale import units
-from freescale.pages.certainty import (
+from freescale.pages.comparison.certainty import (
     LEAST_STEPS,
     LEVEL,
     Estimate,
@@ -19,7 +19,7 @@ from freescale.pages.certainty import (
     jackknife,
     log_ratio,
 )
-from freescale.pages.compared_runs import ComparedRun, differing_keys, is_same_place
+from freescale.pages.comparison.compared_runs import ComparedRun, differing_keys, is_same_place
 from freescale.trace import CAUSES, Account
 
 SMALLEST = 0.002

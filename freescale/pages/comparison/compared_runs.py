@@ -14,9 +14,9 @@ import yaml
 
 from freescale import units
 from freescale.errors import DataError
-from freescale.pages.protocols import protocol_doubts
+from freescale.pages.comparison.protocols import protocol_doubts
+from freescale.pages.comparison.work_shares import StepWork, work_of_steps
 from freescale.pages.report import require_run
-from freescale.pages.work_shares import StepWork, work_of_steps
 from freescale.trace import (
     CAUSES,
     Account,

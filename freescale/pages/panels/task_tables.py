@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from freescale import units
-from freescale.pages import page
+from freescale.pages.drawing import page
 from freescale.trace import Event, MetricsLog, column, step_of
 
 DRAWN = ("auc", "gauc_user", "gauc_request", "ne", "calibration", "xauc", "mse", "mae")
