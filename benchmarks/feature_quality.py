@@ -126,7 +126,7 @@ def one(recipe: str) -> None:
     """In a process of its own."""
     import yaml
 
-    from freescale.app.opened_run import open_run
+    from freescale.app.run.opened_run import open_run
 
     subprocess.run(
         [sys.executable, "-m", "freescale", "train", recipe], check=True, stdout=subprocess.DEVNULL

@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale.app.opened_run import open_run, write_run_export
-from freescale.app.publishing import Published, publish_run
+from freescale.app.run.opened_run import open_run, write_run_export
+from freescale.app.serving.publishing import Published, publish_run
 from freescale.comm.world import one_rank
 from freescale.data import append_log
 from freescale.recipe import build_run, build_source, load_config

@@ -82,7 +82,7 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
 
 def measure(folder: Path, *, max_users: int | None) -> dict[str, Any]:
     """HR@10 of the best checkpoint for every group of users, in every way the model can be asked."""
-    from freescale.app.opened_run import open_run
+    from freescale.app.run.opened_run import open_run
 
     _, run, _ = open_run(folder, device="auto")
     model, examples = run.state.model.eval(), run.evaluation.test

@@ -97,7 +97,7 @@ def one(recipe: str, seconds: float) -> None:
     import torch
     import yaml
 
-    from freescale.app.opened_run import open_run
+    from freescale.app.run.opened_run import open_run
     from freescale.kernels import SequenceLayout
     from freescale.model import target_index
 

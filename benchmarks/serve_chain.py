@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from freescale.app.opened_run import open_run, write_run_export
+from freescale.app.run.opened_run import open_run, write_run_export
 from freescale.data import append_log
 from freescale.recipe import load_config
 from freescale.train import Publisher, exported_version, read_meta, read_version, saved_in

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale.app.opened_run import open_run
+from freescale.app.run.opened_run import open_run
 from freescale.data.examples import Examples
 from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource

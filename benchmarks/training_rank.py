@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from freescale.app import commands
+from freescale.app.run import train_run as commands
 from freescale.comm.transports import registry as choose
 from freescale.comm.world.launcher import RENDEZVOUS, as_rank
 from freescale.recipe import Config, build_source, load_config

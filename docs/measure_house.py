@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READ_FIRST = (
-    "app/cli_run.py",
+    "app/commands/run.py",
     "recipe/assembly.py",
     "train/loop.py",
     "pipeline/schedule.py",

@@ -9,8 +9,8 @@ from freescale.doors import open_door
 from freescale.version import __version__
 
 if TYPE_CHECKING:
-    from freescale.app.tables import Table
-    from freescale.app.trainer import Trainer
+    from freescale.app.program.tables import Table
+    from freescale.app.program.trainer import Trainer
     from freescale.balance import BalancedSampler
     from freescale.data import SequenceBatch
     from freescale.embedding import ShardedEmbedding, TableSpec, ZeroCollisionMap

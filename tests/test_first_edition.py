@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from freescale import load_export
-from freescale.app.opened_run import evaluate_run, export_run
+from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.data import ParquetSource
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train import Progress, train

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.app.opened_run import evaluate_run, export_run, known_items
+from freescale.app.run.opened_run import evaluate_run, export_run, known_items
 from freescale.embedding.id_stats import COUNTS
 from freescale.embedding.sharded_id_map import ShardedIdMap
 from freescale.recipe import load_config

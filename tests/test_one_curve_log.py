@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.app.opened_run import evaluate_run, export_run
-from freescale.app.publishing import publish_run
+from freescale.app.run.opened_run import evaluate_run, export_run
+from freescale.app.serving.publishing import publish_run
 from freescale.errors import ConfigError, DataError, Preempted
 from freescale.recipe import load_config
 from freescale.train import load_version, saved_in

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.app.opened_run import open_run, write_run_export
-from freescale.app.publishing import publish_run
+from freescale.app.run.opened_run import open_run, write_run_export
+from freescale.app.serving.publishing import publish_run
 from freescale.data import append_log
 from freescale.recipe import load_config
 from freescale.train import ChainModel, load_export, load_run, load_version, read_meta, read_version, saved_in

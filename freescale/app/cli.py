@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from freescale.app import cli_data, cli_log, cli_prove, cli_run, cli_serve, cli_tables, cli_time
 from freescale.app.arguments import say
+from freescale.app.commands import data, log, prove, run, serve, tables, time
 from freescale.app.exit_codes import run_to_exit_code
 
 app = typer.Typer(
@@ -19,29 +19,29 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
-    cli_run.train,
-    cli_data.prepare,
-    cli_run.evaluate,
-    cli_run.export,
-    cli_serve.publish,
-    cli_serve.compact,
-    cli_serve.serve,
-    cli_run.replay,
-    cli_time.report,
-    cli_time.profile,
-    cli_time.simulate,
-    cli_time.doctor,
-    cli_prove.prove,
-    cli_data.keys,
+    run.train,
+    data.prepare,
+    run.evaluate,
+    run.export,
+    serve.publish,
+    serve.compact,
+    serve.serve,
+    run.replay,
+    time.report,
+    time.profile,
+    time.simulate,
+    time.doctor,
+    prove.prove,
+    data.keys,
 ):
-    app.command(cls=cli_time.ReportCommand if _command is cli_time.report else None)(_command)
+    app.command(cls=time.ReportCommand if _command is time.report else None)(_command)
 
-app.command("import")(cli_tables.import_tables)
+app.command("import")(tables.import_tables)
 
 plan_app = typer.Typer(help="Answer questions before a run.", no_args_is_help=True)
-plan_app.command("ids")(cli_data.plan_ids)
+plan_app.command("ids")(data.plan_ids)
 app.add_typer(plan_app, name="plan")
-app.add_typer(cli_log.log_app, name="log")
+app.add_typer(log.log_app, name="log")
 
 
 def _show_version(wanted: bool) -> None:

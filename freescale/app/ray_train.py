@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from freescale.app.arguments import load_plugins, split_arguments
-from freescale.app.commands import train_run
+from freescale.app.run.train_run import train_run
 from freescale.errors import ConfigError, nearest
 from freescale.recipe import Config, load_config
 from freescale.train import TerminalSink

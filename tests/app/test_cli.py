@@ -59,9 +59,9 @@ def test_train_says_what_it_is_about_to_do_before_torch_is_imported(
 ) -> None:
     """The first line stood behind the import of torch: 5 s of silence."""
     code = (
-        "import sys; from freescale.app import cli_run\n"
+        "import sys; from freescale.app.commands import run\n"
         "def stop(*_, **__): print('torch' in sys.modules); raise SystemExit\n"
-        "cli_run._launched = stop\n"
+        "run._launched = stop\n"
         "from freescale.app.cli import app; app(['train', 'run.out=elsewhere'])"
     )
     done = subprocess.run(

@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from freescale.app.cli import app
-from freescale.app.commands import train_run
-from freescale.app.opened_run import open_run
-from freescale.app.torchrec_tables import export_torchrec, import_torchrec
+from freescale.app.run.opened_run import open_run
+from freescale.app.run.torchrec_tables import export_torchrec, import_torchrec
+from freescale.app.run.train_run import train_run
 from freescale.bridge.dcp_files import load_tensors, save_tensors, tensors_in
 from freescale.errors import ConfigError
 from freescale.recipe import build_run, build_source, load_config, start_tables

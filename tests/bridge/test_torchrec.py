@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.app.commands import train_run
-from freescale.app.opened_run import open_run
-from freescale.app.torchrec_tables import export_torchrec, import_torchrec
+from freescale.app.run.opened_run import open_run
+from freescale.app.run.torchrec_tables import export_torchrec, import_torchrec
+from freescale.app.run.train_run import train_run
 from freescale.bridge import (
     BridgedCollection,
     KeyedFeatures,

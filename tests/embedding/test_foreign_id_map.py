@@ -11,7 +11,7 @@ import pytest
 
 import tests.embedding.foreign_first_come
 import tests.extend.plugins.own_id_map  # noqa: F401  (what --plugin does)
-from freescale.app.opened_run import known_items
+from freescale.app.run.opened_run import known_items
 from freescale.embedding import IdMap, learns_ids
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.log.events import Progress

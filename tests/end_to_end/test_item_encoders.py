@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freescale.app.commands import train_run
-from freescale.app.opened_run import evaluate_run, export_run
+from freescale.app.run.opened_run import evaluate_run, export_run
+from freescale.app.run.train_run import train_run
 from freescale.errors import ConfigError, DataError
 from freescale.recipe import build_source, load_config
 from freescale.train.state.export import load_export

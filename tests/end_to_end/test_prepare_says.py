@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freescale.app.cli import app
-from freescale.app.commands import build_source_together
+from freescale.app.run.train_run import build_source_together
 from freescale.errors import DataError
 from freescale.recipe import load_config
 from tests.small_run import SMALL, these_ranks

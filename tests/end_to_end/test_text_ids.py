@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from freescale import load_export
-from freescale.app.opened_run import evaluate_run, export_run
+from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.embedding import NumberedMap

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 sys.modules["triton"] = None  # importing it fails, as where it is not installed
-from freescale.app.commands import train_run
+from freescale.app.run.train_run import train_run
 from freescale.recipe import load_config
 class Silent:
     def write(self, event): pass

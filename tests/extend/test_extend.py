@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from freescale import load_export, registry
-from freescale.app.commands import train_run
-from freescale.app.opened_run import export_run
+from freescale.app.run.opened_run import export_run
+from freescale.app.run.train_run import train_run
 from freescale.data import ParquetSource, prepare
 from freescale.errors import CheckpointError, ConfigError
 from freescale.recipe import load_config

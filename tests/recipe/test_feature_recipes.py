@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freescale import load_export
-from freescale.app.run_summary import features_in_words
+from freescale.app.run.run_summary import features_in_words
 from freescale.errors import ConfigError, DataError, FreeScaleError
 from freescale.recipe import build_features, build_run, encoder_shape, load_config
 from freescale.train.log.events import Progress

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freescale.app.resume_choice import check_same_recipe
+from freescale.app.run.resume_choice import check_same_recipe
 from freescale.data import SyntheticSource
 from freescale.errors import ConfigError
 from freescale.recipe import (

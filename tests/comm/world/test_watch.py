@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from freescale.app.commands import train_run
+from freescale.app.run.train_run import train_run
 from freescale.comm.world import keep_failures_in
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause, liveness

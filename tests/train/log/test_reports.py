@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.app.commands import train_run
+from freescale.app.run.train_run import train_run
 from freescale.balance import sampler
 from freescale.errors import TrainingError
 from freescale.kernels.runtime.readback import Readback

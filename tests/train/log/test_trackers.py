@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from freescale.app.opened_run import replay_run
+from freescale.app.run.opened_run import replay_run
 from freescale.errors import CheckpointError, ConfigError, FreeScaleError
 from freescale.train import MlflowSink, WandbSink, open_tracker, replay
 

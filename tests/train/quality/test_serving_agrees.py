@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from freescale import load_export
-from freescale.app.opened_run import export_run
+from freescale.app.run.opened_run import export_run
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train import Progress, Publisher, read_version, train
 from tests.small_run import SMALL, Recorder, these_ranks

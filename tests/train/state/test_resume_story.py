@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from freescale.app.commands import train_run
+from freescale.app.run.train_run import train_run
 from freescale.recipe import load_config
 from freescale.train import read_meta
 from freescale.train.state.resume_story import ResumeStory, resume_story

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.app.commands import train_run
+from freescale.app.run.train_run import train_run
 from freescale.errors import DataError
 from freescale.recipe import load_config
 from tests.item_files import write_made_up_texts

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.app.opened_run import export_run, open_run
+from freescale.app.run.opened_run import export_run, open_run
 from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
 from freescale.errors import DataError

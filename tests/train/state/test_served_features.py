@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from freescale.app.cli_run import export
-from freescale.app.opened_run import export_run, open_run
+from freescale.app.commands.run import export
+from freescale.app.run.opened_run import export_run, open_run
 from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
 from freescale.data.sources._synthetic_features import COUNTRIES

@@ -78,7 +78,7 @@ def train(
         return
     if _launched(command, nproc=nproc, nnodes=nnodes, node_rank=node_rank, master=master):
         return
-    from freescale.app.commands import train_run
+    from freescale.app.run.train_run import train_run
     from freescale.train import TerminalSink
 
     train_run(
@@ -143,7 +143,7 @@ def evaluate(
     load_plugins(plugin)
     import json
 
-    from freescale.app.opened_run import evaluate_run
+    from freescale.app.run.opened_run import evaluate_run
 
     result = evaluate_run(run_dir, cached=cached)
     if json_output:
@@ -185,7 +185,7 @@ def export(
     """Export the best checkpoint: safetensors, a manifest, item vectors as Parquet; or tables for TorchRec."""
     load_plugins(plugin)
     if to == "torchrec":
-        from freescale.app.torchrec_tables import export_torchrec
+        from freescale.app.run.torchrec_tables import export_torchrec
 
         for line in export_torchrec(
             run_dir,
@@ -201,7 +201,7 @@ def export(
         raise ConfigError("a run can be exported to two places", got=to, allowed="serving, torchrec")
     import json
 
-    from freescale.app.opened_run import export_run
+    from freescale.app.run.opened_run import export_run
     from freescale.train import request_needs
 
     path = export_run(run_dir, out_dir)
@@ -226,7 +226,7 @@ def replay(
     ] = None,
 ) -> None:
     """Send what a run has logged to a tracker, as if it had listened from the start; resumed runs are sent whole."""
-    from freescale.app.opened_run import replay_run
+    from freescale.app.run.opened_run import replay_run
 
     sent, where = replay_run(run_dir, to=to, place=place)
     say(f"sent {sent:,} steps and evaluations of {run_dir} to {to}: {where}")

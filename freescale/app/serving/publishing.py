@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from freescale.app.first_recommended import FirstRecommended
-from freescale.app.opened_run import open_run, write_run_export
+from freescale.app.run.opened_run import open_run, write_run_export
+from freescale.app.serving.first_recommended import FirstRecommended
 from freescale.errors import CheckpointError
 from freescale.recipe import Config
 from freescale.trace import PUBLISHED_FILE, note_published, read_published

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freescale.app.run_summary import describe
+from freescale.app.run.run_summary import describe
 from freescale.recipe import build_source, load_config
 from tests.small_run import SMALL, make_run
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from freescale.app.own_code import read_own_code
+from freescale.app.run.own_code import read_own_code
 from freescale.comm.world import one_rank
 from freescale.data import IntArray, is_dataset, names_of_items
 from freescale.embedding import learns_ids

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from freescale.app.arguments import Plugins, load_plugins, say
-from freescale.app.cli_data import names_in_order, numbers_of_actions
+from freescale.app.commands.data import names_in_order, numbers_of_actions
 from freescale.errors import DataError
 
 if TYPE_CHECKING:

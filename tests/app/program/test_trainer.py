@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from freescale import Table, Trainer, load_export
-from freescale.app.commands import train_run
-from freescale.app.trainer import _Silent
+from freescale.app.program.trainer import _Silent
+from freescale.app.run.train_run import train_run
 from freescale.data import ListedHistories
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.model import HSTU, RetrievalHead

@@ -38,7 +38,7 @@ def publish(
     Reads checkpoints that are complete, so the run may be going on, on any number of ranks.
     """
     load_plugins(plugin)
-    from freescale.app.publishing import Published, publish_run
+    from freescale.app.serving.publishing import Published, publish_run
 
     problems: set[str] = set()
 
@@ -72,7 +72,7 @@ def _ages(ages: Sequence[int]) -> str:
 
 def compact(chain: ChainDir) -> None:
     """Make one full export of a chain's last version, with the same fingerprint, and remove what came before."""
-    from freescale.app.publishing import compact_chain
+    from freescale.app.serving.publishing import compact_chain
 
     current = compact_chain(chain)
     say(f"{chain}: version {current.seq} is a base now, fingerprint {current.fingerprint}")
@@ -92,7 +92,7 @@ def serve(
     A reference to try a chain with, not a product: POST /recommend and /score, GET /health.
     """
     load_plugins(plugin)
-    from freescale.app.server import ChainServer
+    from freescale.app.serving.server import ChainServer
     from freescale.train import ChainModel, is_chain
 
     if not is_chain(chain):

@@ -31,7 +31,7 @@ def import_tables(
     """Take tables over from a TorchRec checkpoint: rows, sums of row-wise Adagrad, zero-collision identities."""
     if origin != "torchrec":
         raise ConfigError("tables can be imported from TorchRec only", got=origin, allowed="torchrec")
-    from freescale.app.torchrec_tables import import_torchrec
+    from freescale.app.run.torchrec_tables import import_torchrec
 
     for line in import_torchrec(
         checkpoint, out_dir, tables=pairs(table, option="--table"), state=not without_state

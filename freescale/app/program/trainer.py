@@ -7,7 +7,7 @@
     trainer.export("export/gru")
 
 It builds nothing itself. The recipe names the objects, `freescale.registry` knows them while a call lasts, and
-`app/commands.py` and `app/opened_run.py` do the rest, the same as for the command line.
+`app/run/train_run.py` and `app/run/opened_run.py` do the rest, the same as for the command line.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
-from freescale.app.commands import train_run
-from freescale.app.opened_run import evaluate_run, export_run
-from freescale.app.own_code import check_code
-from freescale.app.own_objects import OwnObjects
-from freescale.app.tables import Table, recipe_keys
+from freescale.app.program.own_objects import OwnObjects
+from freescale.app.program.tables import Table, recipe_keys
+from freescale.app.run.opened_run import evaluate_run, export_run
+from freescale.app.run.own_code import check_code
+from freescale.app.run.train_run import train_run
 from freescale.check import CheckReport, check_listeners
 from freescale.comm.world import own_membership, pick_device
 from freescale.data import SequenceSource

@@ -10,9 +10,9 @@ from typing import Any
 
 from freescale import trace
 from freescale.app.arguments import say
-from freescale.app.own_code import check_own_code, write_own_code
-from freescale.app.resume_choice import check_same_recipe, checkpoints_for
-from freescale.app.run_summary import describe, origin
+from freescale.app.run.own_code import check_own_code, write_own_code
+from freescale.app.run.resume_choice import check_same_recipe, checkpoints_for
+from freescale.app.run.run_summary import describe, origin
 from freescale.check import CheckReport
 from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
 from freescale.data import is_dataset, load_manifest

@@ -8,7 +8,6 @@ import socket
 import numpy as np
 import torch
 
-from freescale import __version__
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
@@ -25,6 +24,7 @@ from freescale.recipe import (
 )
 from freescale.registry import PYTHON
 from freescale.train import Run
+from freescale.version import __version__
 
 
 def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict[str, object]]:

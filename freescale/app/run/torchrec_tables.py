@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from freescale.app.opened_run import open_run
+from freescale.app.run.opened_run import open_run
 from freescale.bridge import (
     RowsById,
     SavedTable,

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.app.cli_serve import serve
-from freescale.app.first_recommended import FirstRecommended
-from freescale.app.opened_run import open_run, write_run_export
-from freescale.app.publishing import Published, compact_chain, publish_run
-from freescale.app.server import ChainServer
+from freescale.app.commands.serve import serve
+from freescale.app.run.opened_run import open_run, write_run_export
+from freescale.app.serving.first_recommended import FirstRecommended
+from freescale.app.serving.publishing import Published, compact_chain, publish_run
+from freescale.app.serving.server import ChainServer
 from freescale.data import LogSource, load_log
 from freescale.errors import CheckpointError, ConfigError
 from freescale.recipe import load_config
