@@ -31,7 +31,7 @@ from torch import Tensor
 from freescale.data import FIRST, SLOT, SequenceBatch
 from freescale.embedding import ShardedEmbedding, TableSpec, as_compute
 from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.tables.table import EmbeddingTable
 from freescale.model import dropout_keys
 
 PEAK = 989e12

@@ -126,8 +126,8 @@ class FreeScale:
 
     def __init__(self, dtype: torch.dtype, *, smooth: bool) -> None:
         from freescale.embedding import RowwiseAdagrad
-        from freescale.embedding.plan import TableSpec
-        from freescale.embedding.sharded import ShardedEmbedding
+        from freescale.embedding.sharding.plan import TableSpec
+        from freescale.embedding.sharding.sharded import ShardedEmbedding
         from freescale.train.dense_gradients import Sums, reduced_in_backward
 
         group = dist.group.WORLD if dist.get_world_size() > 1 else None

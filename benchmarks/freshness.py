@@ -32,11 +32,11 @@ from torch import Tensor
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding import Adam, HashMap, IdMap
-from freescale.embedding.eviction import TTL
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.sharded_id_map import ShardedIdMap
-from freescale.embedding.table import as_compute
+from freescale.embedding.ids.eviction import TTL
+from freescale.embedding.ids.sharded_id_map import ShardedIdMap
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
+from freescale.embedding.tables.table import as_compute
 from freescale.kernels import SequenceLayout
 from freescale.kernels.id_table.layout import make_layout
 from freescale.model.encoders.hstu import HSTU

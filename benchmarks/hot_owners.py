@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from freescale.embedding import SGD, DirectMap, HashMap, SpreadMap, TableSpec
-from freescale.embedding.plan import plan_tables
+from freescale.embedding.sharding.plan import plan_tables
 from freescale.pipeline import busiest_owner
 
 MAPS = {"direct": DirectMap, "hash": HashMap}

@@ -36,8 +36,8 @@ from freescale.comm.transport import Transport
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
 from freescale.embedding import DirectMap, RowwiseAdagrad
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.pipeline.prioritized import PrioritizedPipeline
 
 WIDTH, ID_BYTES = 64, 8

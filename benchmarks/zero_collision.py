@@ -26,9 +26,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from freescale.embedding.eviction import LRU
-from freescale.embedding.sizing import MEASURED, PROBES
-from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.embedding.ids.eviction import LRU
+from freescale.embedding.ids.sizing import MEASURED, PROBES
+from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.kernels.id_table import api as id_probe
 from freescale.kernels.id_table import reference as probe_reference
 from freescale.kernels.id_table.layout import EMPTY, make_layout
@@ -46,7 +46,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--table", action="store_true", help="measure the whole table of freescale/embedding/sizing.py"
+        "--table", action="store_true", help="measure the whole table of freescale/embedding/ids/sizing.py"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

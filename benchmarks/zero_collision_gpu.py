@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.world.ranks import Ranks
-from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.kernels.id_table import api as id_probe
 from freescale.kernels.id_table.layout import EMPTY, SlotLayout, make_layout
 from freescale.recipe import build_run, build_source, load_config

@@ -16,7 +16,7 @@ READ_FIRST = (
     "recipe/assembly.py",
     "train/loop.py",
     "pipeline/schedule.py",
-    "embedding/sharded.py",
+    "embedding/sharding/sharded.py",
     "model/recommender.py",
 )
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from freescale.app.run.opened_run import evaluate_run, export_run, known_items
-from freescale.embedding.id_stats import COUNTS
-from freescale.embedding.sharded_id_map import ShardedIdMap
+from freescale.embedding.ids.id_stats import COUNTS
+from freescale.embedding.ids.sharded_id_map import ShardedIdMap
 from freescale.recipe import load_config
 from freescale.train.loop import train
 from freescale.train.state.export import load_export

@@ -19,7 +19,7 @@ from freescale.errors import DataError
 
 if TYPE_CHECKING:
     from freescale.comm import Transport
-    from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.embedding.sharding.sharded import ShardedEmbedding
 
 _WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
@@ -109,7 +109,7 @@ class IdMapKind(Protocol):
         learns: as that of the maps it builds.
 
     A kind may have `dense = True`: it wants numbers from 0 on, and ids that are none are numbered for it
-    (`embedding/numbered.py`).
+    (`embedding/ids/numbered.py`).
     """
 
     learns: bool

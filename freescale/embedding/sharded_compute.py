@@ -18,8 +18,8 @@ from torch import Tensor
 from freescale.comm import AloneTransport, Transport
 from freescale.embedding.id_maps.direct import DirectMap
 from freescale.embedding.optimizers.sgd import SGD
-from freescale.embedding.plan import TablePlan, TableSpec
-from freescale.embedding.request import Request, exchange_ids
+from freescale.embedding.sharding.plan import TablePlan, TableSpec
+from freescale.embedding.sharding.request import Request, exchange_ids
 from freescale.trace import compute, stage
 
 _ALONE = AloneTransport()

@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import tests.extend.plugins.own_optimizer  # noqa: F401  (what --plugin does)
 from freescale.embedding import make_optimizer
-from freescale.embedding.eviction import LRU
-from freescale.embedding.plan import TableSpec
+from freescale.embedding.ids.eviction import LRU
+from freescale.embedding.sharding.plan import TableSpec
 from freescale.errors import ConfigError
 from freescale.registry import names
-from tests.embedding import test_owned_ids as learnt
+from tests.embedding.ids import test_owned_ids as learnt
 from tests.pipeline.test_prioritized import assert_same
 from tests.pipeline.two_paths import channels_of, random_batches
 from tests.ranks import run_on_ranks

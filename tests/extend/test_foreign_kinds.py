@@ -16,8 +16,8 @@ from freescale import registry
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding import SGD, DirectMap
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.head import check_columns, make_head

@@ -12,8 +12,8 @@ import torch.multiprocessing as multiprocessing
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.optimizer import updated
-from freescale.embedding.plan import TablePlan, TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TablePlan, TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.pipeline.prioritized import PrioritizedPipeline
 
 pytestmark = [
@@ -80,7 +80,7 @@ def test_one_gpu_with_a_stream_beside_has_the_bits_of_the_plain_path(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank whose table is treated as spread out: every stage runs, only the wire is missing."""
-    monkeypatch.setattr("freescale.embedding.sharded.plan_tables", spread)
+    monkeypatch.setattr("freescale.embedding.sharding.sharded.plan_tables", spread)
     spec = TableSpec(name="item", num_rows=NUM_ROWS, dim=DIM, optimizer=optimizer, init_std=1.0)
     plain = train(ShardedEmbedding([spec], device="cuda"), 0, prioritized=False)
     for beside in (False, True):
@@ -90,7 +90,7 @@ def test_one_gpu_with_a_stream_beside_has_the_bits_of_the_plain_path(
 
 
 def test_no_thread_waits_for_the_gpu_in_a_steady_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freescale.embedding.sharded.plan_tables", spread)
+    monkeypatch.setattr("freescale.embedding.sharding.sharded.plan_tables", spread)
     spec = TableSpec(name="item", num_rows=NUM_ROWS, dim=DIM, optimizer=RowwiseAdagrad(), init_std=1.0)
     try:
         train(ShardedEmbedding([spec], device="cuda"), 0, prioritized=True, steady=20)

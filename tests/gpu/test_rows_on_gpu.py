@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from freescale.embedding import SGD, Adam, EmbeddingTable, RowwiseAdagrad, ShardedEmbedding, TableSpec
-from freescale.embedding.direct import PlannedRows
 from freescale.embedding.optimizer import rule_of
+from freescale.embedding.tables.direct import PlannedRows
 from freescale.errors import DataError
 from freescale.kernels.rows import plan_of_unique, step_numbers, sum_planned, unique_of, update_rows
 

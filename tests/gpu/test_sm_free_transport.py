@@ -250,8 +250,8 @@ def prioritized_bits(rank: int, kind: str) -> bool:
     """Plain and prioritized training over the transport: the same bits."""
     from freescale.comm.traffic.channels import open_channels
     from freescale.embedding import Adam
-    from freescale.embedding.plan import TableSpec
-    from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.embedding.sharding.plan import TableSpec
+    from freescale.embedding.sharding.sharded import ShardedEmbedding
     from freescale.pipeline.prioritized import PrioritizedPipeline
 
     spec = TableSpec(name="item", num_rows=5000, dim=32, optimizer=Adam(), init_std=1.0)

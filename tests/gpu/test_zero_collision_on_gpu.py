@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.embedding.eviction import LFU, LRU, TTL
-from freescale.embedding.id_stats import histogram
-from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.embedding.ids.eviction import LFU, LRU, TTL
+from freescale.embedding.ids.id_stats import histogram
+from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.kernels.id_table import api as id_probe
 from freescale.kernels.id_table.layout import EMPTY, make_layout
 from tests.gpu.test_on_gpu import train_on

@@ -18,10 +18,10 @@ from torch import Tensor
 from freescale.balance.sampler import StepPlan
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.embedding import Adam, DirectMap, HashMap
-from freescale.embedding.eviction import LRU, TTL
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.sharded_id_map import ShardedIdMap
+from freescale.embedding.ids.eviction import LRU, TTL
+from freescale.embedding.ids.sharded_id_map import ShardedIdMap
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import DataError
 from freescale.kernels.id_table.layout import make_layout
 from freescale.kernels.rows.api import take

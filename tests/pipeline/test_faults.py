@@ -144,7 +144,7 @@ def fail_while_mapping(rank: int) -> str:
 
 def test_an_error_of_the_communication_thread_is_told_with_its_stage_and_step():
     """One rank of a group: its tables are sharded over one rank, so everything runs and nobody else waits."""
-    from freescale.embedding import plan
+    from freescale.embedding.sharding import plan
 
     real = plan.plan_tables
 
@@ -152,7 +152,7 @@ def test_an_error_of_the_communication_thread_is_told_with_its_stage_and_step():
         return [plan.TablePlan(spec=s, num_ranks=1, replicated=False) for s in specs]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("freescale.embedding.sharded.plan_tables", sharded)
+        patch.setattr("freescale.embedding.sharding.sharded.plan_tables", sharded)
         assert run_on_ranks(fail_while_mapping, 1) == ["exchange ids 10"]
     assert plan.plan_tables is real
 

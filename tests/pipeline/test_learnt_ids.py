@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.embedding.sharded_id_map import ShardedIdMap
+from freescale.embedding.ids.sharded_id_map import ShardedIdMap
 from freescale.pipeline.prioritized import LOOK_AHEAD
 from freescale.recipe.embedding import BATCHES_IN_FLIGHT as _BATCHES_UNDER_WAY
 from freescale.recipe.embedding import EmbeddingSection

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from freescale.embedding.plan import TableSpec
+from freescale.embedding.sharding.plan import TableSpec
 from freescale.errors import DataError, FreeScaleError
 from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
 from tests.effort import slow

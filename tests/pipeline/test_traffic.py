@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.embedding import SGD
-from freescale.embedding.plan import TableSpec
+from freescale.embedding.sharding.plan import TableSpec
 from freescale.pipeline import TableTraffic, Traffic, busiest_owner
 from freescale.pipeline.prioritized import PrioritizedPipeline
 from freescale.train import train

@@ -16,8 +16,8 @@ from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.pipeline.prioritized import PrioritizedPipeline
 
 OPTIMIZERS: dict[str, Any] = {"sgd": SGD(), "rowwise_adagrad": RowwiseAdagrad(), "adam": Adam()}

@@ -15,9 +15,9 @@ from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding import SGD, HashMap
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
 from freescale.embedding.sharded_compute import ShardedCompute
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender

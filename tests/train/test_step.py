@@ -12,8 +12,8 @@ from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.data.sources.synthetic import SyntheticSource
 from freescale.embedding import Adam, DirectMap
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import TrainingError
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead

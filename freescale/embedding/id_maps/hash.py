@@ -15,7 +15,7 @@ from freescale.registry import register
 
 if TYPE_CHECKING:
     from freescale.comm import Transport
-    from freescale.embedding.sharded import ShardedEmbedding
+    from freescale.embedding.sharding.sharded import ShardedEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freescale.comm import Transport
-from freescale.embedding.eviction import make_eviction
 from freescale.embedding.id_map import TableRows
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.sharded_id_map import ShardedIdMap
+from freescale.embedding.ids.eviction import make_eviction
+from freescale.embedding.ids.sharded_id_map import ShardedIdMap
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.kernels.id_table import make_layout
 from freescale.registry import register
 

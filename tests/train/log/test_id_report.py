@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from freescale.embedding.evicted_ids import MOST_TOLD, EvictedIds
-from freescale.embedding.eviction import LRU
+from freescale.embedding.ids.evicted_ids import MOST_TOLD, EvictedIds
+from freescale.embedding.ids.eviction import LRU
 from freescale.train.log.id_report import IdReport
 from tests.effort import slow
-from tests.embedding.test_owned_ids import make
+from tests.embedding.ids.test_owned_ids import make
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from freescale.comm.world.ranks import Ranks
 from freescale.data.examples import Examples
 from freescale.embedding import SGD, DirectMap, HashMap
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.kernels import SequenceLayout
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.embedding.eviction import make_eviction
-from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.embedding.ids.eviction import make_eviction
+from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.errors import CheckpointError, DataError
 from freescale.train.state.chain import Publisher, load_version, read_current
 from freescale.train.state.table_rows import TableRows

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from freescale.embedding import Adam, RowwiseAdagrad
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
+from freescale.embedding.tables.table import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError
 from freescale.train.state import checkpoint, shard_reader, shards, shared_folder
 from freescale.train.state.checkpoint import Checkpoints, load_tensors, read_meta

@@ -13,8 +13,8 @@ import torch
 
 from freescale.data.examples import Examples
 from freescale.embedding import SGD, DirectMap, HashMap
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
 from freescale.kernels import SequenceLayout
 from freescale.model.heads import RetrievalHead

@@ -17,8 +17,8 @@ from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world.facts import on_one_machine
 from freescale.embedding import Adam
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from tests.other_user import in_own_network, only_root, start_as_other_user, unix_names, wait_for
 from tests.ranks import run_on_ranks
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm.traffic import OwnedKeys, Route
-from freescale.embedding.table import as_compute
+from freescale.embedding.tables.table import as_compute
 from freescale.kernels.rows import RowPlan, take
 
 

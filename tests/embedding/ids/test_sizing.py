@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freescale.embedding.id_stats import advice, histogram, merged
-from freescale.embedding.sizing import MEASURED, PROBES, Size, plain_hash_collisions, size_table
-from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.embedding.ids.id_stats import advice, histogram, merged
+from freescale.embedding.ids.sizing import MEASURED, PROBES, Size, plain_hash_collisions, size_table
+from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.errors import ConfigError
 from tests.effort import slow
 

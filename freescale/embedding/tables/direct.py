@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.tables.table import EmbeddingTable
 from freescale.kernels.rows import RowPlan
 
 

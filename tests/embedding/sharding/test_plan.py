@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
-from freescale.embedding.plan import TablePlan, TableSpec, plan_rows, plan_tables
+from freescale.embedding.sharding.plan import TablePlan, TableSpec, plan_rows, plan_tables
 from freescale.errors import PlanError
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.tables.table import EmbeddingTable
 from freescale.kernels.rows import RowPlan, plan_again, sum_by_row, unique
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
-from freescale.embedding import table as table_module
 from freescale.embedding.optimizer import updated
-from freescale.embedding.table import EmbeddingTable, as_compute
+from freescale.embedding.tables import table as table_module
+from freescale.embedding.tables.table import EmbeddingTable, as_compute
 from freescale.kernels.rows.api import sum_by_row
 from tests.effort import examples
 

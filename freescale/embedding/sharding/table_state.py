@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from freescale.embedding.plan import TablePlan
-from freescale.embedding.request import outside
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.sharding.plan import TablePlan
+from freescale.embedding.sharding.request import outside
+from freescale.embedding.tables.table import EmbeddingTable
 from freescale.errors import DataError
 
 

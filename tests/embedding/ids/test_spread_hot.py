@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.embedding import SGD, DirectMap, EmbeddingTable, HashMap, NumberedMap, SpreadMap
-from freescale.embedding.spread_hot import even_places
+from freescale.embedding.ids.spread_hot import even_places
 from freescale.errors import ConfigError
 from freescale.pipeline.traffic import busiest_owner
 from freescale.recipe import load_config

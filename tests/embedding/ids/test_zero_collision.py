@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from freescale import ZeroCollisionMap
-from freescale.embedding.eviction import LFU, LRU, TTL, ByScore
+from freescale.embedding.ids.eviction import LFU, LRU, TTL, ByScore
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels.id_table import reference
 from freescale.kernels.id_table.layout import EMPTY

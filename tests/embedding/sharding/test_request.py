@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.embedding import SGD
-from freescale.embedding.plan import TableSpec, plan_tables
-from freescale.embedding.request import _pack, _unpack, exchange_ids, find_overlap
+from freescale.embedding.sharding.plan import TableSpec, plan_tables
+from freescale.embedding.sharding.request import _pack, _unpack, exchange_ids, find_overlap
 from freescale.errors import DataError
 from freescale.kernels.rows.api import overlap
 from tests.ranks import run_on_ranks

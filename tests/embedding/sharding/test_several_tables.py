@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.request import exchange_all_ids, exchange_ids, find_overlap, find_overlaps
-from freescale.embedding.sharded import ShardedEmbedding
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.request import exchange_all_ids, exchange_ids, find_overlap, find_overlaps
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from tests.ranks import run_on_ranks
 
 

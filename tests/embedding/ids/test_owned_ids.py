@@ -13,11 +13,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad, SparseOptimizer
-from freescale.embedding.eviction import LRU, Eviction
-from freescale.embedding.id_stats import COUNTS
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.sharded_id_map import ShardedIdMap, gather_ids
+from freescale.embedding.ids.eviction import LRU, Eviction
+from freescale.embedding.ids.id_stats import COUNTS
+from freescale.embedding.ids.sharded_id_map import ShardedIdMap, gather_ids
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import PlanError
 from freescale.kernels.id_table.layout import make_layout
 from tests.effort import slow

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.optimizer import updated
-from freescale.embedding.plan import TableSpec
-from freescale.embedding.request import exchange_ids
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.sharding.plan import TableSpec
+from freescale.embedding.sharding.request import exchange_ids
+from freescale.embedding.sharding.sharded import ShardedEmbedding
+from freescale.embedding.tables.table import EmbeddingTable
 from freescale.errors import DataError
 from tests.effort import examples, slow
 from tests.ranks import run_on_ranks

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from freescale.embedding.id_map import IdMap
-from freescale.embedding.table import EmbeddingTable
+from freescale.embedding.tables.table import EmbeddingTable
 
 SLICES = 1024
 _NOBODY = torch.iinfo(torch.int64).max

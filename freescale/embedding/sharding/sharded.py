@@ -24,13 +24,13 @@ from freescale.comm import Transport
 from freescale.comm.traffic import Bundle, OwnedKeys, routes_by_edges
 from freescale.comm.transports import make_transport
 from freescale.comm.world import all_reduce
-from freescale.embedding.direct import DirectLookup, PlannedRows
-from freescale.embedding.home import Home, merged
 from freescale.embedding.id_map import check_whole
-from freescale.embedding.lookup import Lookup, UniqueRows, as_leaf
-from freescale.embedding.plan import TableSpec, plan_tables
-from freescale.embedding.request import check_range
-from freescale.embedding.table_state import TableState
+from freescale.embedding.sharding.plan import TableSpec, plan_tables
+from freescale.embedding.sharding.request import check_range
+from freescale.embedding.sharding.table_state import TableState
+from freescale.embedding.tables.direct import DirectLookup, PlannedRows
+from freescale.embedding.tables.home import Home, merged
+from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
 from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute, stage

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from freescale.comm import Transport
 from freescale.comm.traffic import ask_owners
-from freescale.embedding.evicted_ids import EvictedIds
-from freescale.embedding.id_stats import COUNTS
-from freescale.embedding.sharded import ShardedEmbedding
-from freescale.embedding.zero_collision import ZeroCollisionMap
+from freescale.embedding.ids.evicted_ids import EvictedIds
+from freescale.embedding.ids.id_stats import COUNTS
+from freescale.embedding.ids.zero_collision import ZeroCollisionMap
+from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import PlanError
 from freescale.kernels.rows import unique
 

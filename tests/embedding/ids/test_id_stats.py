@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.embedding.id_stats import histogram
+from freescale.embedding.ids.id_stats import histogram
 
 # Any size, and the ends of the ranges, which a logarithm in floating point gets wrong.
 NUMBERS = st.one_of(

@@ -21,7 +21,7 @@ from torch import Tensor
 from freescale.comm import Transport
 from freescale.comm.traffic import Bundle, OwnedKeys, Route, routes_by_edges
 from freescale.embedding.id_map import check_whole
-from freescale.embedding.plan import TablePlan, TableSpec
+from freescale.embedding.sharding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
 from freescale.kernels.rows import RowPlan, overlap, plan_of_unique, unique
 from freescale.kernels.runtime import on_device
