@@ -64,7 +64,7 @@ PAGES = {
             "freescale.embedding.RowwiseAdagrad",
             "freescale.embedding.SGD",
             "freescale.ZeroCollisionMap",
-            "freescale.embedding.ids.zero_collision.Assignment",
+            "freescale.embedding.Assignment",
             "freescale.embedding.ids.eviction",
             "freescale.embedding.IdMap",
         ),

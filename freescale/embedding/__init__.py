@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from freescale.embedding.id_maps.direct import DirectMap
     from freescale.embedding.id_maps.hash import HashMap
     from freescale.embedding.ids.evicted_ids import MOST_TOLD
-    from freescale.embedding.ids.eviction import make_eviction
+    from freescale.embedding.ids.eviction import LFU, LRU, TTL, ByScore, make_eviction
     from freescale.embedding.ids.id_stats import COUNTS, advice, merged
     from freescale.embedding.ids.numbered import NumberedMap, needs_numbers
     from freescale.embedding.ids.sharded_id_map import ShardedIdMap, gather_ids
     from freescale.embedding.ids.sizing import size_table
     from freescale.embedding.ids.spread_hot import SpreadMap
-    from freescale.embedding.ids.zero_collision import ZeroCollisionMap
+    from freescale.embedding.ids.zero_collision import Assignment, ZeroCollisionMap
     from freescale.embedding.optimizer import SparseOptimizer, make_optimizer
     from freescale.embedding.optimizers.adam import Adam
     from freescale.embedding.optimizers.rowwise_adagrad import RowwiseAdagrad
     from freescale.embedding.optimizers.sgd import SGD
     from freescale.embedding.sharded_compute import ShardedCompute
-    from freescale.embedding.sharding.plan import TableSpec, fits_below, plan_rows
+    from freescale.embedding.sharding.plan import TableSpec, fits_below, plan_rows, plan_tables
     from freescale.embedding.sharding.request import (
         Request,
         RowSubset,

@@ -132,7 +132,7 @@ def check_policy(eviction: Eviction) -> None:
             "eviction is no policy",
             got=repr(eviction),
             allowed="None, TTL(ttl), LRU(), LFU(), ByScore(score)",
-            next_step="from freescale.embedding.ids.eviction import LRU, then eviction=LRU()",
+            next_step="from freescale.embedding import LRU, then eviction=LRU()",
         )
 
 
