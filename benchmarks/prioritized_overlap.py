@@ -38,7 +38,7 @@ from freescale.comm.transports.throttled import Link, ThrottledTransport
 from freescale.embedding import DirectMap, RowwiseAdagrad
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
-from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.pipeline.prioritized.pipeline import PrioritizedPipeline
 
 WIDTH, ID_BYTES = 64, 8
 ROW_BYTES = 4 * WIDTH

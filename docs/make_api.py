@@ -50,7 +50,7 @@ PAGES = {
             "freescale.balance.MeasuredStep",
             "freescale.balance.fit_cost_model",
             "freescale.balance.Balancer",
-            "freescale.pipeline.stream_balance.StreamBalancer",
+            "freescale.pipeline.loading.stream_balance.StreamBalancer",
         ),
     ),
     "embedding": Page(

@@ -4,8 +4,8 @@ The plain schedule does the stages of one batch one after the other:
 
     load ──> find rows ──> gather them ──> [forward, backward: the model's] ──> send gradients home, update rows
 
-On one GPU a thread loads and finds rows ahead of the compute (`ahead.py`); values of rows are always read in turn.
-`PrioritizedSchedule` (`prioritized_schedule.py`) moves rows and gradients under the compute of other batches. It must
+On one GPU a thread loads and finds rows ahead of the compute (`loading/ahead.py`); values of rows are read in turn.
+`PrioritizedSchedule` (`prioritized/schedule.py`) moves rows and gradients under the compute of other batches. It must
 give exactly the same rows, losses and updates as the plain one.
 """
 
@@ -22,14 +22,14 @@ from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
 from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
 from freescale.kernels import SequenceLayout
-from freescale.pipeline.ahead import Ahead, ReadAhead
-from freescale.pipeline.batch_ids import unique_rows
-from freescale.pipeline.batch_rows import NO_ROWS, TABLE, find_rows
-from freescale.pipeline.feature_ids import FeatureIds
-from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
-from freescale.pipeline.loader import LoadedBatches, PlannedBatch
-from freescale.pipeline.padding import PaddedBatch, Padder
-from freescale.pipeline.parcel_loader import ParcelLoader
+from freescale.pipeline.ids.batch_ids import unique_rows
+from freescale.pipeline.ids.batch_rows import NO_ROWS, TABLE, find_rows
+from freescale.pipeline.ids.feature_ids import FeatureIds
+from freescale.pipeline.loading.ahead import Ahead, ReadAhead
+from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
+from freescale.pipeline.loading.loader import LoadedBatches, PlannedBatch
+from freescale.pipeline.loading.parcel_loader import ParcelLoader
+from freescale.pipeline.padding.padder import PaddedBatch, Padder
 from freescale.pipeline.streams import record_stream
 from freescale.pipeline.traffic import Traffic, count_plain
 

@@ -3,7 +3,7 @@
 A step of a small model is a few hundred kernels of some microseconds each; to start them takes the host ten times as
 long as the GPU needs to run them. Recorded, they are started by one call. A recording has fixed sizes and addresses, so
 
-    batches     are padded to a few sizes (`pipeline/padding.py`); those that are foreseen are recorded together, when
+    batches     are padded to a few sizes (`pipeline/padding/`); those that are foreseen are recorded together, when
                 the first of them comes, others when they are met again
     what a batch brings    is copied over what the recording reads: features and lists by one copy, rows by another
     what it leaves         lies in the same place after every step: loss, gradients of weights, gradients of rows

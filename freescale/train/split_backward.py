@@ -2,7 +2,7 @@
 
     forward, backward of inputs ┃ rows' gradients leave ┃ gradients of weights ┃ last sum over ranks ┃ update
                                 │                       └── sums, piece by piece, as gradients are there ──>
-                                └──── OL gradients home, applied, OL rows back (pipeline/urgent_chain.py) ────>
+                                └──── OL gradients home, applied, OL rows back (prioritized/urgent_chain.py) ────>
 
 Every layer whose weights can wait (`kernels/runtime/postponed.py`) leaves them; any other module is differentiated as
 always. The gradients are the same to the bit. A sum over the ranks cannot begin before a gradient is there, so DDP,

@@ -19,7 +19,7 @@ from freescale.embedding.sharding.plan import TableSpec
 from freescale.errors import ConfigError
 from freescale.registry import names
 from tests.embedding.ids import test_owned_ids as learnt
-from tests.pipeline.test_prioritized import assert_same
+from tests.pipeline.prioritized.test_pipeline import assert_same
 from tests.pipeline.two_paths import channels_of, random_batches
 from tests.ranks import run_on_ranks
 

@@ -15,7 +15,7 @@ from freescale.trace.spans import record_into
 from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, timed_batches
 from tests.gpu.test_on_gpu import train_on
-from tests.pipeline.test_ahead import learn, make_batch, make_map, threads_ahead
+from tests.pipeline.loading.test_ahead import learn, make_batch, make_map, threads_ahead
 from tests.small_run import SMALL
 
 pytestmark = [

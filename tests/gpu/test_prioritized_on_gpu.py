@@ -14,7 +14,7 @@ from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.optimizer import updated
 from freescale.embedding.sharding.plan import TablePlan, TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
-from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.pipeline.prioritized.pipeline import PrioritizedPipeline
 
 pytestmark = [
     pytest.mark.gpu,

@@ -252,7 +252,7 @@ def prioritized_bits(rank: int, kind: str) -> bool:
     from freescale.embedding import Adam
     from freescale.embedding.sharding.plan import TableSpec
     from freescale.embedding.sharding.sharded import ShardedEmbedding
-    from freescale.pipeline.prioritized import PrioritizedPipeline
+    from freescale.pipeline.prioritized.pipeline import PrioritizedPipeline
 
     spec = TableSpec(name="item", num_rows=5000, dim=32, optimizer=Adam(), init_std=1.0)
     ends = []

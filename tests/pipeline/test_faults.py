@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from freescale.errors import DataError
-from freescale.pipeline import prioritized, row_moves, urgent_chain
+from freescale.pipeline.prioritized import pipeline as prioritized
+from freescale.pipeline.prioritized import row_moves, urgent_chain
 from freescale.trace import spans
 from tests.effort import slow
-from tests.pipeline.test_prioritized import specs_of
+from tests.pipeline.prioritized.test_pipeline import specs_of
 from tests.pipeline.two_paths import (
     channels_of,
     make_embedding,

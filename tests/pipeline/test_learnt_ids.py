@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from freescale.embedding.ids.sharded_id_map import ShardedIdMap
-from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD
 from freescale.recipe.embedding import BATCHES_IN_FLIGHT as _BATCHES_UNDER_WAY
 from freescale.recipe.embedding import EmbeddingSection
 from freescale.train.loop import train

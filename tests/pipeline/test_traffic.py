@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from freescale.embedding import SGD
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.pipeline import TableTraffic, Traffic, busiest_owner
-from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.pipeline.prioritized.pipeline import PrioritizedPipeline
 from freescale.train import train
 from tests.effort import examples
 from tests.pipeline.two_paths import channels_of, make_embedding

@@ -18,7 +18,7 @@ from freescale.comm.transports.registry import make_transport
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
-from freescale.pipeline.prioritized import PrioritizedPipeline
+from freescale.pipeline.prioritized.pipeline import PrioritizedPipeline
 
 OPTIMIZERS: dict[str, Any] = {"sgd": SGD(), "rowwise_adagrad": RowwiseAdagrad(), "adam": Adam()}
 Batch = dict[str, Tensor]

@@ -10,7 +10,7 @@ import torch
 from freescale.pipeline import Padder, PaddingSizes
 from freescale.train.padded_compute import PaddedCompute
 from freescale.train.recorder import Recorder
-from tests.pipeline.test_padding import DIM, LONGEST, indexed, make_batch, make_model
+from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
 
 CPU = torch.device("cpu")
 SIZES = PaddingSizes(tokens=(64, 96, 160), samples=8, rows=31)

@@ -18,7 +18,7 @@ from freescale.errors import TrainingError
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.pipeline.loader import PlannedBatch
+from freescale.pipeline.loading.loader import PlannedBatch
 from freescale.pipeline.schedule import PlainSchedule
 from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.step import TrainStep, seed_random_numbers

@@ -1,6 +1,6 @@
 """The schedules of the project as programs for the engine: what happens in which order, and what waits for what.
 
-They follow `pipeline/schedule.py` (plain), the drawings in `pipeline/prioritized.py` and `pipeline/urgent_chain.py`
+They follow `pipeline/schedule.py` (plain) and the drawings in `pipeline/prioritized/`: `pipeline.py`, `urgent_chain.py`
 (split). The sum of the losses comes after the optimizer step, so it opens the next one; on GPUs it takes nothing. GPUs
 send rows home while their dense gradients are added up (`train/step.py`); the sums of CPU ranks end with the backward.
 """

@@ -13,7 +13,7 @@ import freescale
 from freescale.comm.traffic import TrafficQueue
 from freescale.comm.world.background_poll import poll_in_background
 from freescale.kernels.runtime.threads import same_device, start_thread
-from freescale.pipeline.ahead import Ahead
+from freescale.pipeline.loading.ahead import Ahead
 
 
 @pytest.fixture

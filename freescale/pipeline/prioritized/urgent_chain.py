@@ -18,8 +18,8 @@ from torch import Tensor
 
 from freescale.comm.traffic import Gate, TrafficQueue
 from freescale.embedding import Lookup
-from freescale.pipeline.in_flight import InFlightBatch
-from freescale.pipeline.row_moves import RowMoves
+from freescale.pipeline.prioritized.in_flight import InFlightBatch
+from freescale.pipeline.prioritized.row_moves import RowMoves
 from freescale.pipeline.streams import Waitable, make_side
 from freescale.pipeline.traffic import Traffic
 from freescale.trace import stage

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.data.sequence_batch import SequenceBatch
-from freescale.pipeline.stream_balance import StreamBalancer
+from freescale.pipeline.loading.stream_balance import StreamBalancer
 from tests.ranks import run_on_ranks
 
 

@@ -17,7 +17,7 @@ import torch
 from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
 from freescale.errors import DataError, TrainingError
-from freescale.pipeline.loader import load_batches, naming_lost_workers
+from freescale.pipeline.loading.loader import load_batches, naming_lost_workers
 
 pytestmark = pytest.mark.timed
 
@@ -56,7 +56,7 @@ def test_what_is_wrong_with_the_data_is_told_without_a_traceback(workers):
 BUSY = """
 import sys, time
 import torch.utils.data._utils as torch_loaders
-from freescale.pipeline.loader import load_batches
+from freescale.pipeline.loading.loader import load_batches
 
 torch_loaders.MP_STATUS_CHECK_INTERVAL = 0.2  # instead of 5 s, twice
 
@@ -128,7 +128,7 @@ def test_a_loader_process_that_ends_while_an_error_is_told_does_not_raise_into_i
 
 ORPHAN = """
 import os, time
-from freescale.pipeline.loader import load_batches
+from freescale.pipeline.loading.loader import load_batches
 
 class Busy:
     def plan(self, step):

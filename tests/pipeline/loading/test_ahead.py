@@ -25,8 +25,8 @@ from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import DataError
 from freescale.kernels.id_table.layout import make_layout
 from freescale.kernels.rows.api import take
-from freescale.pipeline.ahead import AHEAD, Ahead
-from freescale.pipeline.loader import PlannedBatch
+from freescale.pipeline.loading.ahead import AHEAD, Ahead
+from freescale.pipeline.loading.loader import PlannedBatch
 from freescale.pipeline.schedule import TABLE, PlainSchedule
 from freescale.recipe.embedding import EmbeddingSection
 from freescale.train.loop import train

@@ -1,6 +1,6 @@
 """Batches padded to a few sizes, so that a step can be recorded once for each and replayed.
 
-    tokens     real ones, then pads up to the next of a few sizes (`padding_sizes.py`)
+    tokens     real ones, then pads up to the next of a few sizes (`sizes.py`)
     sequences  real ones, then some without tokens
     rows       the unique rows of the batch, then rows that nothing reads, and one that only pads read
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.kernels import LayoutRoom, LayoutWishes, SequenceLayout
 from freescale.kernels.runtime import Parcel
-from freescale.pipeline.batch_ids import with_indices
-from freescale.pipeline.padding_sizes import UNFORESEEN, PaddingSizes
-from freescale.pipeline.padding_source import Feature, PaddingSource, Template
-from freescale.pipeline.step_numbers import StepNumbers, no_numbers
+from freescale.pipeline.ids.batch_ids import with_indices
+from freescale.pipeline.padding.sizes import UNFORESEEN, PaddingSizes
+from freescale.pipeline.padding.source import Feature, PaddingSource, Template
+from freescale.pipeline.padding.step_numbers import StepNumbers, no_numbers
 from freescale.pipeline.streams import record_stream
 
 Array = npt.NDArray[Any]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from freescale.comm.world import Ranks
 from freescale.errors import CheckpointError
-from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD
 from freescale.trace import exchange
 
 PROBE = 10

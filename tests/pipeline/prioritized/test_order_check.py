@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from freescale.errors import TrainingError
-from freescale.pipeline import prioritized
-from freescale.pipeline.order_check import OrderCheck
-from tests.pipeline.test_prioritized import specs_of
+from freescale.pipeline.prioritized import pipeline as prioritized
+from freescale.pipeline.prioritized.order_check import OrderCheck
+from tests.pipeline.prioritized.test_pipeline import specs_of
 from tests.pipeline.two_paths import channels_of, make_embedding, random_batches, train_prioritized
 from tests.ranks import run_on_ranks
 

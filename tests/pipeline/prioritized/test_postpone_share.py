@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from freescale.comm.world.ranks import Ranks
 from freescale.errors import CheckpointError
-from freescale.pipeline.adaptive import PROBE, Switch
-from freescale.pipeline.postpone_share import SHARES, PostponeShare
+from freescale.pipeline.prioritized.adaptive import PROBE, Switch
+from freescale.pipeline.prioritized.postpone_share import SHARES, PostponeShare
 from tests.ranks import run_on_ranks
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freescale.balance import BalancedSampler
 from freescale.pipeline import PaddingSizes, foresee_sizes, padded_size
-from freescale.pipeline.padding_sizes import _PRICE, choose_sizes
+from freescale.pipeline.padding.sizes import _PRICE, choose_sizes
 
 TABLE_ROWS = 5000
 

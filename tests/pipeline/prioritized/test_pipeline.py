@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.errors import DataError, FreeScaleError
-from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD, PrioritizedPipeline
 from tests.effort import slow
 from tests.pipeline.two_paths import (
     OPTIMIZERS,

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from freescale.comm.world import Ranks
 from freescale.errors import CheckpointError
-from freescale.pipeline.adaptive import PROBE
-from freescale.pipeline.prioritized import LOOK_AHEAD
+from freescale.pipeline.prioritized.adaptive import PROBE
+from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD
 from freescale.trace import exchange
 
 SHARES = (1.0, 0.5, 0.0)

@@ -35,10 +35,10 @@ from freescale.data import Examples, SequenceBatch
 from freescale.embedding import IdMap, TableSpec
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.kernels.runtime import HostRoom
-from freescale.pipeline.batch_ids import unique_rows
-from freescale.pipeline.loader import live_as_long_as_the_rank
-from freescale.pipeline.padding import PaddedBatch, Padder
-from freescale.pipeline.padding_source import PaddingSource, Template
+from freescale.pipeline.ids.batch_ids import unique_rows
+from freescale.pipeline.loading.loader import live_as_long_as_the_rank
+from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.source import PaddingSource, Template
 
 _PLACES = 2
 """Parcels of a process that wait to be taken."""

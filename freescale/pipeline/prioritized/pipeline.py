@@ -45,12 +45,12 @@ from freescale.comm.traffic import Channels, Gate, TrafficQueue, open_channels
 from freescale.embedding import Lookup, ShardedEmbedding, as_leaf
 from freescale.errors import FreeScaleError
 from freescale.kernels.rows import unique
-from freescale.pipeline.in_flight import InFlightBatch, ReadyRows
-from freescale.pipeline.order_check import NoCheck, OrderCheck, RowOrder
-from freescale.pipeline.row_moves import RowMoves
+from freescale.pipeline.prioritized.in_flight import InFlightBatch, ReadyRows
+from freescale.pipeline.prioritized.order_check import NoCheck, OrderCheck, RowOrder
+from freescale.pipeline.prioritized.row_moves import RowMoves
+from freescale.pipeline.prioritized.urgent_chain import Left, UrgentChain
 from freescale.pipeline.streams import Waitable, make_side, record_stream, wait_for
 from freescale.pipeline.traffic import count_plain
-from freescale.pipeline.urgent_chain import Left, UrgentChain
 from freescale.trace import stage
 
 B = TypeVar("B")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
-from freescale.pipeline.batch_ids import ids_of, with_indices
-from freescale.pipeline.feature_ids import FeatureIds
+from freescale.pipeline.ids.batch_ids import ids_of, with_indices
+from freescale.pipeline.ids.feature_ids import FeatureIds
 
 TABLE = "item"
 _NOTHING = torch.zeros(0, dtype=torch.int64)

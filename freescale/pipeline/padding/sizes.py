@@ -22,7 +22,7 @@ import torch
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import IntArray, SequenceBatch
-from freescale.pipeline.padding_source import FEWEST, padded_size
+from freescale.pipeline.padding.source import FEWEST, padded_size
 
 _LOOKED_AT = 32
 """Steps that tell what others will be like."""

@@ -1,4 +1,4 @@
-"""The prioritized schedule of a training run: what `prioritized.py` draws, for batches of histories."""
+"""The prioritized schedule of a training run: what `pipeline.py` draws, for batches of histories."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from freescale.embedding import IdMap, ShardedEmbedding, learns_ids
 from freescale.errors import ConfigError
 from freescale.kernels.rows import unique
-from freescale.pipeline.batch_rows import NO_ROWS, TABLE, asked_rows, indices
-from freescale.pipeline.feature_ids import FeatureIds
-from freescale.pipeline.in_flight import ReadyRows
-from freescale.pipeline.layouts import LayoutPlanner, PreparedLayouts
-from freescale.pipeline.loader import PlannedBatch
-from freescale.pipeline.padding import PaddedBatch, Padder
-from freescale.pipeline.prioritized import LOOK_AHEAD, PrioritizedPipeline
+from freescale.pipeline.ids.batch_rows import NO_ROWS, TABLE, asked_rows, indices
+from freescale.pipeline.ids.feature_ids import FeatureIds
+from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
+from freescale.pipeline.loading.loader import PlannedBatch
+from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.prioritized.in_flight import ReadyRows
+from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.schedule import ReadyBatch, end_loading
 
 

@@ -1,4 +1,4 @@
-"""The stages that move rows, gradients and ids of one batch. `prioritized.py` says when each of them runs."""
+"""The stages that move rows, gradients and ids of one batch. `pipeline.py` says when each of them runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from freescale.comm.traffic import Bundle, Channels, Deadline, TrafficQueue
 from freescale.embedding import Lookup, RowSubset, ShardedEmbedding, exchange_all_ids, find_overlaps
 from freescale.kernels.runtime import on_device, to_host
-from freescale.pipeline.in_flight import InFlightBatch, TableFlight
-from freescale.pipeline.order_check import RowOrder
+from freescale.pipeline.prioritized.in_flight import InFlightBatch, TableFlight
+from freescale.pipeline.prioritized.order_check import RowOrder
 from freescale.pipeline.streams import BackgroundExecutor, CopyStream, record_stream
 from freescale.pipeline.traffic import ID_BYTES, Traffic, off_rank_bytes, served_bytes
 from freescale.trace import compute, stage
