@@ -40,10 +40,10 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
 from freescale.kernels.attention import reference
 from freescale.model import RequestGraph
-from freescale.model.compressor import Compressor
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.packed_caches import PackedCaches
+from freescale.model.compression.segmented import SegmentedEncoder
 from freescale.model.recommender import make_encoder
-from freescale.model.segmented import SegmentedEncoder
-from freescale.model.serving.packed_caches import PackedCaches
 
 Call = Callable[[], Any]
 RECENT, SUMMARIES = 50, 4

@@ -33,7 +33,7 @@ from freescale.kernels.attention import reference
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.model.views import BatchView
+from freescale.model.views.view import BatchView
 
 PEAK_TFLOPS = 989.4  # dense bfloat16, NVIDIA's data sheet for H100 and H200 SXM
 CALLS = 8

@@ -58,7 +58,7 @@ def torch_masks() -> Iterator[None]:
 
     with (
         mock.patch.object(Dropout, "mask", mask),
-        mock.patch("freescale.model.dropout.dropout", plain),
+        mock.patch("freescale.model.parts.dropout.dropout", plain),
         mock.patch("freescale.kernels.hstu.reference.dropout", plain),
     ):
         yield

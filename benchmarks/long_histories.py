@@ -31,8 +31,8 @@ from torch.nn import functional as F
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
-from freescale.model.compressor import Compressor
-from freescale.model.segmented import SegmentedEncoder
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.segmented import SegmentedEncoder
 from freescale.train.quality.full_ranking import Asked, ItemBlock, rank_of_targets
 
 RECENT = 50

@@ -24,8 +24,8 @@ from torch import Tensor
 from benchmarks.ranking_requests import relative, replayed, timed_ms
 from freescale.data import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
-from freescale.model.serving.cached_view import CachedView
 from freescale.model.serving.history_cache import HistoryCache, HistoryCaches
+from freescale.model.views.cached_view import CachedView
 
 HEADS, WIDTH, SHOWN = 4, 128, 1000
 

@@ -24,11 +24,11 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
 from freescale.model import HSTU
-from freescale.model.serving.cached_view import CachedView
 from freescale.model.serving.candidate_graph import CandidateGraph
 from freescale.model.serving.history_cache import HistoryCaches, candidate_states, extend_caches
 from freescale.model.serving.history_store import HistoryStore
-from freescale.model.serving.request_view import request_view, target_states
+from freescale.model.views.cached_view import CachedView
+from freescale.model.views.request_view import request_view, target_states
 
 
 def requests_of(sizes: list[tuple[int, int]], *, dim: int, device: str, seed: int = 0) -> SequenceBatch:

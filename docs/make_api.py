@@ -117,7 +117,7 @@ PAGES = {
             "freescale.model.Head",
             "freescale.model.RetrievingHead",
             "freescale.model.Recommender",
-            "freescale.model.moe.MoE",
+            "freescale.model.parts.moe.MoE",
         ),
     ),
     "kernels": Page(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from freescale import SequenceBatch, dropout_keys
 from freescale.kernels import SequenceLayout
-from freescale.model.dropout import number_sites
+from freescale.model.parts.dropout import number_sites
 
 
 def dropping(encoder: nn.Module, vectors: Tensor, batch: SequenceBatch, step: int) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.model.compressor import Compressor
+from freescale.model.compression.compressor import Compressor
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run

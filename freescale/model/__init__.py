@@ -5,13 +5,10 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.model.compressor import Compressor
-    from freescale.model.context_tokens import ContextTokens
-    from freescale.model.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
+    from freescale.model.compression.compressor import Compressor
+    from freescale.model.compression.token_cache import TokenCache
     from freescale.model.encoder import Encoder, EncoderShape, compresses, takes_pads, uses_time
     from freescale.model.encoders import HSTU, STU, Decoder, SASRec
-    from freescale.model.feature_join import FeatureJoin
-    from freescale.model.feature_tokens import FeatureTokens
     from freescale.model.head import (
         Head,
         HeadMetrics,
@@ -28,9 +25,15 @@ if TYPE_CHECKING:
         scores_candidates,
     )
     from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions, target_index
-    from freescale.model.item_encoders import ContentProjection, TextEncoder
-    from freescale.model.item_towers import ItemTowers
-    from freescale.model.metrics import (
+    from freescale.model.inputs.context_tokens import ContextTokens
+    from freescale.model.inputs.feature_join import FeatureJoin
+    from freescale.model.inputs.feature_tokens import FeatureTokens
+    from freescale.model.inputs.item_encoders import ContentProjection, TextEncoder
+    from freescale.model.inputs.item_towers import ItemTowers
+    from freescale.model.parts.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
+    from freescale.model.parts.moe import moe_layers
+    from freescale.model.parts.router import EXTRAS, nan_error
+    from freescale.model.quality.metrics import (
         CUTOFFS,
         FULL_RANKING,
         NEVER,
@@ -38,14 +41,11 @@ if TYPE_CHECKING:
         RankingQuality,
         full_ranking,
     )
-    from freescale.model.moe import moe_layers
+    from freescale.model.quality.task_quality import AcrossRanks, TaskQuality
     from freescale.model.recommender import Recommender, is_ours, make_encoder
-    from freescale.model.router import EXTRAS, nan_error
     from freescale.model.serving.candidate_graph import CandidateGraph
     from freescale.model.serving.history_cache import HistoryCache, candidate_states, extend_caches
     from freescale.model.serving.history_store import HistoryStore
     from freescale.model.serving.request_graph import RequestGraph
-    from freescale.model.serving.token_cache import TokenCache
-    from freescale.model.task_quality import AcrossRanks, TaskQuality
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -6,7 +6,7 @@
 Beyond being called, an encoder may have what makes more possible:
 
     from_rows(rows, item_index, batch, layout) -> (states, rows)     gathers item vectors itself, see `Recommender`
-    encode(vectors, view) -> states                                  works in any pass (`views.py`): segments, caches
+    encode(vectors, view) -> states                                  works in any pass (`views/`): segments, caches
     compresses = True                                                histories can be kept as token caches
     takes_pads = True                                                pads behind the last sequence change nothing, and
                                                                      no state is NaN: steps can be replayed
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
-from freescale.model.moe import Dispatch
+from freescale.model.parts.moe import Dispatch
 from freescale.registry import Kind
 
 if TYPE_CHECKING:
-    from freescale.model.segmented import SegmentedEncoder
+    from freescale.model.compression.segmented import SegmentedEncoder
 
 
 @dataclass(frozen=True, kw_only=True)

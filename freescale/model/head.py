@@ -23,7 +23,7 @@ from freescale import registry
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model.task_quality import AcrossRanks
+from freescale.model.quality.task_quality import AcrossRanks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,13 @@ from freescale.data import SegmentRule, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import MaskKind, SequenceLayout, Sum, make_mask_kind
 from freescale.kernels.rows import take
-from freescale.model.context_tokens import ContextTokens
-from freescale.model.dropout import dropout_batch, number_sites
+from freescale.model.compression.segmented import SegmentedEncoder
 from freescale.model.encoder import Encoder, EncoderShape
-from freescale.model.feature_tokens import FeatureTokens
 from freescale.model.head import Head
-from freescale.model.segmented import SegmentedEncoder
-from freescale.model.serving.request_view import history_states, target_states
+from freescale.model.inputs.context_tokens import ContextTokens
+from freescale.model.inputs.feature_tokens import FeatureTokens
+from freescale.model.parts.dropout import dropout_batch, number_sites
+from freescale.model.views.request_view import history_states, target_states
 
 NO_TABLES: Mapping[str, Tensor] = {}
 
@@ -209,6 +209,6 @@ def make_encoder(
         raise ConfigError(
             f"encoder {kind!r} cannot compress histories",
             got="no method encode(vectors, view)",
-            next_step="leave segments.recent out, or give it one (freescale/model/views.py says how)",
+            next_step="leave segments.recent out, or give it one (freescale/model/views/view.py says how)",
         )
     return SegmentedEncoder(inner, rule=rule, dim=wanted.dim, max_positions=positions)

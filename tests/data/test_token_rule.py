@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data import TokenRule
-from freescale.model.feature_tokens import _Places, _Reordered
+from freescale.model.inputs.feature_tokens import _Places, _Reordered
 from tests.effort import examples
 
 LENGTHS = st.lists(st.integers(0, 5), max_size=6)

@@ -21,7 +21,7 @@ from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.head import check_columns, make_head
-from freescale.model.metrics import FULL_RANKING, NEVER
+from freescale.model.quality.metrics import FULL_RANKING, NEVER
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.train.item_vectors import IdItems
 from freescale.train.quality.evaluate import Evaluator

@@ -19,8 +19,8 @@ from freescale.kernels.dropout import (
     sample_keys,
     token_keys,
 )
-from freescale.model.dropout import dropout_batch, dropout_step, number_sites
 from freescale.model.encoders.hstu import HSTU
+from freescale.model.parts.dropout import dropout_batch, dropout_step, number_sites
 from tests.gpu.test_on_gpu import train_on
 
 pytestmark = [

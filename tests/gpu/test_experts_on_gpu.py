@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freescale.errors import TrainingError
-from freescale.model.moe import MoE
+from freescale.model.parts.moe import MoE
 from freescale.train.log.expert_load import ExpertLoad
 from tests.gpu.test_on_gpu import train_on
 

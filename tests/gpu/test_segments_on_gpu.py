@@ -14,11 +14,11 @@ from freescale.data.segment_rule import SegmentRule
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model import RequestGraph
-from freescale.model.compressor import Compressor
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.packed_caches import PackedCaches
+from freescale.model.compression.token_cache import CacheStamp, TokenCache
 from freescale.model.recommender import make_encoder
-from freescale.model.serving.cached_view import CachedView
-from freescale.model.serving.packed_caches import PackedCaches
-from freescale.model.serving.token_cache import CacheStamp, TokenCache
+from freescale.model.views.cached_view import CachedView
 from tests.gpu.test_on_gpu import train_on
 
 pytestmark = [

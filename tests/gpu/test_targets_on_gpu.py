@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from freescale.kernels import SequenceLayout
-from freescale.model.serving.cached_view import CachedView
 from freescale.model.serving.candidate_graph import CandidateGraph
 from freescale.model.serving.history_cache import HistoryCache, HistoryCaches, candidate_states, extend_caches
 from freescale.model.serving.history_store import HistoryStore
-from freescale.model.serving.request_view import target_states
+from freescale.model.views.cached_view import CachedView
+from freescale.model.views.request_view import target_states
 from tests.kernels.attention.test_targets import MASKS, make_leaves, make_mask
 from tests.kernels.attention.test_targets import attend as attend_cpu
 from tests.model.serving.test_history_cache import part_of
-from tests.model.serving.test_request_view import make, requests_of
+from tests.model.views.test_request_view import make, requests_of
 from tests.train.state.test_scores import HISTORY, SHOWN, TIMES, export, numbers
 
 pytestmark = [

@@ -9,7 +9,7 @@ from torch import nn
 
 from freescale.comm.traffic.channels import open_channel
 from freescale.comm.traffic.expert_exchange import ExpertExchange
-from freescale.model.moe import MoE
+from freescale.model.parts.moe import MoE
 from freescale.train.log.expert_load import lengths_of_split_experts
 from freescale.train.owned_parameters import OwnedParameters
 from tests.ranks import run_on_ranks

@@ -23,13 +23,13 @@ from freescale.kernels import (
     project_targets,
     project_uvqk,
 )
-from freescale.model.blocks import InputLayer, RelativeBias
-from freescale.model.dropout import Dropout, keys_of_tokens
 from freescale.model.encoder import EncoderShape
-from freescale.model.ffn import DenseFFN, FeedForward
-from freescale.model.moe import Dispatch, make_ffn
-from freescale.model.serving.request_view import RequestView
-from freescale.model.views import View, masked_view
+from freescale.model.parts.blocks import InputLayer, RelativeBias
+from freescale.model.parts.dropout import Dropout, keys_of_tokens
+from freescale.model.parts.ffn import DenseFFN, FeedForward
+from freescale.model.parts.moe import Dispatch, make_ffn
+from freescale.model.views.request_view import RequestView
+from freescale.model.views.view import View, masked_view
 from freescale.registry import register
 
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
-from freescale.model.blocks import Linear
-from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
-from freescale.model.ffn import DenseFFN
-from freescale.model.moe import Dispatch, make_ffn, moe_layers
-from freescale.model.views import View, masked_view
+from freescale.model.parts.blocks import Linear
+from freescale.model.parts.dropout import Dropout
+from freescale.model.parts.ffn import DenseFFN
+from freescale.model.parts.moe import Dispatch, make_ffn, moe_layers
+from freescale.model.views.view import View, masked_view
 from freescale.registry import register
 
 _INIT_STD = 0.02

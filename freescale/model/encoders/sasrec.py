@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.kernels import MaskKind, SequenceLayout
-from freescale.model.blocks import InputLayer, Linear
-from freescale.model.dropout import Dropout
 from freescale.model.encoder import EncoderShape
-from freescale.model.views import View, masked_view
+from freescale.model.parts.blocks import InputLayer, Linear
+from freescale.model.parts.dropout import Dropout
+from freescale.model.views.view import View, masked_view
 from freescale.registry import register
 
 

@@ -28,12 +28,12 @@ from freescale.kernels import (
     sum_taken,
 )
 from freescale.kernels.runtime import linear
-from freescale.model.blocks import Linear
-from freescale.model.dropout import Dropout, keys_of_tokens
 from freescale.model.encoder import EncoderShape
-from freescale.model.normed_mlp import WideNorm
-from freescale.model.serving.request_view import RequestView
-from freescale.model.views import BatchView, View, masked_view
+from freescale.model.parts.blocks import Linear
+from freescale.model.parts.dropout import Dropout, keys_of_tokens
+from freescale.model.parts.normed_mlp import WideNorm
+from freescale.model.views.request_view import RequestView
+from freescale.model.views.view import BatchView, View, masked_view
 from freescale.registry import register
 
 _MINUTE_S = 60.0

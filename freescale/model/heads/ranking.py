@@ -12,7 +12,7 @@ from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.head import LastEvents, Needs
-from freescale.model.metrics import BinaryQuality
+from freescale.model.quality.metrics import BinaryQuality
 from freescale.registry import register
 
 

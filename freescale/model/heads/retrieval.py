@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout, sampled_softmax, unit
 from freescale.model.head import Needs
-from freescale.model.metrics import FULL_RANKING
+from freescale.model.quality.metrics import FULL_RANKING
 from freescale.registry import register
 
 

@@ -20,8 +20,8 @@ from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
 from freescale.model.heads._shared_experts import SharedExperts
-from freescale.model.normed_mlp import normed_mlp
-from freescale.model.task_quality import LIMIT, AcrossRanks, TaskQuality
+from freescale.model.parts.normed_mlp import normed_mlp
+from freescale.model.quality.task_quality import LIMIT, AcrossRanks, TaskQuality
 from freescale.registry import register
 
 Towers = Literal["shared", "own", "product"]

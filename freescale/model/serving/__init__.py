@@ -1,1 +1,1 @@
-"""Requests with candidates and caches of histories: what answers users."""
+"""Requests answered again and again: caches of histories, many of them in one store, recorded as CUDA graphs."""

@@ -17,10 +17,10 @@ from freescale.data import SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels.attention import KeyValueBuffer
 from freescale.kernels.runtime import to_device
-from freescale.model.serving.cached_view import CachedView, KeptKeys
-from freescale.model.serving.candidate_rows import MOST_EVENTS
 from freescale.model.serving.history_store import HistoryStore
 from freescale.model.serving.request_graph import Pass, record_cuda
+from freescale.model.views.cached_view import CachedView, KeptKeys
+from freescale.model.views.candidate_rows import MOST_EVENTS
 
 
 class CandidateGraph:

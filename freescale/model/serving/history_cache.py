@@ -20,9 +20,9 @@ from freescale.data import Ints, SequenceBatch
 from freescale.errors import ConfigError, DataError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
-from freescale.model.serving.cached_view import CachedView
-from freescale.model.serving.candidate_rows import MOST_EVENTS
-from freescale.model.views import BatchView, View
+from freescale.model.views.cached_view import CachedView
+from freescale.model.views.candidate_rows import MOST_EVENTS
+from freescale.model.views.view import BatchView, View
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,9 +15,9 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels.attention import KeyValueBuffer
-from freescale.model.compressor import Compressor
-from freescale.model.serving.cached_view import CachedView
-from freescale.model.serving.packed_caches import PackedCaches
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.packed_caches import PackedCaches
+from freescale.model.views.cached_view import CachedView
 
 Pass = Callable[[], Tensor]
 

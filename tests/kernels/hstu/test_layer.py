@@ -15,7 +15,7 @@ from freescale.kernels.hstu import LayerWeights, WholeBatch, parts, reference
 from freescale.kernels.hstu import layer as hstu_layer
 from freescale.kernels.runtime import PostponedGradients
 from freescale.model.encoders.hstu import HSTULayer
-from freescale.model.views import BatchView
+from freescale.model.views.view import BatchView
 from tests.effort import slow
 
 pytest.importorskip("triton")

@@ -11,7 +11,7 @@ from freescale.kernels import SequenceLayout, Taken, sum_taken
 from freescale.kernels.hstu import reference, stu
 from freescale.model.encoders import stu as encoder
 from freescale.model.encoders.stu import STULayer
-from freescale.model.serving.request_view import request_view
+from freescale.model.views.request_view import request_view
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

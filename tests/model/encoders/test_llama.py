@@ -13,7 +13,7 @@ from torch import nn
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.encoders.llama import Decoder, Rotation
-from freescale.model.moe import moe_layers
+from freescale.model.parts.moe import moe_layers
 from tests.dropping import dropping
 from tests.effort import examples
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
-from freescale.model.serving.cached_view import CachedView
 from freescale.model.serving.candidate_graph import CandidateGraph
 from freescale.model.serving.history_cache import HistoryCache, HistoryCaches, extend_caches
 from freescale.model.serving.history_store import HistoryStore
-from freescale.model.serving.request_view import target_states
+from freescale.model.views.cached_view import CachedView
+from freescale.model.views.request_view import target_states
 from tests.effort import examples, slow
 from tests.model.serving.test_history_cache import part_of
-from tests.model.serving.test_request_view import DIM, make, requests_of
+from tests.model.views.test_request_view import DIM, make, requests_of
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

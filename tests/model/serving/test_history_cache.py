@@ -11,9 +11,9 @@ from freescale.data import SequenceBatch
 from freescale.errors import ConfigError, DataError
 from freescale.kernels import SequenceLayout
 from freescale.model.serving.history_cache import candidate_states, extend_caches
-from freescale.model.serving.request_view import target_states
+from freescale.model.views.request_view import target_states
 from tests.effort import examples
-from tests.model.serving.test_request_view import make, requests_of
+from tests.model.views.test_request_view import make, requests_of
 
 
 def part_of(batch, spans, targets=None):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from freescale.errors import DataError
-from freescale.model.compressor import Compressor
-from freescale.model.serving.packed_caches import PackedCaches
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.packed_caches import PackedCaches
 from freescale.model.serving.request_graph import RequestGraph
 from tests.effort import quick_first
-from tests.model.test_compressor import DIM, KINDS, make_events, make_model, part
+from tests.model.compression.test_compressor import DIM, KINDS, make_events, make_model, part
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from freescale.errors import TrainingError
-from freescale.model.moe import MoE, moe_layers
+from freescale.model.parts.moe import MoE, moe_layers
 from freescale.train.log.expert_load import ExpertLoad, load_fields
 
 

@@ -17,10 +17,10 @@ from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
 from freescale.kernels import SequenceLayout
+from freescale.model.compression.token_cache import TokenCache
 from freescale.model.heads import RetrievalHead
-from freescale.model.moe import moe_layers
+from freescale.model.parts.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
-from freescale.model.serving.token_cache import TokenCache
 from freescale.train.item_vectors import IdItems
 from freescale.train.state.export import load_export, write_export
 from freescale.train.state.recommendations import best

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import DataError
-from freescale.model.compressor import Compressor
-from freescale.model.serving.cached_view import CachedView
-from freescale.model.serving.packed_caches import PackedCaches
-from freescale.model.serving.token_cache import CacheStamp, TokenCache
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.packed_caches import PackedCaches
+from freescale.model.compression.token_cache import CacheStamp, TokenCache
+from freescale.model.views.cached_view import CachedView
 from tests.effort import examples
-from tests.model.test_compressor import KINDS, make_events, make_model, part
+from tests.model.compression.test_compressor import KINDS, make_events, make_model, part
 
 STAMP = CacheStamp(model="m1", length=9, summaries=2, dtype="float64")
 

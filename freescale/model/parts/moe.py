@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels.moe import ACTIVATIONS, Activation, Backend, Save, expert_mlp
-from freescale.model.ffn import DenseFFN
-from freescale.model.router import Router
+from freescale.model.parts.ffn import DenseFFN
+from freescale.model.parts.router import Router
 
 RunExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x [N, D], weights [N, K], experts [N, K], numbered from the first one held here) -> [N, D]"""

@@ -21,9 +21,9 @@ from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout, Sum, Taken
 from freescale.kernels.rows import take
 from freescale.kernels.runtime import to_device
-from freescale.model.blocks import Linear
-from freescale.model.feature_tokens import TokenSequence, longer_sequence
-from freescale.model.normed_mlp import normed_mlp
+from freescale.model.inputs.feature_tokens import TokenSequence, longer_sequence
+from freescale.model.parts.blocks import Linear
+from freescale.model.parts.normed_mlp import normed_mlp
 
 _BIT_WIDTH, _BIT_STD = 8, 0.1
 _MOST_BITS = 12

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from freescale.model.blocks import Linear
+from freescale.model.parts.blocks import Linear
 
 
 class SwishNorm(nn.Module):

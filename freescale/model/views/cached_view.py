@@ -29,9 +29,9 @@ from freescale.kernels.attention import (
     time_bucket,
 )
 from freescale.kernels.runtime import to_device
-from freescale.model.serving.candidate_rows import CandidateRows
-from freescale.model.serving.padded_heads import PaddedHeads, Padding
-from freescale.model.views import KeepKeys
+from freescale.model.views.candidate_rows import CandidateRows
+from freescale.model.views.padded_heads import PaddedHeads, Padding
+from freescale.model.views.view import KeepKeys
 
 
 class KeptKeys(Protocol):

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from freescale.data import SegmentedBatch, SegmentRule, SequenceBatch, insert_summaries
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model.dropout import dropout_batch
-from freescale.model.views import BatchView, KeepKeys, ViewEncoder
+from freescale.model.parts.dropout import dropout_batch
+from freescale.model.views.view import BatchView, KeepKeys, ViewEncoder
 
 
 class SegmentedEncoder(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.model.task_quality import TaskQuality
+from freescale.model.quality.task_quality import TaskQuality
 from tests.effort import examples
 
 ROWS = st.lists(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.model.metrics import BinaryQuality, RankingQuality
+from freescale.model.quality.metrics import BinaryQuality, RankingQuality
 from tests.effort import examples
 
 # Steps of 1/2 in the logit lie many bins apart, so that the histogram counts pairs exactly.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from freescale.data import Feature, SequenceBatch, TokenRule
 from freescale.kernels import SequenceLayout, Sum
 from freescale.kernels.runtime import on_device, to_device
-from freescale.model.feature_join import FeatureJoin, How
+from freescale.model.inputs.feature_join import FeatureJoin, How
 
 
 @dataclass(frozen=True)

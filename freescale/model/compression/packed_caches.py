@@ -18,7 +18,7 @@ from torch import Tensor
 
 from freescale.data import Ints
 from freescale.kernels.runtime import to_device
-from freescale.model.serving.token_cache import CacheStamp, TokenCache
+from freescale.model.compression.token_cache import CacheStamp, TokenCache
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

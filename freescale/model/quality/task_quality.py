@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.model.prediction_metrics import Floats, Ints, auc, deciles, grouped_auc, part_of, xauc
+from freescale.model.quality.prediction_metrics import Floats, Ints, auc, deciles, grouped_auc, part_of, xauc
 
 TaskKind = Literal["binary", "number"]
 LIMIT = 1 << 21

@@ -15,10 +15,10 @@ from freescale.data.segments import insert_summaries
 from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
-from freescale.model.compressor import Compressor
+from freescale.model.compression.compressor import Compressor
+from freescale.model.compression.segmented import SegmentedEncoder
+from freescale.model.compression.token_cache import TokenCache
 from freescale.model.recommender import make_encoder
-from freescale.model.segmented import SegmentedEncoder
-from freescale.model.serving.token_cache import TokenCache
 from tests.effort import examples
 
 DIM, MAX_PLACES = 8, 120

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from freescale.data import FIRST, NO_ID, SLOT, Feature
 from freescale.errors import ConfigError
 from freescale.kernels.rows import take
-from freescale.model.normed_mlp import normed_mlp
+from freescale.model.parts.normed_mlp import normed_mlp
 
 
 class ItemTowers(nn.Module):

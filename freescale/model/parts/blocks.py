@@ -11,7 +11,7 @@ from freescale.kernels import SequenceLayout, input_states
 from freescale.kernels.attention import NUM_TIME_BUCKETS
 from freescale.kernels.rows import take
 from freescale.kernels.runtime import linear
-from freescale.model.dropout import Dropout
+from freescale.model.parts.dropout import Dropout
 
 
 class Linear(nn.Linear):

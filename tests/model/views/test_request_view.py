@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.model.dropout import dropout_keys, number_sites
+from freescale.model.parts.dropout import dropout_keys, number_sites
 from freescale.model.recommender import make_encoder
-from freescale.model.serving.request_view import request_view, target_states
+from freescale.model.views.request_view import request_view, target_states
 from tests.effort import examples
 from tests.foreign_masks import Dilated
 

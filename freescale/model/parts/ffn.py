@@ -9,7 +9,7 @@ from freescale.errors import ConfigError
 from freescale.kernels import plain_norm
 from freescale.kernels.moe import ACTIVATIONS, activated
 from freescale.kernels.runtime import linear
-from freescale.model.dropout import Dropout
+from freescale.model.parts.dropout import Dropout
 
 
 class DenseFFN(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from freescale.errors import ConfigError, TrainingError
-from freescale.model.router import Router
+from freescale.model.parts.router import Router
 
 DIM, EXPERTS = 6, 5
 

@@ -18,8 +18,8 @@ from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import AttentionMask, MaskKind, SequenceLayout
 from freescale.kernels.runtime import to_device
-from freescale.model.dropout import dropout_batch
-from freescale.model.views import BatchView
+from freescale.model.parts.dropout import dropout_batch
+from freescale.model.views.view import BatchView
 
 
 class RequestView(BatchView):
@@ -111,7 +111,7 @@ def target_states(
         raise ConfigError(
             "this encoder cannot see candidates",
             got=f"{type(encoder).__name__} without encode(vectors, view)",
-            next_step="freescale/model/views.py says how to write it, or take candidates late",
+            next_step="freescale/model/views/view.py says how to write it, or take candidates late",
         )
     every: Tensor = encode(vectors_TD, view)
     return every.index_select(0, view.target_index)

@@ -13,9 +13,9 @@ from freescale.data.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels import SequenceLayout
 from freescale.model.encoders.hstu import HSTU
-from freescale.model.ffn import DenseFFN
-from freescale.model.moe import AllHere, MoE, make_ffn, moe_layers
-from freescale.model.views import BatchView
+from freescale.model.parts.ffn import DenseFFN
+from freescale.model.parts.moe import AllHere, MoE, make_ffn, moe_layers
+from freescale.model.views.view import BatchView
 from tests.effort import examples
 
 DIM, HIDDEN, EXPERTS = 6, 10, 5

@@ -21,7 +21,7 @@ from freescale.kernels import (
 from freescale.kernels.attention import reference
 from freescale.model import Recommender, RetrievalHead
 from freescale.model.recommender import make_encoder
-from freescale.model.views import BatchView, masked_view
+from freescale.model.views.view import BatchView, masked_view
 from tests.foreign_masks import Dilated, SameCategory, matrix
 
 LENGTHS = [5, 0, 1, 40, 17]

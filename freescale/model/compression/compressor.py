@@ -1,6 +1,6 @@
 """Serving in two steps: `compress` turns histories into token caches, `states` answers requests from them.
 
-Both give what the masked pass of training gives, to rounding: tests/model/test_compressor.py holds them against it.
+Both give what the masked pass of training gives, to rounding (tests/model/compression/test_compressor.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from freescale.data import Ints, Segments, SequenceBatch, cut_history, insert_summaries
 from freescale.errors import DataError
-from freescale.model.segmented import SegmentedEncoder
-from freescale.model.serving.cached_view import CachedView
-from freescale.model.serving.packed_caches import PackedCaches
-from freescale.model.serving.token_cache import CacheStamp, TokenCache
+from freescale.model.compression.packed_caches import PackedCaches
+from freescale.model.compression.segmented import SegmentedEncoder
+from freescale.model.compression.token_cache import CacheStamp, TokenCache
+from freescale.model.views.cached_view import CachedView
 
 Caches = Sequence[TokenCache | None]
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
-from freescale.model.dropout import dropout_batch
 from freescale.model.encoders.llama import Decoder, RMSNorm
+from freescale.model.parts.dropout import dropout_batch
 
 _ROW_STD = 0.02
 """Item vectors start as large as rows of a table do, so that both can be added."""

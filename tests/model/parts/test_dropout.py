@@ -12,8 +12,8 @@ from freescale import Dropout, SequenceBatch, dropout_keys
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels import SequenceLayout
 from freescale.kernels.dropout import key_of_step, token_keys
-from freescale.model.dropout import drawn_by_rank, dropout_batch, dropout_step, number_sites
 from freescale.model.heads import RetrievalHead
+from freescale.model.parts.dropout import drawn_by_rank, dropout_batch, dropout_step, number_sites
 from freescale.model.recommender import Recommender, make_encoder
 
 LENGTHS, WIDTH = [3, 1, 6], 8

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freescale.data.vocabulary import NumberedTexts, Vocabulary
-from freescale.model.item_encoders import ContentProjection, TextEncoder
+from freescale.model.inputs.item_encoders import ContentProjection, TextEncoder
 
 TEXTS = ["red round ball", "red ball", "", "ball round red", "old map of a town"]
 
