@@ -117,7 +117,7 @@ PAGES = {
             "freescale.model.Head",
             "freescale.model.RetrievingHead",
             "freescale.model.Recommender",
-            "freescale.model.parts.moe.MoE",
+            "freescale.model.MoE",
         ),
     ),
     "kernels": Page(
