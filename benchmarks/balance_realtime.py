@@ -31,7 +31,7 @@ import torch.distributed as dist
 from freescale.balance.costs.cost_fit import MeasuredStep, fit_cost_model
 from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds
 from freescale.balance.sampler import BalancedSampler
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.data.sources.synthetic import SyntheticSource
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead

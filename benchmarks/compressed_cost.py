@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data.segment_rule import SegmentRule, Segments
-from freescale.data.segments import insert_summaries
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.segment_rule import SegmentRule, Segments
+from freescale.data.batches.segments import insert_summaries
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention
 from freescale.kernels.attention import reference
 from freescale.model import RequestGraph

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import freescale.data.examples as examples
+import freescale.data.batches.examples as examples
 from freescale.data import BatchFeatures, SequenceBatch, item_numbers
 from freescale.embedding import Lookup, ShardedEmbedding, UniqueRows
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from freescale.data import IntArray, prepare
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 
 RATINGS = ["1", "2", "3", "4", "5"]
 YEARS = [1940, 1960, 1970, 1980, 1985, 1990, 1993, 1995, 1997, 1999]

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.embedding import Adam, HashMap, IdMap
 from freescale.embedding.ids.eviction import TTL
 from freescale.embedding.ids.sharded_id_map import ShardedIdMap

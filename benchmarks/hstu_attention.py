@@ -26,7 +26,7 @@ from gpu_time import ms_a_call
 from torch import Tensor
 
 from freescale import ShardedEmbedding, TableSpec
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.embedding import RowwiseAdagrad
 from freescale.kernels import SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.compression.compressor import Compressor
 from freescale.model.compression.segmented import SegmentedEncoder

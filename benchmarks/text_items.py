@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from freescale.app.run.opened_run import open_run
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.data.preparing.preparation import prepare
 from freescale.data.sources.parquet import ParquetSource
 from freescale.kernels import SequenceLayout

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import unit
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead

@@ -5,9 +5,14 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.data.anchors import AnchorRule
+    from freescale.data.batches.examples import Examples
+    from freescale.data.batches.log_examples import LogExamples, NextExamples, NextWindow
+    from freescale.data.batches.segment_rule import Ints, SegmentRule, Segments, cut_history
+    from freescale.data.batches.segments import SegmentedBatch, insert_summaries
+    from freescale.data.batches.sequence_batch import SequenceBatch
+    from freescale.data.batches.slots import FIRST, NO_ID, PAD, SLOT
+    from freescale.data.batches.vocabulary import NumberedTexts, Vocabulary
     from freescale.data.columns.ids import IdKinds
-    from freescale.data.examples import Examples
     from freescale.data.features.feature_batch import MISSING, BatchFeatures
     from freescale.data.features.feature_source import FeatureSource, ItemFeatures, schema_of
     from freescale.data.features.request_features import (
@@ -24,24 +29,29 @@ if TYPE_CHECKING:
     from freescale.data.log.sealer import Sealed
     from freescale.data.log.sealer import append as append_log
     from freescale.data.log.sealer import drop as drop_windows
-    from freescale.data.log_examples import LogExamples, NextExamples, NextWindow
-    from freescale.data.log_requests import LogRequests, NextRequests, WindowRequests
     from freescale.data.negatives import draw_negatives
     from freescale.data.pools import PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
     from freescale.data.preparing.raw_input import format_names
-    from freescale.data.requests import RequestExamples, RequestRule, outcome_columns
+    from freescale.data.requests.anchors import AnchorRule
+    from freescale.data.requests.log_requests import LogRequests, NextRequests, WindowRequests
+    from freescale.data.requests.request_examples import RequestExamples, RequestRule, outcome_columns
+    from freescale.data.requests.target_facts import (
+        RepeatShare,
+        TaskFacts,
+        label_shares,
+        measure_repeats,
+        task_facts,
+    )
+    from freescale.data.requests.task_rule import TaskRule, parse_tasks
+    from freescale.data.requests.token_rule import TokenRule
     from freescale.data.schema.choosing import choose_features
     from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
     from freescale.data.schema.reading import checked_schema, load_schema, read_schema
     from freescale.data.schema.reading import refuse as refuse_problems
     from freescale.data.schema.vocabulary import NONE
     from freescale.data.schema.vocabulary import WORDS as SCHEMA_WORDS
-    from freescale.data.segment_rule import Ints, SegmentRule, Segments, cut_history
-    from freescale.data.segments import SegmentedBatch, insert_summaries
-    from freescale.data.sequence_batch import SequenceBatch
-    from freescale.data.slots import FIRST, NO_ID, PAD, SLOT
     from freescale.data.source import IntArray, SequenceSource, Split, SplitSource, check_source
     from freescale.data.source_kinds import open_source, source_kind
     from freescale.data.sources.parquet import ParquetOptions, ParquetSource
@@ -51,11 +61,7 @@ if TYPE_CHECKING:
     from freescale.data.stored.item_content import CONTENT_FILE, ContentFile
     from freescale.data.stored.item_texts import TEXTS_FILE, item_numbers, load_texts
     from freescale.data.stored.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
-    from freescale.data.target_facts import RepeatShare, TaskFacts, label_shares, measure_repeats, task_facts
-    from freescale.data.task_rule import TaskRule, parse_tasks
     from freescale.data.temporal import TemporalSource, read_moment, written
-    from freescale.data.token_rule import TokenRule
-    from freescale.data.vocabulary import NumberedTexts, Vocabulary
     from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
     from freescale.data.words.table_words import table_kinds, table_words
 else:

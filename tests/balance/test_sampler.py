@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from freescale.balance import BalancedSampler, CostModel, GlobalBatches
 from freescale.balance.work import SampleWork
-from freescale.data.segment_rule import SegmentRule
+from freescale.data.batches.segment_rule import SegmentRule
 from freescale.errors import CheckpointError, PlanError
 from tests.effort import examples
 

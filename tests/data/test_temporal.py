@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data import SyntheticSource, digest_data
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.data.source import Histories, SplitSource, check_source
 from freescale.data.temporal import TemporalSource, read_moment, written
 from freescale.data.words.item_names import ItemNames, names_of_items

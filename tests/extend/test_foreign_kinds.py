@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from freescale import registry
 from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.embedding import SGD, DirectMap
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding

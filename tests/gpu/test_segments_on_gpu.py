@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.data.segment_rule import SegmentRule
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.segment_rule import SegmentRule
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model import RequestGraph
 from freescale.model.compression.compressor import Compressor

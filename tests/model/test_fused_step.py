@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels.runtime.launch import start_kernel
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead

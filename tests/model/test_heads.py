@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout, unit
 from freescale.model.heads import RankingHead, RetrievalHead
 from tests.effort import examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
 from freescale.model.encoder import EncoderShape, compresses

@@ -13,7 +13,7 @@ from torch import nn
 
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.embedding import SGD, HashMap
 from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.embedding.sharding.plan import TableSpec

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from freescale.balance.step_plan import StepPlan
 from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.data.sources.synthetic import SyntheticSource
 from freescale.embedding import Adam, DirectMap
 from freescale.embedding.sharding.plan import TableSpec

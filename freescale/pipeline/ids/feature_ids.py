@@ -4,7 +4,7 @@
     batch.tokens["similar"]  ├─ ids of one table ─ rows ─┤ batch.tokens["similar.slot"]
     batch.samples["country"] ┘   (one call a table)      └ ...
 
-A slot says where the row of an id stands among the unique rows of its table (`data/slots.py`).
+A slot says where the row of an id stands among the unique rows of its table (`data/batches/slots.py`).
 """
 
 from __future__ import annotations

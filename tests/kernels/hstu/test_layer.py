@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freescale import dropout_keys
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask, SequenceLayout
 from freescale.kernels.attention.triton import bias_gradients
 from freescale.kernels.hstu import LayerWeights, WholeBatch, parts, reference

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freescale import dropout_keys
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout, Taken, sum_taken
 from freescale.kernels.hstu import reference, stu
 from freescale.model.encoders import stu as encoder

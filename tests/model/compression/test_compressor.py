@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.segment_rule import SegmentRule, Segments
-from freescale.data.segments import insert_summaries
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.segment_rule import SegmentRule, Segments
+from freescale.data.batches.segments import insert_summaries
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
 from freescale.model.compression.compressor import Compressor

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.errors import DataError
 from freescale.model.compression.compressor import Compressor
 from freescale.model.compression.packed_caches import PackedCaches

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model.encoders.llama import Decoder, Rotation
 from freescale.model.parts.moe import moe_layers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.data.vocabulary import NumberedTexts, Vocabulary
+from freescale.data.batches.vocabulary import NumberedTexts, Vocabulary
 from freescale.model.inputs.item_encoders import ContentProjection, TextEncoder
 
 TEXTS = ["red round ball", "red ball", "", "ball round red", "old map of a town"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.kernels import SequenceLayout
 from freescale.model.encoders.hstu import HSTU

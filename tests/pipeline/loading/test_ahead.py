@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from freescale.balance.sampler import StepPlan
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.embedding import Adam, DirectMap, HashMap
 from freescale.embedding.ids.eviction import LRU, TTL
 from freescale.embedding.ids.sharded_id_map import ShardedIdMap

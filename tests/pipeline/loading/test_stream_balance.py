@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.pipeline.loading.stream_balance import StreamBalancer
 from tests.ranks import run_on_ranks
 

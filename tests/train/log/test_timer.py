@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freescale.balance import MeasuredStep
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.trace.spans import Recorder, record_into
 from freescale.train.log import timer as timer_module
 from freescale.train.log.busy import BusyTimes, SeenStep

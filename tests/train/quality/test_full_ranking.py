@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.comm.world.ranks import Ranks
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.model import NEVER
 from freescale.train.quality.full_ranking import (
     FULL,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
 from freescale.embedding import SGD, DirectMap, HashMap
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding

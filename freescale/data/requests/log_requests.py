@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from freescale.data.log_examples import LogExamples, NextWindow, WindowFacts
-from freescale.data.requests import RequestExamples, RequestIndex
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.log_examples import LogExamples, NextWindow, WindowFacts
+from freescale.data.batches.sequence_batch import SequenceBatch
+from freescale.data.requests.request_examples import RequestExamples, RequestIndex
 from freescale.data.source import IntArray, ItemCatalog
 from freescale.data.sources.parquet import ParquetSource
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
+from freescale.data.requests.target_facts import label_shares, measure_repeats
 from freescale.data.scan import row_blocks, spread_rows
-from freescale.data.target_facts import label_shares, measure_repeats
 from tests.list_source import ListSource
 
 HISTORIES = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=9), min_size=1, max_size=8)

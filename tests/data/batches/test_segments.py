@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.segment_rule import SegmentRule, Segments
-from freescale.data.segments import insert_summaries
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.segment_rule import SegmentRule, Segments
+from freescale.data.batches.segments import insert_summaries
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import AttentionMask
 from tests.effort import examples

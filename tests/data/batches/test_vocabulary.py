@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.vocabulary import END, UNKNOWN, NumberedTexts, Vocabulary, words_of
+from freescale.data.batches.vocabulary import END, UNKNOWN, NumberedTexts, Vocabulary, words_of
 from tests.effort import examples
 
 TEXTS = ["Toy Story (1995)\nChildren's|Comedy", "Story of us (1999)\nComedy", "", "comedy comedy only_here"]

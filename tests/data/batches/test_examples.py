@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data.examples import Examples, input_lengths
+from freescale.data.batches.examples import Examples, input_lengths
 from freescale.data.negatives import draw_negatives
 from tests.list_source import ListSource
 

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.examples import Examples
-from freescale.data.requests import RequestExamples
+from freescale.data.batches.examples import Examples
+from freescale.data.requests.request_examples import RequestExamples
+from freescale.data.requests.task_rule import TaskRule
 from freescale.data.scan import spread_rows
 from freescale.data.source import Histories, IntArray
-from freescale.data.task_rule import TaskRule
 
 _MAX_EVENTS = 1 << 20
 """Events looked at for a share; sorting them takes about 0.2 s."""

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.features.feature_batch import BatchFeatures
 from freescale.data.negatives import draw_negatives
-from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
 from freescale.data.stored.item_texts import item_numbers
 from freescale.kernels.rows import unique

@@ -26,13 +26,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.anchors import AnchorRule, find_anchors
-from freescale.data.examples import _HELD_BACK, Examples, _spans, _tensors, _with_items
+from freescale.data.batches.examples import _HELD_BACK, Examples, _spans, _tensors, _with_items
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.features.feature_source import schema_of
 from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.requests.anchors import AnchorRule, find_anchors
+from freescale.data.requests.token_rule import TokenRule
 from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
-from freescale.data.token_rule import TokenRule
 from freescale.errors import ConfigError, DataError
 
 _HELD_BACK_REQUESTS = {"valid": 1, "test": 0}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 
 SEQUENCES = st.lists(st.lists(st.integers(-5, 5), max_size=6), max_size=8)
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray
 
 END = 0

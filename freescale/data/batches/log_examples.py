@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.examples import Examples
+from freescale.data.batches.examples import Examples
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.log.log_source import LogSource
 from freescale.data.negatives import draw_negatives
-from freescale.data.sequence_batch import SequenceBatch
 from freescale.data.source import Histories, IntArray, ItemCatalog, Split
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data.segment_rule import Ints, Segments
-from freescale.data.sequence_batch import SequenceBatch
+from freescale.data.batches.segment_rule import Ints, Segments
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.kernels import AttentionMask
 from freescale.kernels.attention import Pieces
 from freescale.kernels.runtime import to_device
