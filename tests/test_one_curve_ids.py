@@ -14,8 +14,8 @@ from freescale.app.run.opened_run import evaluate_run, export_run, known_items
 from freescale.embedding.ids.id_stats import COUNTS
 from freescale.embedding.ids.sharded_id_map import ShardedIdMap
 from freescale.recipe import load_config
+from freescale.train.exports.export import load_export
 from freescale.train.loop import train
-from freescale.train.state.export import load_export
 from tests.effort import slow
 from tests.small_run import SMALL, make_run, train_small
 from tests.test_one_curve import assert_goes_on_with_other_ranks, assert_same_curve, on_ranks

@@ -14,8 +14,8 @@ from freescale.app.serving.publishing import publish_run
 from freescale.errors import ConfigError, DataError, Preempted
 from freescale.recipe import load_config
 from freescale.train import load_version, saved_in
+from freescale.train.exports.export import load_export
 from freescale.train.loop import train
-from freescale.train.state.export import load_export
 from tests.effort import slow
 from tests.grown_log import DAY, ON_A_LOG, grow
 from tests.killed import dies

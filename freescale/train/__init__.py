@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.train.agreement import from_first
+    from freescale.train.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current
+    from freescale.train.exports.chain_model import ChainModel
+    from freescale.train.exports.export import RestOfItems, exported_version, load_export, write_export
+    from freescale.train.exports.exported_model import ExportedModel
+    from freescale.train.exports.served_features import ExportFeatures, request_needs
+    from freescale.train.exports.version import Version, read_version
     from freescale.train.extension import StepExtension
     from freescale.train.featured_items import FeaturedItems
     from freescale.train.growing_log import GrowingLog, WindowTimetable
@@ -36,9 +43,6 @@ if TYPE_CHECKING:
     from freescale.train.rebalance import Rebalancer
     from freescale.train.recorder import Recorder
     from freescale.train.run import Run, RunState, Timetable, due_at
-    from freescale.train.state.agreement import from_first
-    from freescale.train.state.chain import ASIDE, Publisher, is_chain, load_version, read_current
-    from freescale.train.state.chain_model import ChainModel
     from freescale.train.state.checkpoint import (
         Checkpoints,
         best_in,
@@ -47,15 +51,11 @@ if TYPE_CHECKING:
         saved_in,
         step_of,
     )
-    from freescale.train.state.export import RestOfItems, exported_version, load_export, write_export
-    from freescale.train.state.exported_model import ExportedModel
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run, run_tensors
     from freescale.train.state.same_data import agree_on_data
-    from freescale.train.state.served_features import ExportFeatures, request_needs
     from freescale.train.state.shared_folder import check_shared
-    from freescale.train.state.version import Version, read_version
     from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:

@@ -16,8 +16,8 @@ from freescale.balance import WindowBatches
 from freescale.comm.world import Ranks
 from freescale.data import LogSource
 from freescale.errors import DataError
+from freescale.train.agreement import from_first
 from freescale.train.log.events import Progress
-from freescale.train.state.agreement import from_first
 from freescale.train.stop_request import StopRequest
 
 _KEPT = ("rows", "events", "targets", "items", "first", "last", "late", "dropped")

@@ -14,11 +14,11 @@ from freescale.errors import Preempted
 from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule, naming_lost_workers
 from freescale.trace import stage, total
+from freescale.train.agreement import from_first
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel
 from freescale.train.quality.evaluate import GivenUpError
 from freescale.train.run import Run
-from freescale.train.state.agreement import from_first
 from freescale.train.state.resume import resume
 from freescale.train.state.run_state import load_run, report_checkpoint, run_tensors, save
 from freescale.train.state.weight_check import check_weights

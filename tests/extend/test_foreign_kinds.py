@@ -23,9 +23,9 @@ from freescale.kernels import SequenceLayout
 from freescale.model.head import check_columns, make_head
 from freescale.model.quality.metrics import FULL_RANKING, NEVER
 from freescale.model.recommender import Recommender, make_encoder
+from freescale.train.exports.export import load_export, write_export
 from freescale.train.item_vectors import IdItems
 from freescale.train.quality.evaluate import Evaluator
-from freescale.train.state.export import load_export, write_export
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
 

@@ -15,7 +15,7 @@ from tests.kernels.attention.test_targets import MASKS, make_leaves, make_mask
 from tests.kernels.attention.test_targets import attend as attend_cpu
 from tests.model.serving.test_history_cache import part_of
 from tests.model.views.test_request_view import make, requests_of
-from tests.train.state.test_scores import HISTORY, SHOWN, TIMES, export, numbers
+from tests.train.exports.test_scores import HISTORY, SHOWN, TIMES, export, numbers
 
 pytestmark = [
     pytest.mark.gpu,

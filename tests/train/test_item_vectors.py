@@ -22,9 +22,9 @@ from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.pipeline import ReadyBatch, ids_of, look_up
+from freescale.train.exports.export import load_export, write_export
 from freescale.train.item_vectors import EncodedItems, IdItems
 from freescale.train.quality.evaluate import Evaluator
-from freescale.train.state.export import load_export, write_export
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
 

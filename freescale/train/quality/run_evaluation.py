@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from freescale.data import Examples, Split
 from freescale.trace import POPULARITY, REPEAT, is_better, numeric_fields
+from freescale.train.agreement import from_first
 from freescale.train.log.events import Progress
 from freescale.train.quality.evaluate import Evaluator, GivenUpError, GiveUp
 from freescale.train.quality.protocol import EvalProtocol
-from freescale.train.state.agreement import from_first
 
 
 class Judge(Protocol):

@@ -27,7 +27,7 @@ from freescale.comm.world import Ranks
 from freescale.data import sync_folder, write_durably
 from freescale.embedding import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
-from freescale.train.state.agreement import fail_together, from_first, gather, here
+from freescale.train.agreement import fail_together, from_first, gather, here
 from freescale.train.state.shard_reader import (
     ChangedError,
     DoesNotFitError,

@@ -13,8 +13,8 @@ from typing import Any
 from freescale.comm.world import Ranks
 from freescale.data import sync_folder
 from freescale.errors import CheckpointError, DamagedCheckpointError
+from freescale.train.agreement import fail_together, from_first, here
 from freescale.train.run import Run
-from freescale.train.state.agreement import fail_together, from_first, here
 from freescale.train.state.checkpoint import damaged, put_aside, read_meta
 from freescale.train.state.resume_story import ResumeStory, resume_story
 from freescale.train.state.run_state import load_facts, load_run

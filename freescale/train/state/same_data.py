@@ -10,7 +10,7 @@ from typing import Any
 from freescale.comm.world import Ranks
 from freescale.data import DataDigest, differences
 from freescale.errors import DataError
-from freescale.train.state.agreement import gather
+from freescale.train.agreement import gather
 
 
 def agree_on_data(ranks: Ranks, data: DataDigest) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from freescale.comm.world import Ranks
 from freescale.data import sync_folder
 from freescale.errors import CheckpointError
-from freescale.train.state.agreement import fail_together, from_first, gather, here
+from freescale.train.agreement import fail_together, from_first, gather, here
 
 PATIENCE_S = 5.0
 """How long a file of another machine may take to show: network file systems remember for seconds what was not there."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from freescale.errors import TrainingError
+from freescale.train.agreement import gather
 from freescale.train.run import Run
-from freescale.train.state.agreement import gather
 from freescale.train.state.run_state import run_tensors
 
 LARGEST_WEIGHT = 1e18

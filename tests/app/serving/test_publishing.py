@@ -35,8 +35,8 @@ from freescale.train import (
     read_version,
     saved_in,
 )
+from freescale.train.exports.chain import load_version
 from freescale.train.loop import train
-from freescale.train.state.chain import load_version
 from tests.grown_log import ON_A_LOG, events_of_day, grow
 from tests.small_run import SMALL, make_run
 

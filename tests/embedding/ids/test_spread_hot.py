@@ -15,7 +15,7 @@ from freescale.embedding.ids.spread_hot import even_places
 from freescale.errors import ConfigError
 from freescale.pipeline.traffic import busiest_owner
 from freescale.recipe import load_config
-from freescale.train.state.served_tables import kept_rows
+from freescale.train.exports.served_tables import kept_rows
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from freescale.data import IntArray
 from freescale.errors import DataError
-from freescale.train.state.served_features import ITEM_COLUMN, table_file
-from freescale.train.state.table_rows import (
+from freescale.train.exports.served_features import ITEM_COLUMN, table_file
+from freescale.train.exports.table_rows import (
     TableDelta,
     TableRows,
     find,

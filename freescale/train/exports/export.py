@@ -26,15 +26,15 @@ from freescale.model import (
     retrieves,
     scores_candidates,
 )
+from freescale.train.exports.exported_model import ExportedModel
+from freescale.train.exports.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
+from freescale.train.exports.served_tables import ServedTable, SharedRows, shared_rows, write_table
+from freescale.train.exports.version import SHARED_TABLE, SHARING, Version
 from freescale.train.item_vectors import ItemEncoder
-from freescale.train.state.exported_model import ExportedModel
-from freescale.train.state.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
-from freescale.train.state.served_tables import ServedTable, SharedRows, shared_rows, write_table
-from freescale.train.state.version import SHARED_TABLE, SHARING, Version
 from freescale.version import __version__
 
 if TYPE_CHECKING:
-    from freescale.train.state.chain_model import ChainModel
+    from freescale.train.exports.chain_model import ChainModel
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
@@ -181,10 +181,10 @@ def load_export(
     """
     for module in plugins:
         registry.load_plugin(module)
-    from freescale.train.state.chain import is_chain
+    from freescale.train.exports.chain import is_chain
 
     if is_chain(path):
-        from freescale.train.state.chain_model import ChainModel
+        from freescale.train.exports.chain_model import ChainModel
 
         if encoder is not None or head is not None:
             raise CheckpointError(

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from freescale.errors import CheckpointError
 from freescale.model import retrieves
-from freescale.train.state.chain import Current, follow, load_version, read_current
-from freescale.train.state.export import exported_version
-from freescale.train.state.exported_model import ExportedModel
-from freescale.train.state.version import Version
+from freescale.train.exports.chain import Current, follow, load_version, read_current
+from freescale.train.exports.export import exported_version
+from freescale.train.exports.exported_model import ExportedModel
+from freescale.train.exports.version import Version
 
 
 class Served(NamedTuple):

@@ -15,8 +15,8 @@ from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
 from freescale.errors import DataError
 from freescale.model import target_index
-from freescale.train.state.export import load_export
-from tests.train.state.test_served_features import trained
+from freescale.train.exports.export import load_export
+from tests.train.exports.test_served_features import trained
 
 SCHEMA: dict[str, Any] = {
     "shelf": {"of": "request", "is": "id", "rows": 8},

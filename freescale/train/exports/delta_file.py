@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from freescale.errors import CheckpointError
-from freescale.train.state.row_rounding import Rounded
-from freescale.train.state.table_rows import TableDelta
-from freescale.train.state.version import Delta
+from freescale.train.exports.row_rounding import Rounded
+from freescale.train.exports.table_rows import TableDelta
+from freescale.train.exports.version import Delta
 
 FORMAT = "freescale-chain"
 VERSION = 1

@@ -19,8 +19,8 @@ from freescale.data.schema.reading import checked_schema
 from freescale.data.sources._synthetic_features import COUNTRIES
 from freescale.errors import DataError
 from freescale.recipe import load_config
+from freescale.train.exports.export import load_export
 from freescale.train.loop import train
-from freescale.train.state.export import load_export
 from tests.small_run import SMALL, make_run
 
 TINY = ("synthetic.users=40", "synthetic.items=60", "data.max_length=6", "model.dim=8", "optim.lr=0.05")

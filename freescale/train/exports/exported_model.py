@@ -17,8 +17,8 @@ from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, Sequence
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
 from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
-from freescale.train.state import scores
-from freescale.train.state.recommendations import (
+from freescale.train.exports import scores
+from freescale.train.exports.recommendations import (
     Request,
     best,
     features_each,
@@ -28,8 +28,8 @@ from freescale.train.state.recommendations import (
     one_each,
     whole_seconds,
 )
-from freescale.train.state.served_features import ServedFeatures, request_needs
-from freescale.train.state.served_tables import SharedRows
+from freescale.train.exports.served_features import ServedFeatures, request_needs
+from freescale.train.exports.served_tables import SharedRows
 
 
 @dataclass(frozen=True)

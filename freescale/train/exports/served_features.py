@@ -42,7 +42,7 @@ from freescale.embedding import IdMap, ShardedEmbedding
 from freescale.kernels.rows import unique
 from freescale.model import FeatureTokens
 from freescale.pipeline import Domain, FeatureIds, IdColumn
-from freescale.train.state.served_tables import ServedTable, kept_rows, write_table
+from freescale.train.exports.served_tables import ServedTable, kept_rows, write_table
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 ITEM_COLUMN = "feature."

@@ -14,10 +14,10 @@ from freescale.data import FeatureRequest, ItemId, SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
 from freescale.model import HistoryCache, TasksHead, candidate_states, extend_caches, target_index
-from freescale.train.state.recommendations import whole_seconds
+from freescale.train.exports.recommendations import whole_seconds
 
 if TYPE_CHECKING:
-    from freescale.train.state.exported_model import ExportedModel
+    from freescale.train.exports.exported_model import ExportedModel
 
 Scores = list[dict[str, float] | None]
 
