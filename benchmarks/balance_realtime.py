@@ -36,7 +36,7 @@ from freescale.data.sources.synthetic import SyntheticSource
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.train.log.timer import StepTimer
+from freescale.train.accounts.timer import StepTimer
 
 RANKS, GLOBAL_BATCH, MAX_LENGTH, DIM, SLOW_SPEED = 2, 48, 800, 64, 0.7
 

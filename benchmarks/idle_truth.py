@@ -34,12 +34,12 @@ from freescale.comm.world import Ranks, as_rank, join_ranks, launch, virtual_gpu
 from freescale.data import SyntheticSource, legacy_schema
 from freescale.recipe import build_run, build_source, load_config
 from freescale.trace import Recorder, read_profiler_traces, split_step, union
-from freescale.train.log.accounting import AccountedStep, Accounts
-from freescale.train.log.busy_meter import BusyMeter
-from freescale.train.log.cuda_clock import CudaClock
-from freescale.train.log.driver_counter import open_nvml
+from freescale.train.accounts.accounting import AccountedStep, Accounts
+from freescale.train.accounts.busy_meter import BusyMeter
+from freescale.train.accounts.cuda_clock import CudaClock
+from freescale.train.accounts.driver_counter import open_nvml
+from freescale.train.accounts.kernel_watch import KernelWatch, tear_cupti_down
 from freescale.train.log.events import Progress
-from freescale.train.log.kernel_watch import KernelWatch, tear_cupti_down
 from freescale.train.loop import reports_of, steady_state, steps_of
 from freescale.train.run import Run
 

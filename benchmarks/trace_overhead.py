@@ -27,9 +27,9 @@ from freescale.balance import MeasuredStep
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.recipe import build_run, build_source, load_config, open_span_file
 from freescale.trace import spans
-from freescale.train.log.accounting import Accounts
-from freescale.train.log.busy import SeenStep
-from freescale.train.log.busy_meter import BusyMeter
+from freescale.train.accounts.accounting import Accounts
+from freescale.train.accounts.busy import SeenStep
+from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, take_steps, timed_batches
 from freescale.train.run import Run

@@ -9,8 +9,8 @@ from typing import Any
 from freescale.balance import MeasuredStep
 from freescale.trace import Interval, union
 from freescale.trace.spans import Recorder, Span
-from freescale.train.log.accounting import AccountedStep, Accounts
-from freescale.train.log.busy_meter import BusyMeter
+from freescale.train.accounts.accounting import AccountedStep, Accounts
+from freescale.train.accounts.busy_meter import BusyMeter
 from tests.small_run import these_ranks
 
 RECORDING_S = 4e-6

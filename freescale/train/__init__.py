@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.train.accounts.accounting import AccountedStep, Accounts
+    from freescale.train.accounts.busy import BusyTimes, SeenStep
+    from freescale.train.accounts.busy_meter import BusyMeter
+    from freescale.train.accounts.cuda_clock import CudaClock
+    from freescale.train.accounts.driver_counter import DriverCounter, open_nvml
+    from freescale.train.accounts.kernel_watch import KernelWatch
+    from freescale.train.accounts.stalls import Stalls
     from freescale.train.agreement import from_first
     from freescale.train.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current
     from freescale.train.exports.chain_model import ChainModel
@@ -17,20 +24,13 @@ if TYPE_CHECKING:
     from freescale.train.growing_log import GrowingLog, WindowTimetable
     from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
     from freescale.train.learning_rate import lr_factor
-    from freescale.train.log.accounting import AccountedStep, Accounts
-    from freescale.train.log.busy import BusyTimes, SeenStep
-    from freescale.train.log.busy_meter import BusyMeter
-    from freescale.train.log.cuda_clock import CudaClock
-    from freescale.train.log.driver_counter import DriverCounter, open_nvml
     from freescale.train.log.events import JsonlSink, MetricSink, Progress, TensorBoardSink
     from freescale.train.log.expert_load import ExpertLoad, lengths_of_split_experts
     from freescale.train.log.guest_sink import GuestSink
     from freescale.train.log.id_report import IdReport, id_reports
-    from freescale.train.log.kernel_watch import KernelWatch
     from freescale.train.log.mllog import MllogSink
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
-    from freescale.train.log.stalls import Stalls
     from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
     from freescale.train.owned_parameters import OwnedParameters

@@ -14,9 +14,9 @@ from freescale.embedding import IdMap, ShardedEmbedding
 from freescale.errors import ConfigError
 from freescale.model import Recommender
 from freescale.pipeline import PostponeShare, Schedule, Switch
+from freescale.train.accounts.accounting import Accounts
 from freescale.train.extension import StepExtension, check_names
 from freescale.train.growing_log import GrowingLog, WindowTimetable
-from freescale.train.log.accounting import Accounts
 from freescale.train.log.events import Progress
 from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.quality.run_evaluation import Evaluation

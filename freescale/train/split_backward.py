@@ -23,8 +23,8 @@ from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.kernels.runtime import PostponedGradients
 from freescale.trace import compute
+from freescale.train.accounts.timer import StepTimer
 from freescale.train.dense_gradients import FlatSum
-from freescale.train.log.timer import StepTimer
 
 
 class SplitBackward:

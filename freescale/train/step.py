@@ -20,10 +20,10 @@ from freescale.kernels.runtime import Readback
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
+from freescale.train.accounts.timer import StepTimer
 from freescale.train.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
-from freescale.train.log.timer import StepTimer
 from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.padded_compute import PaddedCompute, WholeStep
 from freescale.train.recorder import RecordedUpdate, Recorder

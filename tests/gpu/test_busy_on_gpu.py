@@ -15,11 +15,11 @@ from freescale.recipe import build_run, build_source, load_config
 from freescale.trace import total
 from freescale.trace.spans import Recorder
 from freescale.train import AccountedStep, Progress, take_steps
-from freescale.train.log.accounting import Accounts
-from freescale.train.log.busy_meter import BusyMeter
-from freescale.train.log.cuda_clock import CudaClock
-from freescale.train.log.driver_counter import open_nvml
-from freescale.train.log.kernel_watch import KernelWatch
+from freescale.train.accounts.accounting import Accounts
+from freescale.train.accounts.busy_meter import BusyMeter
+from freescale.train.accounts.cuda_clock import CudaClock
+from freescale.train.accounts.driver_counter import open_nvml
+from freescale.train.accounts.kernel_watch import KernelWatch
 
 pytestmark = [
     pytest.mark.gpu,

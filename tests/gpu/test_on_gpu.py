@@ -283,7 +283,7 @@ def test_torchrun_with_nccl(tmp_path: Path) -> None:
 def test_the_clock_of_the_gpu_reads_work_without_waiting_for_it() -> None:
     import time
 
-    from freescale.train.log.cuda_clock import CudaClock
+    from freescale.train.accounts.cuda_clock import CudaClock
 
     clock = CudaClock(torch.device("cuda"))
     matrix = torch.randn(4096, 4096, device="cuda")
@@ -309,7 +309,7 @@ def test_the_clock_of_the_gpu_reads_work_without_waiting_for_it() -> None:
 def test_the_clock_is_right_on_a_stream_that_is_never_idle() -> None:
     import time
 
-    from freescale.train.log.cuda_clock import CudaClock
+    from freescale.train.accounts.cuda_clock import CudaClock
 
     clock = CudaClock(torch.device("cuda"))
     matrix = torch.randn(4096, 4096, device="cuda")

@@ -8,9 +8,9 @@ import torch
 from freescale.balance import MeasuredStep
 from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.trace.spans import Recorder, record_into
-from freescale.train.log import timer as timer_module
-from freescale.train.log.busy import BusyTimes, SeenStep
-from freescale.train.log.timer import StepTimer
+from freescale.train.accounts import timer as timer_module
+from freescale.train.accounts.busy import BusyTimes, SeenStep
+from freescale.train.accounts.timer import StepTimer
 
 
 def test_exchanges_inside_a_step_are_not_its_compute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ from freescale.trace import (
     split_step,
     total,
 )
-from freescale.train.log.busy_meter import BusyMeter
-from freescale.train.log.driver_counter import DriverCounter
-from freescale.train.log.notes import Notes
-from freescale.train.log.stalls import Stalls
+from freescale.train.accounts.busy_meter import BusyMeter
+from freescale.train.accounts.driver_counter import DriverCounter
+from freescale.train.accounts.notes import Notes
+from freescale.train.accounts.stalls import Stalls
 
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""

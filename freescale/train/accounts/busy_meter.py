@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from freescale.balance import MeasuredStep
 from freescale.trace import WORK, Clock, Interval, Span, StepNotes, overlap, union, without
-from freescale.train.log.busy import FEWEST_STEPS, BusyTimes, SeenStep, dry_share, is_fed
-from freescale.train.log.kernel_watch import Watch
+from freescale.train.accounts.busy import FEWEST_STEPS, BusyTimes, SeenStep, dry_share, is_fed
+from freescale.train.accounts.kernel_watch import Watch
 
 _LITTLE = 0.05
 """Of a step: what is seen of copies in less says nothing."""

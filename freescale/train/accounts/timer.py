@@ -20,7 +20,7 @@ from torch import Tensor
 from freescale import trace
 from freescale.balance import WHOLE, MeasuredStep, SampleWork
 from freescale.data import SequenceBatch
-from freescale.train.log.busy import BusyTimes
+from freescale.train.accounts.busy import BusyTimes
 
 Moment = float | torch.cuda.Event
 """Seconds of the host, or a place in the stream of a device."""

@@ -20,8 +20,8 @@ from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.clocks import SharedClock
 from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total
 from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
-from freescale.train.log.accounting import AccountedStep, Accounts
-from freescale.train.log.stalls import Stalls
+from freescale.train.accounts.accounting import AccountedStep, Accounts
+from freescale.train.accounts.stalls import Stalls
 from freescale.train.loop import train
 from tests.effort import examples
 from tests.machine import Stolen

@@ -32,7 +32,7 @@ from freescale.trace import (
     union,
     without,
 )
-from freescale.train.log.stalls import Stalls
+from freescale.train.accounts.stalls import Stalls
 
 _SLOTS = 64
 """Exchanges a step that can be compared; a step of the plain schedule has five."""

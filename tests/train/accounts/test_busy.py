@@ -9,11 +9,11 @@ from freescale.balance import MeasuredStep
 from freescale.errors import DataError
 from freescale.trace import MetricsLog, Span, account_of, device_sentence, host_bound, split_step, total
 from freescale.trace.spans import HostClock
-from freescale.train.log.accounting import AccountedStep
-from freescale.train.log.busy import BusyTimes, SeenStep, dry_share, is_fed
-from freescale.train.log.busy_meter import BusyMeter
-from freescale.train.log.driver_counter import DriverCounter
-from freescale.train.log.kernel_watch import KernelWatch
+from freescale.train.accounts.accounting import AccountedStep
+from freescale.train.accounts.busy import BusyTimes, SeenStep, dry_share, is_fed
+from freescale.train.accounts.busy_meter import BusyMeter
+from freescale.train.accounts.driver_counter import DriverCounter
+from freescale.train.accounts.kernel_watch import KernelWatch
 from freescale.train.log.reports import busy_fields
 from tests.effort import slow
 from tests.made_up_device import MadeUpDevice, Program
