@@ -128,7 +128,7 @@ class FreeScale:
         from freescale.embedding import RowwiseAdagrad
         from freescale.embedding.sharding.plan import TableSpec
         from freescale.embedding.sharding.sharded import ShardedEmbedding
-        from freescale.train.dense_gradients import Sums, reduced_in_backward
+        from freescale.train.compute.dense_gradients import Sums, reduced_in_backward
 
         group = dist.group.WORLD if dist.get_world_size() > 1 else None
         spec = TableSpec(

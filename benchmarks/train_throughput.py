@@ -30,8 +30,8 @@ from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.pipeline import PaddedBatch, Padder
-from freescale.train.padded_compute import PaddedCompute
-from freescale.train.recorder import Recorder
+from freescale.train.compute.padded_compute import PaddedCompute
+from freescale.train.compute.recorder import Recorder
 
 NUM_ITEMS, DIM, NUM_NEGATIVES = 3416, 50, 128
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from freescale.train.accounts.kernel_watch import KernelWatch
     from freescale.train.accounts.stalls import Stalls
     from freescale.train.agreement import from_first
+    from freescale.train.compute.owned_parameters import OwnedParameters
+    from freescale.train.compute.recorder import Recorder
+    from freescale.train.compute.step import TrainStep
     from freescale.train.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current
     from freescale.train.exports.chain_model import ChainModel
     from freescale.train.exports.export import RestOfItems, exported_version, load_export, write_export
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from freescale.train.log.reports import write_step
     from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
-    from freescale.train.owned_parameters import OwnedParameters
     from freescale.train.quality.baselines import popularity_quality, repeat_quality
     from freescale.train.quality.evaluate import Evaluator, asked_users
     from freescale.train.quality.full_ranking import Rule
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
-    from freescale.train.recorder import Recorder
     from freescale.train.run import Run, RunState, Timetable, due_at
     from freescale.train.state.checkpoint import (
         Checkpoints,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from freescale.train.state.run_state import load_run, run_tensors
     from freescale.train.state.same_data import agree_on_data
     from freescale.train.state.shared_folder import check_shared
-    from freescale.train.step import TrainStep
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -15,14 +15,14 @@ from freescale.errors import ConfigError
 from freescale.model import Recommender
 from freescale.pipeline import PostponeShare, Schedule, Switch
 from freescale.train.accounts.accounting import Accounts
+from freescale.train.compute.owned_parameters import OwnedParameters
+from freescale.train.compute.step import TrainStep
 from freescale.train.extension import StepExtension, check_names
 from freescale.train.growing_log import GrowingLog, WindowTimetable
 from freescale.train.log.events import Progress
-from freescale.train.owned_parameters import OwnedParameters
 from freescale.train.quality.run_evaluation import Evaluation
 from freescale.train.rebalance import Rebalancer
 from freescale.train.state.checkpoint import Checkpoints
-from freescale.train.step import TrainStep
 from freescale.train.stop_request import StopRequest
 
 

@@ -175,7 +175,7 @@ class Trial:
 
     def _count_steps(self, rank: int) -> None:
         """In a rank: tell the trial its process, and every step it begins."""
-        from freescale.train import step as module
+        from freescale.train.compute import step as module
 
         run = module.TrainStep.run
         self._put(rank, os.getpid(), -1)

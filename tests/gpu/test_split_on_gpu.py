@@ -14,7 +14,7 @@ from freescale.recipe import assembly, build_run, build_source, load_config
 from freescale.train.log.events import Progress
 from freescale.train.loop import train
 from tests.small_run import SMALL, Recorder, full_tensors
-from tests.train.test_split_backward import MODELS, assert_same_bits
+from tests.train.compute.test_split_backward import MODELS, assert_same_bits
 
 pytestmark = [
     pytest.mark.gpu,

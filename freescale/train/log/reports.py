@@ -26,9 +26,9 @@ from freescale.errors import TrainingError
 from freescale.pipeline import ReadyBatch, TableTraffic, Traffic, busiest_owner
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from freescale.train.agreement import gather
+from freescale.train.compute.step import StepResult
 from freescale.train.extension import StepExtension, check_fields
 from freescale.train.log.events import Progress, time_fields
-from freescale.train.step import StepResult
 from freescale.train.stop_request import StopRequest
 
 _SUM = "sum the loss"

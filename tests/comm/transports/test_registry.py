@@ -34,7 +34,7 @@ from freescale.comm.world.ranks import Ranks
 from freescale.errors import ConfigError, FreeScaleError, TrainingError
 from freescale.recipe.load import load_config
 from freescale.registry import register
-from freescale.train.dense_gradients import reduced_in_backward
+from freescale.train.compute.dense_gradients import reduced_in_backward
 from freescale.train.log.reports import open_report_channel
 from tests.comm.test_transport import exchange_cases
 from tests.ranks import run_on_ranks

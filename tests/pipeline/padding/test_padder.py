@@ -14,8 +14,8 @@ from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.model import HSTU, Decoder, Recommender, RetrievalHead, SASRec, takes_pads
 from freescale.pipeline import Padder, padded_size
-from freescale.train.padded_compute import PaddedCompute
-from freescale.train.recorder import Recorder
+from freescale.train.compute.padded_compute import PaddedCompute
+from freescale.train.compute.recorder import Recorder
 
 CPU = torch.device("cpu")
 DIM, NEGATIVES, LONGEST = 8, 5, 40

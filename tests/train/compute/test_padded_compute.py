@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from freescale.pipeline import Padder, PaddingSizes
-from freescale.train.padded_compute import PaddedCompute
-from freescale.train.recorder import Recorder
+from freescale.train.compute.padded_compute import PaddedCompute
+from freescale.train.compute.recorder import Recorder
 from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import PaddedBatch, PaddedViews
-from freescale.train.recorder import Recorder
+from freescale.train.compute.recorder import Recorder
 
 RECORD_AT = 2
 """How often a size that was not foreseen is met before it is recorded: what comes once never pays."""

@@ -24,7 +24,7 @@ from freescale.comm.world import Ranks
 from freescale.kernels.runtime import PostponedGradients
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.dense_gradients import FlatSum
+from freescale.train.compute.dense_gradients import FlatSum
 
 
 class SplitBackward:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from freescale.kernels.runtime import PostponedGradients
-from freescale.train import dense_gradients, split_backward
-from freescale.train.dense_gradients import FlatSum
+from freescale.train.compute import dense_gradients, split_backward
+from freescale.train.compute.dense_gradients import FlatSum
 from freescale.train.loop import train
 from freescale.train.state.checkpoint import read_meta
 from tests.effort import slow

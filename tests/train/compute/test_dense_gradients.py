@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from freescale.comm.transports.kinds import collective, local
-from freescale.train import dense_gradients
-from freescale.train.dense_gradients import reduced_in_backward
+from freescale.train.compute import dense_gradients
+from freescale.train.compute.dense_gradients import reduced_in_backward
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 

@@ -21,13 +21,13 @@ from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.compute.owned_parameters import OwnedParameters
+from freescale.train.compute.padded_compute import PaddedCompute, WholeStep
+from freescale.train.compute.recorder import RecordedUpdate, Recorder
+from freescale.train.compute.split_backward import SplitBackward, sum_of_all
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
-from freescale.train.owned_parameters import OwnedParameters
-from freescale.train.padded_compute import PaddedCompute, WholeStep
-from freescale.train.recorder import RecordedUpdate, Recorder
-from freescale.train.split_backward import SplitBackward, sum_of_all
 
 
 @dataclass(frozen=True)

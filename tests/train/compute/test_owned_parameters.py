@@ -10,8 +10,8 @@ from torch import nn
 from freescale.comm.traffic.channels import open_channel
 from freescale.comm.traffic.expert_exchange import ExpertExchange
 from freescale.model.parts.moe import MoE
+from freescale.train.compute.owned_parameters import OwnedParameters
 from freescale.train.log.expert_load import lengths_of_split_experts
-from freescale.train.owned_parameters import OwnedParameters
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
 
