@@ -12,7 +12,7 @@ a GPU spinning. Only waits of the main thread (or stream) count: what a communic
 as the main thread has something to do, and is host time where the main thread has neither work nor a wait.
 
 What is recorded of a GPU's work are stretches between two moments of its stream, with gaps inside where the host was
-slow. Whoever knows how long the device worked in them (`train/accounts/busy.py`) says so, and the gaps become host time.
+slow. Whoever knows how long the device worked in them (`train/accounts/busy.py`) says so, and gaps become host time.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One training step on one rank: forward and backward, dense gradients over the ranks, and all of it recorded and replayed."""
+"""One training step on one rank: forward and backward, dense gradients over the ranks, all of it recorded or not."""

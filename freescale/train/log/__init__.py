@@ -1,1 +1,1 @@
-"""What is told of every step: its numbers, its time, ids and experts, in the log and on the terminal."""
+"""What is told of every step: its numbers, ids and experts, in metrics.jsonl, on the terminal, to trackers."""

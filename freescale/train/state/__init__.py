@@ -1,1 +1,1 @@
-"""What outlives a run: checkpoints, exports, and what is looked at before anything is saved."""
+"""What a run leaves to go on from: checkpoints, their shards, who resumes where, what is looked at before a save."""
