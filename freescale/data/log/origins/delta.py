@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from freescale.data.log.origin import Words, missing_package, nothing_new, unfinished
+from freescale.data.log.origins._table_files import copy_files, sealed_up_to
 from freescale.errors import DataError
 from freescale.registry import register
 
@@ -42,8 +43,7 @@ class DeltaVersions:
     def new(self, before: list[Words]) -> Words:
         """From behind the last version that was sealed up to the one there is now."""
         table = str(self._table.metadata().id)
-        sealed = [words for words in before if words["table"] == table]
-        first = int(sealed[-1]["to"]) if sealed else None
+        first = sealed_up_to(before, table)
         last = int(self._table.version())
         if first is not None and last < first:
             raise DataError(
@@ -62,20 +62,7 @@ class DeltaVersions:
 
     def fetch(self, words: Words, work: Path) -> Path:
         """The files that these versions have added."""
-        folder = work / "files"
-        folder.mkdir()
-        for number, uri in enumerate(self._added(words)):
-            target = folder / f"part-{number:06d}.parquet"
-            parts = urlsplit(uri)
-            if parts.scheme in ("", "file"):
-                shutil.copyfile(unquote(parts.path), target)
-            else:
-                from pyarrow import fs
-
-                source, path = fs.FileSystem.from_uri(uri)
-                with source.open_input_stream(path) as stream, target.open("wb") as file:
-                    shutil.copyfileobj(stream, file)
-        return folder
+        return copy_files(self._added(words), work, open_stream=_open_uri)
 
     def _added(self, words: Words) -> list[str]:
         """Files of the last version that the first did not have."""
@@ -98,3 +85,13 @@ class DeltaVersions:
             return set(self._open(self._where, version=version).file_uris())
         except Exception as error:
             raise DataError(f"{self.describe()}: version {version} cannot be read", got=str(error)) from error
+
+
+def _open_uri(uri: str) -> AbstractContextManager[Any]:
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return Path(unquote(parts.path)).open("rb")
+    from pyarrow import fs
+
+    source, path = fs.FileSystem.from_uri(uri)
+    return source.open_input_stream(path)

@@ -5,11 +5,11 @@ Catalogs are those of pyiceberg: `~/.pyiceberg.yaml`, or `PYICEBERG_CATALOG__NAM
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from freescale.data.log.origin import Words, missing_package, nothing_new, unfinished
+from freescale.data.log.origins._table_files import copy_files, sealed_up_to
 from freescale.errors import DataError
 from freescale.registry import register
 
@@ -50,8 +50,7 @@ class IcebergSnapshots:
     def new(self, before: list[Words]) -> Words:
         """From behind the last snapshot that was sealed up to the one there is now."""
         table = str(self._table.metadata.table_uuid)
-        sealed = [words for words in before if words["table"] == table]
-        first = int(sealed[-1]["to"]) if sealed else None
+        first = sealed_up_to(before, table)
         current = self._table.current_snapshot()
         if current is None or current.snapshot_id == first:
             raise nothing_new(self.describe(), "no snapshot" if current is None else f"snapshot {first}")
@@ -69,13 +68,9 @@ class IcebergSnapshots:
 
     def fetch(self, words: Words, work: Path) -> Path:
         """The files that these snapshots have added."""
-        folder = work / "files"
-        folder.mkdir()
-        for number, path in enumerate(self._added(words)):
-            target = folder / f"part-{number:06d}.parquet"
-            with self._table.io.new_input(path).open() as stream, target.open("wb") as file:
-                shutil.copyfileobj(stream, file)
-        return folder
+        return copy_files(
+            self._added(words), work, open_stream=lambda path: self._table.io.new_input(path).open()
+        )
 
     def _added(self, words: Words) -> list[str]:
         """Data files of all snapshots behind the first up to the last, oldest snapshot first."""
