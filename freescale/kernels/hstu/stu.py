@@ -72,11 +72,6 @@ def stu_project(
     return reference.stu_project(x_TD, norm, norm_bias, weight, bias)
 
 
-def stu_gate(u_TD: Tensor, attended_TD: Tensor, weight: Tensor, bias: Tensor, mask: Masked | None) -> Tensor:
-    """[SiLU(u), attended, SiLU(u) * (norm(attended) * weight + bias)] side by side, of which a mask may drop some."""
-    return reference.stu_gate(u_TD, attended_TD, weight, bias, mask)
-
-
 def can_fuse_stu(x_TD: Tensor, *, heads: int) -> bool:
     """Whether a layer over these states can be one function."""
     return x_TD.shape[1] // heads <= MAX_WIDTH and can_fuse(x_TD) and compute_dtype(x_TD) == x_TD.dtype
