@@ -2,7 +2,7 @@
 
 They follow `pipeline/schedule.py` (plain) and the drawings in `pipeline/prioritized/`: `pipeline.py`, `urgent_chain.py`
 (split). The sum of the losses comes after the optimizer step, so it opens the next one; on GPUs it takes nothing. GPUs
-send rows home while their dense gradients are summed (`train/compute/step.py`); sums of CPU ranks end with the backward.
+send rows home while their dense gradients are summed (`train/compute/step.py`); sums on CPUs end with the backward.
 """
 
 from __future__ import annotations
