@@ -26,7 +26,8 @@ import torch.distributed as dist
 from freescale.balance import MeasuredStep
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.recipe import build_run, build_source, load_config, open_span_file
-from freescale.trace import spans
+from freescale.trace import stages
+from freescale.trace.spans import Recorder
 from freescale.train.accounts.accounting import Accounts
 from freescale.train.accounts.busy import SeenStep
 from freescale.train.accounts.busy_meter import BusyMeter
@@ -63,7 +64,7 @@ def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float
     """Wall and CPU seconds of a block, the account at its end included."""
     schedule = run.open_schedule(block * BLOCK)
     batches = timed_batches(schedule, block * BLOCK)
-    spans.record_into(recorder if on else None)
+    stages.record_into(recorder if on else None)
     run.accounts.recorder = recorder if on else None
     run.ranks.barrier()
     reports = reports_of(run)
@@ -72,7 +73,7 @@ def train_block(run: Run, block: int, *, on: bool, recorder: Any) -> tuple[float
         ready = next(batches)
         if place == 0:
             run.accounts.begin(ready.plan.step + 1)
-        with spans.stage("train", step=ready.plan.step + 1):
+        with stages.stage("train", step=ready.plan.step + 1):
             result = run.train_step.run(ready, schedule)
         reports.add(ready, result, seconds=run.accounts.end_step())
     reports.flush()
@@ -156,8 +157,8 @@ def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, fl
         steps: so many.
         known: on a clock like a GPU's, with or without its busy time; on the host's clock unless given.
     """
-    recorder = spans.Recorder(None if known is None else DeviceLike())
-    spans.record_into(recorder)
+    recorder = Recorder(None if known is None else DeviceLike())
+    stages.record_into(recorder)
     accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
     load = MeasuredStep(num_samples=8, tokens=1000, squares=1e5, ms=0.0)
     if known:
@@ -168,21 +169,21 @@ def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, fl
     accounts.begin(1)
     begin = time.process_time()
     for step in range(1, steps + 1):
-        with spans.stage("load and look up", step=step):
+        with stages.stage("load and look up", step=step):
             for _ in range(6):
-                with spans.compute("work"):
+                with stages.compute("work"):
                     pass
-        with spans.stage("train", step=step):
+        with stages.stage("train", step=step):
             for _ in range(8):
-                with spans.stage("exchange"), spans.exchange("exchange"):
+                with stages.stage("exchange"), stages.exchange("exchange"):
                     pass
         if known:
-            spans.describe(load)
+            stages.describe(load)
         accounts.end_step()
         accounts.add(step, {})
     seconds = time.process_time() - begin
     accounts.pause()
-    spans.record_into(None)
+    stages.record_into(None)
     return {"us_a_step": 1e6 * seconds / steps}
 
 

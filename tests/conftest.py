@@ -206,4 +206,4 @@ def no_process_left_behind() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_failure_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage in which a thread failed first is what a failing process tells; tests go on in the same process."""
-    monkeypatch.setattr("freescale.trace.spans._failure", None)
+    monkeypatch.setattr("freescale.trace.stages._failure", None)

@@ -51,15 +51,8 @@ if TYPE_CHECKING:
         read_spans,
         remove,
     )
-    from freescale.trace.spans import (
-        MAIN,
-        WORK,
-        Arrival,
-        Clock,
-        Mark,
-        Recorder,
-        Span,
-        StepNotes,
+    from freescale.trace.spans import MAIN, WORK, Arrival, Clock, Mark, Recorder, Span, StepNotes
+    from freescale.trace.stages import (
         add,
         arrive,
         compute,

@@ -11,7 +11,7 @@ import torch
 from freescale.comm.world.ranks import Ranks
 from freescale.pipeline.schedule import PlainSchedule
 from freescale.recipe import build_run, build_source, load_config
-from freescale.trace.spans import record_into
+from freescale.trace.stages import record_into
 from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, timed_batches
 from tests.gpu.test_on_gpu import train_on

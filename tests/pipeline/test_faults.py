@@ -18,7 +18,7 @@ import torch.distributed as dist
 from freescale.errors import DataError
 from freescale.pipeline.prioritized import pipeline as prioritized
 from freescale.pipeline.prioritized import row_moves, urgent_chain
-from freescale.trace import spans
+from freescale.trace import stages
 from tests.effort import slow
 from tests.pipeline.prioritized.test_pipeline import specs_of
 from tests.pipeline.two_paths import (
@@ -56,7 +56,7 @@ def hook_stages(act: Callable[[str, int], None]) -> None:
     @contextlib.contextmanager
     def stage(name: str, *, step: int, **options: str) -> Iterator[None]:
         act(name, step)
-        with spans.stage(name, step=step, **options):
+        with stages.stage(name, step=step, **options):
             yield
 
     prioritized.stage = row_moves.stage = urgent_chain.stage = stage
@@ -90,7 +90,7 @@ def die_in(rank: int, folder: str, where: str, sockets: bool, beside: bool, pipe
         train(rank, 2, sockets, beside=beside)
         pipe.send("went on to the end")
     except BaseException as error:
-        pipe.send(f"{type(error).__name__} in stage '{spans.current_stage()[0]}'")
+        pipe.send(f"{type(error).__name__} in stage '{stages.current_stage()[0]}'")
     os._exit(1)
 
 
@@ -139,7 +139,7 @@ def fail_while_mapping(rank: int) -> str:
     batches[9]["item"] = torch.tensor([3, 61])
     with pytest.raises(DataError, match="row 61 lies outside table 'item'"):
         train_prioritized(make_embedding(specs), batches, channels=channels_of(sockets=False))
-    stage, step = spans.current_stage()
+    stage, step = stages.current_stage()
     return f"{stage} {step}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freescale.trace.spans import Span, record_into
+from freescale.trace.spans import Span
+from freescale.trace.stages import record_into
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from freescale.trace import spans
-from freescale.trace.spans import Recorder, add, arrive, compute, current_stage, exchange, mark, stage, waited
+from freescale.trace import spans, stages
+from freescale.trace.spans import Recorder
+from freescale.trace.stages import add, arrive, compute, current_stage, exchange, mark, stage, waited
 
 pytestmark = pytest.mark.timed
 
@@ -17,9 +18,9 @@ pytestmark = pytest.mark.timed
 def recorder():
     made = Recorder()
     made.begin(1)
-    spans.record_into(made)
+    stages.record_into(made)
     yield made
-    spans.record_into(None)
+    stages.record_into(None)
 
 
 class LateClock:
@@ -87,7 +88,7 @@ def test_the_innermost_stage_of_the_first_failure_is_told():
         assert current_stage() == ("fetch rows", 8)
     with stage("evaluate"):
         assert current_stage() == ("fetch rows", 8)
-    spans._failure = None
+    stages._failure = None
 
 
 def test_exchanges_say_when_this_rank_was_ready(recorder):
@@ -112,7 +113,7 @@ def test_nothing_is_recorded_while_paused_or_off(recorder):
     assert mark() is None
     assert arrive("y") is None
     assert recorder.take() == []
-    spans.record_into(None)
+    stages.record_into(None)
     with compute("x"):
         pass
     assert mark() is None
@@ -128,7 +129,7 @@ def test_marks_of_a_device_are_read_once_they_have_passed():
     clock = LateClock()
     recorder = Recorder(clock)
     recorder.begin(1)
-    spans.record_into(recorder)
+    stages.record_into(recorder)
     try:
         with compute("forward"):
             pass
@@ -143,7 +144,7 @@ def test_marks_of_a_device_are_read_once_they_have_passed():
         (wait,) = recorder.take()
         assert (wait.arrival.mark, wait.start, wait.end) == (4.0, 5.0, 6.0)
     finally:
-        spans.record_into(None)
+        stages.record_into(None)
 
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder, monkeypatch):
@@ -177,7 +178,7 @@ def test_stages_need_no_reading_of_the_clock():
             return super().read(mark)
 
     recorder = Recorder(Unread())
-    spans.record_into(recorder)
+    stages.record_into(recorder)
     try:
         recorder.begin(1)
         with stage("load"), compute("forward"):
@@ -186,4 +187,4 @@ def test_stages_need_no_reading_of_the_clock():
         recorder.clock.wait_for_marks()
         assert [span.name for span in recorder.take()] == ["forward"]
     finally:
-        spans.record_into(None)
+        stages.record_into(None)

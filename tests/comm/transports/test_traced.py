@@ -11,7 +11,8 @@ import torch.distributed as dist
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
-from freescale.trace.spans import Recorder, record_into, stage
+from freescale.trace.spans import Recorder
+from freescale.trace.stages import record_into, stage
 from tests.ranks import run_on_ranks
 
 pytestmark = pytest.mark.timed

@@ -16,7 +16,7 @@ from freescale.comm.world import launcher as launch_module
 from freescale.comm.world.launcher import launch
 from freescale.comm.world.watch import report_failure
 from freescale.errors import DataError, Preempted, TrainingError
-from freescale.trace.spans import stage
+from freescale.trace.stages import stage
 
 pytestmark = pytest.mark.timed
 

@@ -19,7 +19,8 @@ from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.clocks import SharedClock
 from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total
-from freescale.trace.spans import Arrival, HostClock, Recorder, Span, compute, exchange, record_into, stage
+from freescale.trace.spans import Arrival, HostClock, Recorder, Span
+from freescale.trace.stages import compute, exchange, record_into, stage
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from freescale.train.accounts.stalls import Stalls
 from freescale.train.loop import train

@@ -13,7 +13,8 @@ from freescale.comm.transport import Pending
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
 from freescale.trace.bubbles import Parts, total
-from freescale.trace.spans import HostClock, Recorder, compute, record_into, stage
+from freescale.trace.spans import HostClock, Recorder
+from freescale.trace.stages import compute, record_into, stage
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks

@@ -7,7 +7,8 @@ import torch
 
 from freescale.balance import MeasuredStep
 from freescale.data.batches.sequence_batch import SequenceBatch
-from freescale.trace.spans import Recorder, record_into
+from freescale.trace.spans import Recorder
+from freescale.trace.stages import record_into
 from freescale.train.accounts import timer as timer_module
 from freescale.train.accounts.busy import BusyTimes, SeenStep
 from freescale.train.accounts.timer import StepTimer
