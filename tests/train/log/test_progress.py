@@ -15,14 +15,8 @@ import pytest
 from rich.console import Console
 
 from freescale.errors import FreeScaleError
-from freescale.train.log.progress import (
-    JsonlSink,
-    Progress,
-    TensorBoardSink,
-    TerminalSink,
-    print_start,
-    print_summary,
-)
+from freescale.train.log.events import JsonlSink, Progress, TensorBoardSink
+from freescale.train.log.progress import TerminalSink, print_start, print_summary
 
 FACTS = {
     "data": {"users": 6040, "items": 1000, "length": {"p50": 40, "max": 2314}, "file": "[bold]odd[/bold]"},
