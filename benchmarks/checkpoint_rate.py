@@ -31,7 +31,8 @@ import torch
 
 from freescale.comm.world import Ranks
 from freescale.embedding import EmbeddingTable, RowwiseAdagrad
-from freescale.train.state.checkpoint import Checkpoints, load_tensors
+from freescale.train.state.checkpoint import Checkpoints
+from freescale.train.state.saved import load_tensors
 
 DIM = 128
 STEP_ROWS = 4096

@@ -44,18 +44,12 @@ if TYPE_CHECKING:
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
     from freescale.train.run import Run, RunState, Timetable, due_at
-    from freescale.train.state.checkpoint import (
-        Checkpoints,
-        best_in,
-        load_tensors,
-        read_meta,
-        saved_in,
-        step_of,
-    )
+    from freescale.train.state.checkpoint import Checkpoints
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run, run_tensors
     from freescale.train.state.same_data import agree_on_data
+    from freescale.train.state.saved import best_in, load_tensors, read_meta, saved_in, step_of
     from freescale.train.state.shared_folder import check_shared
     from freescale.train.stop_request import StopRequest, stop_on_sigterm
 else:

@@ -2,8 +2,8 @@
 
 A checkpoint is written to `step-N.tmp` and renamed when all bytes of all ranks are on disk, so a folder called `step-N`
 is whole. Tensors are in the shards, everything else is in meta.json: which rows of which tensor lie where, the size and
-the CRCs of each file, and a CRC of its own. Loading runs no code from disk. Rows are saved by their number in the whole
-tensor, so any number of ranks can load what any number saved.
+the CRCs of each file, and a CRC of its own (`saved.py` reads them). Rows are saved by their number in the whole tensor,
+so any number of ranks can load what any number saved.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import threading
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,25 +26,23 @@ from freescale.data import sync_folder, write_durably
 from freescale.embedding import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
 from freescale.train.agreement import fail_together, from_first, gather, here
-from freescale.train.state.shard_reader import (
-    ChangedError,
-    DoesNotFitError,
-    crc_of_file,
-    fill,
-    index_of_headers,
+from freescale.train.state.saved import (
+    BEST,
+    FORMAT,
+    META,
+    best_in,
+    has_size,
+    in_one_line,
+    put_aside,
+    read_meta,
+    saved_in,
+    step_of,
+    with_crc,
 )
-from freescale.train.state.shards import BLOCK, describe_pieces, pieces_to_write, write_shard
+from freescale.train.state.shards import describe_pieces, pieces_to_write, write_shard
 from freescale.train.state.shared_folder import appears, check_shared
 from freescale.train.state.snapshot import Snapshot, Staging
 from freescale.version import __version__
-
-FORMAT = 2
-_READABLE = (1, FORMAT)  # 1 was written by torch.distributed.checkpoint
-_META = "meta.json"
-_BEST = "best.json"
-_NAME = re.compile(r"step-\d{8,}")
-BAD = ".bad"
-"""What the name of a checkpoint ends with that was put aside because it cannot be resumed from."""
 
 
 class Checkpoints:
@@ -163,11 +159,11 @@ class Checkpoints:
 
     def mark_best(self, step: int, best: Mapping[str, Any]) -> None:
         """Note which checkpoint is the best; rank 0 alone."""
-        write_durably(self.folder / _BEST, json.dumps({"step": step, **best}))
+        write_durably(self.folder / BEST, json.dumps({"step": step, **best}))
 
     def unmark_best(self) -> None:
         """No checkpoint is the best; rank 0 alone."""
-        (self.folder / _BEST).unlink(missing_ok=True)
+        (self.folder / BEST).unlink(missing_ok=True)
         sync_folder(self.folder)
 
     def _clean(self) -> None:
@@ -244,13 +240,13 @@ class Checkpoints:
         """See that every shard is here, write meta.json, give the folder its name; all of it durable."""
         for shard in shards:
             for file, known in shard["files"].items():
-                if not appears(lambda: _has_size(staged / file, known["size"]), folder=staged):  # noqa: B023
+                if not appears(lambda: has_size(staged / file, known["size"]), folder=staged):  # noqa: B023
                     if not staged.is_dir():
                         raise FileNotFoundError(errno.ENOENT, "removed while it was written", str(staged))
                     raise CheckpointError(
                         f"rank 0 does not see the shard that {shard['where']} has written", got=staged / file
                     )
-        write_durably(staged / _META, with_crc(facts))
+        write_durably(staged / META, with_crc(facts))
         os.replace(staged, final)
         sync_folder(self.folder)
 
@@ -260,7 +256,7 @@ class Checkpoints:
         again = "run the same command again" + (f"; it resumes from {kept[-1].name}" if kept else "")
         failure = CheckpointError(
             f"the checkpoint {final.name} could not be written",
-            got=f"{here(self._ranks)}: {_in_one_line(error)}",
+            got=f"{here(self._ranks)}: {in_one_line(error)}",
             next_step=f"{mend} and {again}",
         )
         failure.__cause__ = error
@@ -283,90 +279,6 @@ _MENDS: dict[int | None, str] = {
 }
 
 
-def saved_in(folder: Path) -> list[Path]:
-    """All complete checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
-
-
-def best_in(folder: Path) -> Path | None:
-    """The checkpoint of a folder with the best evaluation, or the newest one when none was evaluated."""
-    saved = saved_in(folder)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        step = int(json.loads((folder / _BEST).read_text())["step"])
-        saved = [path for path in saved if step_of(path) == step] or saved
-    return saved[-1] if saved else None
-
-
-def step_of(path: Path) -> int:
-    """Steps a checkpoint has behind it, by its name."""
-    return int(path.name.removeprefix("step-"))
-
-
-def put_aside(path: Path) -> Path:
-    """Give a checkpoint that cannot be resumed from another name, so that its step can be written again."""
-    aside = path.with_name(path.name + BAD)
-    shutil.rmtree(aside, ignore_errors=True)
-    os.replace(path, aside)
-    sync_folder(path.parent)
-    return aside
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint, if they are undamaged and every shard is there with its size; reads no shard."""
-    try:
-        meta = _checked(json.loads((path / _META).read_text()))
-        if meta["format"] not in _READABLE:
-            raise CheckpointError(
-                "the checkpoint was written in another format",
-                got=f"{path.name}: format {meta['format']}, written by freescale {meta.get('freescale')}",
-                allowed=f"format {', '.join(map(str, _READABLE))} (freescale {__version__})",
-            )
-        if meta["format"] == 1:
-            whole = {str(name): (int(size), int(crc)) for name, (size, crc) in meta["files"].items()}
-            meta["files"] = {
-                name: {"size": size, "block": BLOCK, "crcs": [], "crc": crc}
-                for name, (size, crc) in whole.items()
-            }
-        sizes = {str(name): int(facts["size"]) for name, facts in meta["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"{_META} cannot be read ({type(error).__name__})") from None
-    for name, size in sizes.items():
-        if not (path / name).exists():
-            raise damaged(path, f"{name} is missing")
-        if not _has_size(path / name, size):
-            raise damaged(path, f"{name} has changed since it was written")
-    return meta
-
-
-def load_tensors(path: Path, tensors: Mapping[str, Tensor], *, ranks: Ranks) -> None:
-    """Fill these tensors (plain or sharded) in place from a checkpoint; what one rank cannot read, all refuse."""
-    failure: Exception | None = None
-    try:
-        meta = read_meta(path)
-        if meta["format"] == 1:
-            _check_first_format(path, meta, ranks=ranks)
-        fill(path, meta, tensors)
-    except ChangedError as error:
-        failure = damaged(path, str(error))
-    except DoesNotFitError as error:
-        failure = CheckpointError(
-            "the checkpoint does not fit this model",
-            got=f"{path}: {error}",
-            next_step="use the recipe the run was started with (RUN_DIR/config.yaml)",
-        )
-    except FreeScaleError as error:
-        failure = error
-    except Exception as error:
-        failure = CheckpointError(
-            f"the checkpoint cannot be read by {here(ranks)}",
-            got=f"{path}: {_in_one_line(error)}",
-            next_step="see that every machine can read run.out",
-        )
-        failure.__cause__ = error
-    fail_together(failure, ranks=ranks, what="load a checkpoint")
-
-
 def merge(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What meta.json says of all shards together; refuses pieces that do not make up whole tensors."""
     files: dict[str, Any] = {}
@@ -383,47 +295,3 @@ def merge(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 f"the ranks have not written all of {name}", got=f"{rows} rows of {facts['shape']}"
             )
     return {"files": files, "tensors": tensors}
-
-
-def damaged(path: Path, why: str) -> DamagedCheckpointError:
-    """What is said of a checkpoint that cannot be resumed from, and what to do instead."""
-    others = [other for other in saved_in(path.parent) if step_of(other) < step_of(path)]
-    return DamagedCheckpointError(
-        f"the checkpoint {path} is damaged: {why}",
-        next_step=f"resume from the one before it: --resume {others[-1]}"
-        if others
-        else "start again: --resume never",
-    )
-
-
-def _check_first_format(path: Path, meta: dict[str, Any], *, ranks: Ranks) -> None:
-    """Shards of format 1 have one CRC: each is checked by one rank, for all."""
-    for name, facts in list(meta["files"].items())[ranks.rank :: ranks.num_ranks]:
-        if crc_of_file(path / name) != facts["crc"]:
-            raise ChangedError(f"{name} has changed since it was written")
-    meta["tensors"] = index_of_headers(path, meta["files"])
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size == size
-
-
-def with_crc(facts: Mapping[str, Any]) -> str:
-    """meta.json, which ends with a CRC of the rest."""
-    return json.dumps({**facts, "crc": _crc_of(facts)}, indent=1)
-
-
-def _checked(facts: Any) -> dict[str, Any]:
-    if facts["format"] == FORMAT and facts.pop("crc") != _crc_of(facts):
-        raise ValueError("meta.json has changed since it was written")
-    return dict(facts)
-
-
-def _crc_of(facts: Mapping[str, Any]) -> int:
-    as_read = json.loads(json.dumps(facts))
-    return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
-
-
-def _in_one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"

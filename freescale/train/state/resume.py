@@ -15,10 +15,10 @@ from freescale.data import sync_folder
 from freescale.errors import CheckpointError, DamagedCheckpointError
 from freescale.train.agreement import fail_together, from_first, here
 from freescale.train.run import Run
-from freescale.train.state.checkpoint import damaged, put_aside, read_meta
 from freescale.train.state.resume_story import ResumeStory, resume_story
 from freescale.train.state.run_state import load_facts, load_run
 from freescale.train.state.same_data import check_same_data
+from freescale.train.state.saved import damaged, put_aside, read_meta
 from freescale.train.state.shared_folder import appears
 from freescale.train.state.weight_check import describe_blown_up, first_blown_up
 

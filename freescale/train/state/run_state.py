@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from freescale.train.run import Run
-from freescale.train.state.checkpoint import load_tensors, read_meta
 from freescale.train.state.resume_story import facts_of_place
+from freescale.train.state.saved import load_tensors, read_meta
 
 
 def run_tensors(run: Run) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from freescale.kernels.runtime import PostponedGradients
 from freescale.train.compute import dense_gradients, split_backward
 from freescale.train.compute.dense_gradients import FlatSum
 from freescale.train.loop import train
-from freescale.train.state.checkpoint import read_meta
+from freescale.train.state.saved import read_meta
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run, train_small

@@ -16,7 +16,7 @@ from freescale.train.log.events import JsonlSink
 from freescale.train.loop import train
 from freescale.train.quality.full_ranking import Rule
 from freescale.train.quality.protocol import EvalProtocol
-from freescale.train.state.checkpoint import read_meta
+from freescale.train.state.saved import read_meta
 from tests.list_source import ListSource
 from tests.small_run import SMALL, make_run, these_ranks
 

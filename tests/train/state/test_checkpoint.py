@@ -25,7 +25,8 @@ from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.embedding.tables.table import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError
 from freescale.train.state import checkpoint, shard_reader, shards, shared_folder
-from freescale.train.state.checkpoint import Checkpoints, load_tensors, read_meta
+from freescale.train.state.checkpoint import Checkpoints
+from freescale.train.state.saved import load_tensors, read_meta
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks

@@ -12,9 +12,9 @@ import torch
 from freescale.errors import CheckpointError
 from freescale.train.loop import train
 from freescale.train.state import shared_folder, weight_check
-from freescale.train.state.checkpoint import read_meta, saved_in
 from freescale.train.state.resume import Resumed, resume
 from freescale.train.state.run_state import save
+from freescale.train.state.saved import read_meta, saved_in
 from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run
 from tests.train.state.test_checkpoint import damage, names, shard_of
