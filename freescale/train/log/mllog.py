@@ -88,7 +88,7 @@ class MllogSink:
             self._line("run_start", None, kind="INTERVAL_START")
             self._line("train_samples", self._train)
             self._line("eval_samples", self._eval)
-        self._block(time.time())
+        self._block()
 
     def _facts(self) -> dict[str, object]:
         recipe = self._recipe
@@ -121,8 +121,9 @@ class MllogSink:
             "skip_eval_epoch_pct": max(first - every, 0) * share,
         }
 
-    def _block(self, at: float) -> None:
-        self._line("block_start", None, kind="INTERVAL_START", at=at, **self._progress(self._step))
+    def _block(self) -> None:
+        self._at = time.time()  # what ends it may have been seen before
+        self._line("block_start", None, kind="INTERVAL_START", at=self._at, **self._progress(self._step))
         self._in_block = True
 
     def _evaluated(self, event: Mapping[str, object]) -> None:
@@ -144,7 +145,7 @@ class MllogSink:
             self._end()
         else:
             self._step = step
-            self._block(time.time())
+            self._block()
 
     def _end(self) -> None:
         if self._ended:

@@ -54,8 +54,7 @@ class Memory:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_kinds", {**registry._kinds})
+def memory(own_kinds: None) -> None:
     registry.register("origin", "memory")(Memory)
     TOPICS.clear()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from freescale.train.log import mllog
 from freescale.train.log.events import Progress
 from freescale.train.log.mllog import MllogSink
 
@@ -45,7 +48,9 @@ def run(path, values, *, resume_step=0):
 
 
 @pytest.mark.parametrize(("values", "status"), [((0.5, 0.76), "success"), ((0.5, 0.6), "aborted")])
-def test_a_run_from_its_start_to_its_end(tmp_path, values, status):
+def test_a_run_from_its_start_to_its_end(tmp_path, values, status, monkeypatch):
+    clock = itertools.count(1_700_000_000.0, 0.25)  # every look at it takes a moment
+    monkeypatch.setattr(mllog, "time", SimpleNamespace(time=lambda: next(clock)))
     path = tmp_path / "mllog.txt"
     run(path, values)
     found = lines(path)
