@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class RankFacts:
         gpu: the GPU it computes on, by an id that is the same in every process; "" on a CPU.
         reaches: GPUs its own can map, by id, as far as this process sees them.
         host: its machine's name, for messages.
+        node: the number of its node, as its launcher counts them; 0 where nobody says.
     """
 
     machine: str
@@ -34,6 +35,7 @@ class RankFacts:
     gpu: str = ""
     reaches: frozenset[str] = field(default_factory=frozenset)
     host: str = ""
+    node: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class GroupFacts:
         """Whether all of them can share memory: on one machine, and they see each other's processes."""
         places = {(each.machine, each.processes) for each in self.ranks}
         return sys.platform == "linux" and len(places) == 1
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """The ranks of each node, ascending: those of one machine that see each other's processes."""
+        found: dict[tuple[str, str, int], list[int]] = {}
+        for rank, each in enumerate(self.ranks):
+            found.setdefault((each.machine, each.processes, each.node), []).append(rank)
+        return list(found.values())
 
     @property
     def on_gpu(self) -> bool:
@@ -109,7 +119,16 @@ def own_facts(device: torch.device) -> RankFacts:
         gpu=gpu,
         reaches=reaches,
         host=platform.node(),
+        node=_node(),
     )
+
+
+def _node(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of this rank's node: agents of one machine (two launchers, a test) are as many nodes."""
+    if (said := environment.get("GROUP_RANK", "")).isdecimal():
+        return int(said)
+    rank, local = (environment.get(name, "") for name in ("RANK", "LOCAL_WORLD_SIZE"))
+    return int(rank) // max(1, int(local)) if rank.isdecimal() and local.isdecimal() else 0
 
 
 def _gpu_id(index: int) -> str:

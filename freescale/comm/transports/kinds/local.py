@@ -99,6 +99,7 @@ class SocketTransport:
     Args:
         group: the ranks that exchange; used once, to find each other.
         timeout_s: how long to wait for another rank.
+        members: those of the group that exchange, ascending, where not all do; each is one of some members.
     """
 
     name = "local"
@@ -106,11 +107,14 @@ class SocketTransport:
     sm_free = True
     reason = "the CPU moves the bytes"
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, *, timeout_s: float = 600.0, members: Sequence[int] | None = None
+    ) -> None:
         self._group = group
         self._timeout_s = timeout_s
-        self.num_ranks = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self._members = list(range(dist.get_world_size(group)) if members is None else members)
+        self.num_ranks = len(self._members)
+        self.rank = self._members.index(dist.get_rank(group))
         self._peers: dict[int, _Peer] | None = None
         self._lock = threading.Lock()
         self._num_waiting = 0
@@ -158,7 +162,8 @@ class SocketTransport:
             try:
                 moved |= peer.move()
             except OSError as error:
-                raise ConnectionError(f"rank {peer.rank} has closed its connection ({error})") from None
+                who = self._members[peer.rank]
+                raise ConnectionError(f"rank {who} has closed its connection ({error})") from None
         return moved
 
     def _poll(self, timeout_s: float) -> bool:
@@ -170,7 +175,7 @@ class SocketTransport:
         return timeout_s > 0 and bool(poll.poll(1000 * timeout_s))
 
     def _give_up(self) -> None:
-        late = [peer.rank for peer in (self._peers or {}).values() if peer.events()]
+        late = [self._members[peer.rank] for peer in (self._peers or {}).values() if peer.events()]
         raise TimeoutError(f"ranks {late} did not exchange rows within {self._timeout_s:.0f} s")
 
     def _poll_transfers(self) -> None:
@@ -190,10 +195,8 @@ class SocketTransport:
 
     def _connected(self) -> dict[int, _Peer]:
         if self._peers is None:
-            self._peers = {
-                rank: _Peer(rank, connection)
-                for rank, connection in _connect(self._group, self._timeout_s).items()
-            }
+            connections = _connect(self._group, self._members, self._timeout_s)
+            self._peers = {rank: _Peer(rank, connection) for rank, connection in connections.items()}
             poll_in_background(self, SocketTransport._poll_transfers, every_s=_NUDGE_S)
         return self._peers
 
@@ -224,14 +227,18 @@ def _blocks(tensor: Tensor, counts: Sequence[int]) -> list[memoryview]:
     return [everything[start:stop] for start, stop in pairwise(ends)]
 
 
-def _connect(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.socket]:
-    """A connection to every other rank: each one listens, and calls those before it."""
-    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-    with PrivateListener(num_ranks) as listener:
-        names: list[str] = [""] * num_ranks
+def _connect(
+    group: dist.ProcessGroup, members: Sequence[int], timeout_s: float
+) -> dict[int, socket.socket]:
+    """A connection to every other member, by its place among them: each one listens, and calls those before it."""
+    rank = dist.get_rank(group)
+    own = members.index(rank)
+    with PrivateListener(len(members)) as listener:
+        names: list[str] = [""] * dist.get_world_size(group)
         dist.all_gather_object(names, listener.name, group=group)
-        connections = {other: call(names[other], rank=rank, timeout_s=timeout_s) for other in range(rank)}
-        connections |= listener.accept(range(rank + 1, num_ranks), timeout_s=timeout_s)
+        found = {other: call(names[other], rank=rank, timeout_s=timeout_s) for other in members[:own]}
+        found |= listener.accept(members[own + 1 :], timeout_s=timeout_s)
+    connections = {members.index(other): connection for other, connection in found.items()}
     for connection in connections.values():
         connection.setblocking(False)
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
