@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.comm.blocks import IntArray, ends_of, reorder_blocks, turned
     from freescale.comm.gloo_sockets import open_privately
     from freescale.comm.transport import (
         AloneTransport,
         Pending,
         Transport,
+        UnsizedTransport,
         agree_on_counts,
         backend_of,
         only_queues,
         own_group,
+        sends_unsized,
         supports_device,
     )
 else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,13 @@ class Transport(Protocol):
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""
 
 
+class UnsizedTransport(Transport, Protocol):
+    """A transport whose messages tell their sizes: nobody needs to know beforehand what will come."""
+
+    def exchange_unsized(self, tensor: Tensor, *, send: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """As `start` and its wait; what was received, by source rank, and how many rows came from each."""
+
+
 class _Arrived:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -86,6 +93,11 @@ def agree_on_counts(transport: Transport, counts: Tensor) -> tuple[list[int], li
 def only_queues(transport: Transport) -> bool:
     """Whether waiting for its transfers lets the current CUDA stream wait, not the CPU; not where it does not say."""
     return bool(getattr(transport, "queued", False))
+
+
+def sends_unsized(transport: Transport) -> TypeGuard[UnsizedTransport]:
+    """Whether counts need no exchange of their own."""
+    return callable(getattr(transport, "exchange_unsized", None))
 
 
 def supports_device(group: dist.ProcessGroup, device: torch.device | str) -> bool:

@@ -129,6 +129,7 @@ def build_run(
         switch=switch,
         timetable=timetable,
         stop=stop,
+        progress=progress,
         padder=capture.padder,
         rows_in_step=capture.table is not None,
         beside=postponed is not None,

@@ -28,6 +28,14 @@ class CommSection:
         family="transport",
         besides=("auto",),
     )
+    ids: str = key(
+        "auto",
+        "route of ids, their counts and bits about them between hosts; auto takes two_stage where ranks are on "
+        "several nodes with equally many, and otherwise goes as other CPU values do",
+        free=True,
+        family="transport",
+        besides=("auto",),
+    )
     timeout_s: float = key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
     silent_s: float = key(
         25.0, "a rank that gives no sign of life for so long ends the run", at_least=2, free=True
@@ -43,15 +51,15 @@ def problems(config: Config) -> list[str]:
 def channel(config: Config, ranks: Ranks, *, device: torch.device | None = None) -> Transport:
     """A connection of one's own between the ranks, as the recipe wants rows to travel; recorded.
 
-    Without a device it carries tensors on the CPU, such as ids and numbers.
+    Without a device it carries ids, and what is told about them, from the CPU.
     """
-    from freescale.comm.traffic import open_channel, open_cpu_channel
+    from freescale.comm.traffic import open_channel, open_ids_channel
     from freescale.comm.transports import TracedTransport
 
     assert ranks.group is not None
     how: dict[str, Any] = {"kind": config.comm.transport, "timeout_s": ranks.timeout_s}
     if device is None:
-        return TracedTransport(open_cpu_channel(ranks.group, device=ranks.device, **how))
+        return TracedTransport(open_ids_channel(ranks.group, device=ranks.device, ids=config.comm.ids, **how))
     return TracedTransport(open_channel(ranks.group, device=device, **how))
 
 
@@ -61,7 +69,11 @@ def row_channels(config: Config, ranks: Ranks) -> Channels:
     from freescale.comm.transports import TracedTransport
 
     opened = open_channels(
-        ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
+        ranks.group,
+        device=ranks.device,
+        kind=config.comm.transport,
+        ids=config.comm.ids,
+        timeout_s=ranks.timeout_s,
     )
     bulk = TracedTransport(opened.bulk)
     ids = bulk if opened.ids is opened.bulk else TracedTransport(opened.ids)

@@ -120,6 +120,7 @@ def schedule_opener(
     switch: Switch,
     timetable: Timetable | WindowTimetable,
     stop: StopRequest,
+    progress: Progress,
     padder: Padder | None = None,
     rows_in_step: bool = False,
     beside: bool = False,
@@ -128,6 +129,8 @@ def schedule_opener(
 
     `beside`: the rank has weight gradients to compute while urgent rows travel.
     """
+    from freescale.comm.transports import describe_transport
+    from freescale.comm.world import on_one_machine
     from freescale.pipeline import (
         TABLE,
         LayoutPlanner,
@@ -189,6 +192,9 @@ def schedule_opener(
         if not hides_traffic(config, embedding, ranks):
             ahead = prepares_ahead(config, ranks, tables)
             return PlainSchedule(batches, **shared, ahead=ahead, padder=padder, rows_in_step=rows_in_step)
+        channels = row_channels(config, ranks)
+        if not on_one_machine():
+            progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}")
         return PrioritizedSchedule(
             batches,
             **shared,
@@ -198,7 +204,7 @@ def schedule_opener(
             chunk_mb=config.pipeline.chunk_mb,
             gate=gate,
             beside=beside,
-            channels=row_channels(config, ranks),
+            channels=channels,
         )
 
     return open_schedule

@@ -6,7 +6,12 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.comm.traffic.bundle import Bundle
-    from freescale.comm.traffic.channels import open_channel, open_channels, open_cpu_channel
+    from freescale.comm.traffic.channels import (
+        open_channel,
+        open_channels,
+        open_cpu_channel,
+        open_ids_channel,
+    )
     from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
     from freescale.comm.traffic.expert_exchange import ExpertExchange
     from freescale.comm.traffic.priority import Channels, Deadline, Gate, TrafficQueue
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
         route_by_edges,
         route_by_owner,
         routes_by_edges,
+        send_keys,
     )
 else:
     __getattr__, __dir__ = open_door(__name__)

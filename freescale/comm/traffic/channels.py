@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from freescale.comm import AloneTransport, Transport
 from freescale.comm.traffic.priority import Channels
-from freescale.comm.transports import kind_for_cpu, make_transport
+from freescale.comm.transports import kind_for_cpu, kind_for_ids, make_transport
 
 
 def open_channels(
@@ -15,17 +15,21 @@ def open_channels(
     *,
     device: torch.device | str = "cpu",
     kind: str = "auto",
+    ids: str = "auto",
     timeout_s: float = 600.0,
 ) -> Channels:
-    """Connections between the ranks of a group that nothing else uses."""
+    """Connections between the ranks of a group that nothing else uses: rows travel by `kind`, ids by `ids`."""
     if group is None:
         alone = AloneTransport()
         return Channels(express=alone, bulk=alone, ids=alone)
-    on_cpu = torch.device(device).type == "cpu"
+    device = torch.device(device)
     express, bulk = (open_channel(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
+    way, _ = kind_for_ids(group, kind, device=device, ids=ids)
+    if device.type == "cpu" and way in (kind, bulk.name):
+        return Channels(express=express, bulk=bulk, ids=bulk)
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
-    ids = bulk if on_cpu else open_cpu_channel(group, device=device, kind=kind, timeout_s=timeout_s)
-    return Channels(express=express, bulk=bulk, ids=ids)
+    own = open_ids_channel(group, device=device, kind=kind, ids=ids, timeout_s=timeout_s)
+    return Channels(express=express, bulk=bulk, ids=own)
 
 
 def open_channel(
@@ -34,9 +38,10 @@ def open_channel(
     device: torch.device | str = "cpu",
     kind: str = "auto",
     timeout_s: float = 600.0,
+    why: str = "as the recipe says",
 ) -> Transport:
-    """One connection between the ranks of a group that nothing else uses."""
-    transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s, alone=True)
+    """One connection between the ranks of a group that nothing else uses; `why` its kind is named."""
+    transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s, alone=True, why=why)
     # Connect now, in one order on all ranks; later it would be whichever thread comes first.
     transport.exchange_counts(torch.zeros(transport.num_ranks, dtype=torch.int64, device=device))
     return transport
@@ -52,3 +57,16 @@ def open_cpu_channel(
     """A connection for values that are on the CPU, of ranks that compute on `device`."""
     kind = kind_for_cpu(group, kind, device=torch.device(device))
     return open_channel(group, kind=kind, timeout_s=timeout_s)
+
+
+def open_ids_channel(
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    ids: str = "auto",
+    timeout_s: float = 600.0,
+) -> Transport:
+    """A connection for ids and what is told about them, of ranks whose rows travel by `kind`."""
+    way, why = kind_for_ids(group, kind, device=torch.device(device), ids=ids)
+    return open_channel(group, kind=way, timeout_s=timeout_s, why=why)

@@ -18,10 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.comm import Pending, Transport, agree_on_counts
+from freescale.comm import (
+    Pending,
+    Transport,
+    UnsizedTransport,
+    agree_on_counts,
+    reorder_blocks,
+    sends_unsized,
+    turned,
+)
+from freescale.comm.traffic.bundle import Bundle
 from freescale.kernels.rows import sum_by_row, unique
 from freescale.kernels.runtime import on_device, to_host
 
@@ -101,7 +111,7 @@ def routes_by_edges(
     keys: Sequence[Tensor], edges: Sequence[Tensor], *, channel: Transport, tell_largest: bool = False
 ) -> list[Route]:
     """The routes of several lists of keys, each with edges of its own; all counts travel together."""
-    counts = [torch.searchsorted(one, borders).diff() for one, borders in zip(keys, edges)]
+    counts = _counts(keys, edges)
     if len(counts) == 1 and not tell_largest:
         return [Route(*agree_on_counts(channel, counts[0]))]
     told = torch.stack(counts, dim=1)
@@ -113,6 +123,48 @@ def routes_by_edges(
     own, num = to_host(told), len(counts)
     largest = heard[:, num:].amax(0).tolist() if tell_largest else [0] * num
     return [Route(own[:, n].tolist(), heard[:, n].tolist(), largest=int(largest[n])) for n in range(num)]
+
+
+def send_keys(
+    keys: Sequence[Tensor], edges: Sequence[Tensor], *, channel: Transport
+) -> tuple[list[Route], list[Tensor]]:
+    """Send several lists of ascending keys to their owners; every rank must call it.
+
+    Returns the route of each list, which knows its largest number of keys between any two ranks, and what has come of
+    it. Counts travel before the keys, or with them where messages tell their sizes.
+    """
+    if sends_unsized(channel):
+        return _send_with_counts(keys, _counts(keys, edges), channel)
+    routes = routes_by_edges(keys, edges, channel=channel, tell_largest=True)
+    send, receive = [route.send for route in routes], [route.receive for route in routes]
+    return routes, Bundle.of(keys, send=send, receive=receive).start(channel).wait()
+
+
+def _send_with_counts(
+    keys: Sequence[Tensor], counts: Sequence[Tensor], channel: UnsizedTransport
+) -> tuple[list[Route], list[Tensor]]:
+    """To each rank its counts, the largest of this rank's counts, then its keys: list after list."""
+    num, ranks = len(keys), channel.num_ranks
+    own = torch.stack(list(counts), dim=1)
+    told = torch.cat([own, own.amax(0).expand_as(own)], dim=1)
+    sizes = np.column_stack([np.full(ranks, 2 * num), own.numpy()])
+    parts = torch.cat([told.reshape(-1), *keys]).numpy()
+    # By list and rank; the message has them by rank and list.
+    message = reorder_blocks(parts, sizes.T.reshape(-1), turned(1 + num, ranks))
+    arrived, rows = channel.exchange_unsized(torch.from_numpy(message), send=sizes.sum(1).tolist())
+    heard = arrived.numpy()
+    starts = np.cumsum(rows) - rows
+    head = heard[starts[:, None] + np.arange(2 * num)]
+    sizes = np.column_stack([np.full(ranks, 2 * num), head[:, :num]])
+    by_list = torch.from_numpy(reorder_blocks(heard, sizes.reshape(-1), turned(ranks, 1 + num)))
+    _, *wanted = by_list.split(sizes.sum(0).tolist())
+    largest = head[:, num:].max(0).tolist()
+    return [Route(own[:, n].tolist(), head[:, n].tolist(), largest=largest[n]) for n in range(num)], wanted
+
+
+def _counts(keys: Sequence[Tensor], edges: Sequence[Tensor]) -> list[Tensor]:
+    """Of each list, the keys that each rank owns."""
+    return [torch.searchsorted(one, borders).diff() for one, borders in zip(keys, edges)]
 
 
 def route_by_owner(owner: Tensor, *, channel: Transport) -> Route:
@@ -134,10 +186,21 @@ def ask_owners(
     """
     if channel.num_ranks == 1:
         return answer(keys)
-    route = route_by_owner(owner(keys), channel=channel)
-    owned = OwnedKeys.of(route.to_owners(keys, channel=channel).wait())
+    route, wanted = _send_by_owner(keys, owner(keys), channel)
+    owned = OwnedKeys.of(wanted)
     answers = owned.spread(answer(owned.unique).to(keys.device))
     return route.to_askers(answers, channel=channel).wait()
+
+
+def _send_by_owner(keys: Tensor, owner: Tensor, channel: Transport) -> tuple[Route, Tensor]:
+    """The route of keys of which any rank may own any, and what has come."""
+    if not sends_unsized(channel):
+        route = route_by_owner(owner, channel=channel)
+        return route, route.to_owners(keys, channel=channel).wait()
+    order = owner.argsort(stable=True)
+    send = torch.bincount(owner, minlength=channel.num_ranks).tolist()
+    wanted, receive = channel.exchange_unsized(keys[order], send=send)
+    return Route(send, receive, order=order), wanted
 
 
 class _InKeyOrder:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         find_transport_kind,
         is_foreign,
         kind_for_cpu,
+        kind_for_ids,
         make_transport,
         survey,
     )

@@ -16,10 +16,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
-from freescale.comm.transports.blocks import Bytes, IntArray, ends_of
+from freescale.comm import IntArray, ends_of
 from freescale.comm.transports.kinds.local import SocketTransport
+
+Bytes = NDArray[np.uint8]
 
 _FIRST = 256
 """Bytes of rows that are expected where nothing is known yet."""
@@ -161,9 +164,7 @@ class PendingFrame:
         message, headers, sizes = self._first
         more = dict(zip(self._coming, rest)) if rest else {}
         flat, width, pieces = message.numpy(), _WORD * self._blocks, []
-        for peer, (start, size, room) in enumerate(
-            zip(ends_of(self._in), sizes.tolist(), self._in.tolist())
-        ):
+        for peer, (start, size, room) in enumerate(zip(ends_of(self._in), sizes.tolist(), self._in.tolist())):
             pieces.append(flat[start + width : start + min(size, room)])
             if peer in more:
                 pieces.append(more[peer].numpy())

@@ -107,6 +107,7 @@ def make_transport(
     kind: str = AUTO,
     timeout_s: float = 600.0,
     alone: bool = False,
+    why: str = "as the recipe says",
 ) -> Transport:
     """The transport for a group; None means a single rank. Every rank must call it at the same moment.
 
@@ -116,15 +117,16 @@ def make_transport(
         kind: what a recipe names.
         timeout_s: how long to wait for another rank.
         alone: whether nothing else may use the connection: where it goes on with the group, it gets one of its own.
+        why: a kind is named.
     """
     if group is None:
         return AloneTransport()
     if kind != AUTO:
         find_transport_kind(kind)  # a wrong name is refused before anybody waits for the others
     facts = gather_facts(group, torch.device(device))
-    name, why = pick(facts) if kind == AUTO else (kind, "")
+    name, why = pick(facts) if kind == AUTO else (kind, why)
     transport = open_route(name, group, facts, timeout_s, alone=alone)
-    return with_reason(transport, f"auto: {why}" if kind == AUTO else "as the recipe says")
+    return with_reason(transport, f"auto: {why}" if kind == AUTO else why)
 
 
 def kind_for_cpu(group: dist.ProcessGroup, kind: str, *, device: torch.device) -> str:
@@ -140,6 +142,33 @@ def kind_for_cpu(group: dist.ProcessGroup, kind: str, *, device: torch.device) -
     return (
         kind if find_transport_kind(kind).why_not(gather_facts(group, torch.device("cpu"))) is None else AUTO
     )
+
+
+def kind_for_ids(
+    group: dist.ProcessGroup, kind: str, *, device: torch.device, ids: str = AUTO
+) -> tuple[str, str]:
+    """How ids, their counts and bits about them travel between hosts, and why; every rank must call it.
+
+    `auto` takes two stages between nodes: the host's time for an exchange is that of its messages, and one stage has
+    one for every rank. In a node, and by a transport from outside, ids go as other CPU values do.
+
+    Args:
+        group: the ranks.
+        kind: how rows travel.
+        device: where the ranks compute.
+        ids: what a recipe names (`comm.ids`).
+    """
+    if ids != AUTO:
+        return ids, "as the recipe says"
+    plain = kind_for_cpu(group, kind, device=device)
+    if plain != AUTO and is_foreign(plain):
+        return plain, "as the recipe says of rows"
+    facts = gather_facts(group, torch.device("cpu"))
+    nodes = len(facts.nodes)
+    problem = "the ranks are on one node" if nodes == 1 else find_transport_kind("two_stage").why_not(facts)
+    if problem is None:
+        return "two_stage", f"auto: the ranks are on {nodes} nodes"
+    return plain if plain != AUTO else pick(facts)[0], f"auto: not two_stage: {problem}"
 
 
 def open_route(

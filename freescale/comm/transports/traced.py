@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from freescale import trace
-from freescale.comm import Pending, Transport
+from freescale.comm import Pending, Transport, sends_unsized
 
 
 class TracedTransport:
@@ -22,6 +22,8 @@ class TracedTransport:
         self.inner = transport
         self.name, self.num_ranks, self.rank = transport.name, transport.num_ranks, transport.rank
         self.engine, self.sm_free, self.reason = transport.engine, transport.sm_free, transport.reason
+        if sends_unsized(transport):
+            self.exchange_unsized = self._exchange_unsized
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; this is the arrival at the exchange."""
@@ -40,6 +42,15 @@ class TracedTransport:
         received = self.inner.exchange_counts(counts)
         if arrival is not None:
             trace.waited(arrival, arrival.mark, on_device=counts.is_cuda)
+        return received
+
+    def _exchange_unsized(self, tensor: Tensor, *, send: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Rows whose number the others do not know yet, waited for."""
+        arrival = trace.arrive(on_device=tensor.is_cuda)
+        assert sends_unsized(self.inner)
+        received = self.inner.exchange_unsized(tensor, send=send)
+        if arrival is not None:
+            trace.waited(arrival, arrival.mark, on_device=tensor.is_cuda)
         return received
 
     def __getattr__(self, name: str) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm import Transport
-from freescale.comm.traffic import Bundle, OwnedKeys, Route, routes_by_edges
+from freescale.comm.traffic import OwnedKeys, Route, send_keys
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.sharding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
@@ -124,9 +124,7 @@ def exchange_all_ids(
         check_range(plan.spec, found[-1][0])
     own = [distinct for distinct, _ in found]
     edges = [torch.tensor(plan.edges()) for plan in plans]
-    routes = routes_by_edges(own, edges, channel=channel, tell_largest=True)
-    send, receive = [route.send for route in routes], [route.receive for route in routes]
-    wanted = Bundle.of(own, send=send, receive=receive).start(channel).wait()
+    routes, wanted = send_keys(own, edges, channel=channel)
     return [
         Request(plan.spec.name, inverse, distinct, route, OwnedKeys.of(asked - plan.block(channel.rank)[0]))
         for plan, (distinct, inverse), route, asked in zip(plans, found, routes, wanted)
@@ -151,7 +149,7 @@ def find_overlaps(
     ]
     asked = [request.route.send for request in requests]
     message, sizes = _pack(told, [request.route.receive for request in requests])
-    coming = [sum(map(_bytes, of_rank)) for of_rank in zip(*asked)]
+    coming = _bit_places(asked)[1].tolist()
     heard = channel.start(torch.from_numpy(message), send=sizes, receive=coming).wait()
     bits = iter(_unpack(heard.numpy(), asked))
     return [
@@ -178,24 +176,29 @@ def _subset(send: np.ndarray, receive: np.ndarray, *arrays: np.ndarray) -> RowSu
     return RowSubset(index, Route(send.tolist(), receive.tolist()), OwnedKeys(*owned))
 
 
-def _bytes(bits: int) -> int:
-    return (bits + 7) // 8
-
-
 def _pack(marks: Sequence[np.ndarray], sizes: Sequence[list[int]]) -> tuple[np.ndarray, list[int]]:
     """For each rank its bits of every batch and table in turn, each on full bytes."""
-    blocks = [np.split(mark, np.cumsum(size)[:-1]) for mark, size in zip(marks, sizes)]
-    pieces = [np.packbits(block) for of_rank in zip(*blocks) for block in of_rank]
-    return np.concatenate(pieces), [sum(map(_bytes, of_rank)) for of_rank in zip(*sizes)]
+    places, rank_bytes = _bit_places(sizes)
+    bits = np.zeros(8 * int(rank_bytes.sum()), np.uint8)
+    for mark, place in zip(marks, places):
+        bits[place] = mark
+    return np.packbits(bits), rank_bytes.tolist()
 
 
 def _unpack(message: np.ndarray, sizes: Sequence[list[int]]) -> list[np.ndarray]:
     """The bits of every batch and table, as one list each."""
-    bits: list[list[np.ndarray]] = [[] for _ in sizes]
-    start = 0
-    for of_rank in zip(*sizes):
-        for one, size in zip(bits, of_rank):
-            piece = message[start : start + _bytes(size)]
-            one.append(np.unpackbits(piece, count=size).astype(bool))
-            start += _bytes(size)
-    return [np.concatenate(each) for each in bits]
+    bits = np.unpackbits(message).astype(bool)
+    return [bits[place] for place in _bit_places(sizes)[0]]
+
+
+def _bit_places(sizes: Sequence[list[int]]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Where every bit of each list stands in a message, and the bytes of the message for each rank."""
+    counts = np.array(sizes, np.int64)  # [lists, ranks]
+    block_bytes = (counts + 7) // 8
+    # Blocks stand by rank, then by list: each begins where those before it end.
+    first = (np.cumsum(block_bytes.T.reshape(-1)) - block_bytes.T.reshape(-1)).reshape(block_bytes.T.shape).T
+    places = []
+    for begins, count in zip(8 * first, counts):
+        shift = begins - (np.cumsum(count) - count)
+        places.append(np.repeat(shift, count) + np.arange(int(count.sum())))
+    return places, block_bytes.sum(0)

@@ -121,7 +121,7 @@ class SocketTransport:
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _SocketTransfer:
         """Begin to send; returns at once."""
-        peers = self._connected()
+        peers = self.connect()
         tensor = tensor.detach().contiguous()
         received = tensor.new_empty(sum(receive), *tensor.shape[1:])
         transfer = _SocketTransfer(self, received, tensor)
@@ -193,7 +193,8 @@ class SocketTransport:
             finally:
                 self._lock.release()
 
-    def _connected(self) -> dict[int, _Peer]:
+    def connect(self) -> dict[int, _Peer]:
+        """Find each other, where that has not happened; every rank of the group must call it."""
         if self._peers is None:
             connections = _connect(self._group, self._members, self._timeout_s)
             self._peers = {rank: _Peer(rank, connection) for rank, connection in connections.items()}
@@ -227,9 +228,7 @@ def _blocks(tensor: Tensor, counts: Sequence[int]) -> list[memoryview]:
     return [everything[start:stop] for start, stop in pairwise(ends)]
 
 
-def _connect(
-    group: dist.ProcessGroup, members: Sequence[int], timeout_s: float
-) -> dict[int, socket.socket]:
+def _connect(group: dist.ProcessGroup, members: Sequence[int], timeout_s: float) -> dict[int, socket.socket]:
     """A connection to every other member, by its place among them: each one listens, and calls those before it."""
     rank = dist.get_rank(group)
     own = members.index(rank)

@@ -24,9 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm import Transport, open_privately
-from freescale.comm.transports.blocks import Bytes, IntArray, reorder_blocks
-from freescale.comm.transports.framed import Frame, FramedExchange, GlooCarrier, PendingFrame, SocketCarrier
+from freescale.comm import IntArray, Transport, open_privately, reorder_blocks, turned
+from freescale.comm.transports.framed import (
+    Bytes,
+    Frame,
+    FramedExchange,
+    GlooCarrier,
+    PendingFrame,
+    SocketCarrier,
+)
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.world import GroupFacts, poll_in_background
 from freescale.errors import TrainingError
@@ -92,9 +98,9 @@ class TwoStageTransport:
             )
         if local > 1:
             members = grid[node].tolist()
-            self._inside = FramedExchange(
-                SocketCarrier(SocketTransport(group, timeout_s=timeout_s, members=members))
-            )
+            sockets = SocketTransport(group, timeout_s=timeout_s, members=members)
+            sockets.connect()  # now: the group may be busy when an exchange comes to it
+            self._inside = FramedExchange(SocketCarrier(sockets))
         self._lock = threading.Lock()
         self._under_way: deque[PendingExchange] = deque()
         self._failure: BaseException | None = None
@@ -113,7 +119,9 @@ class TwoStageTransport:
         """Begin to send what the others do not know the size of yet."""
         tensor = tensor.detach().contiguous()
         with self._lock:
-            self._go_on(block=True)  # what is expected of messages is known to both sides when the last are through
+            self._go_on(
+                block=True
+            )  # what is expected of messages is known to both sides when the last are through
             pending = PendingExchange(self, tensor, list(send))
             self._under_way.append(pending)
         return pending
@@ -163,12 +171,8 @@ class TwoStageTransport:
 
     def begin_inside(self, came: Frame, kind: Hashable) -> PendingFrame | Frame:
         """Hand on what has come for each rank of this node; blocks by number and node."""
-        num_nodes, local = self._targets.shape
-        order = np.arange(num_nodes * local).reshape(num_nodes, local).T.reshape(-1)
-        counts = came.header.reshape(-1)
-        frame = Frame(
-            np.ascontiguousarray(came.header.T), reorder_blocks(came.rows, counts, order)
-        )
+        rows = reorder_blocks(came.rows, came.header.reshape(-1), turned(*came.header.shape))
+        frame = Frame(np.ascontiguousarray(came.header.T), rows)
         return frame if self._inside is None else self._inside.begin(frame, kind=kind)
 
     def in_rank_order(self, came: Frame) -> tuple[Bytes, IntArray]:
