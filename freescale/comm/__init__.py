@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.comm.blocks import IntArray, ends_of, reorder_blocks, turned
     from freescale.comm.gloo_sockets import open_privately
     from freescale.comm.transport import (
         AloneTransport,

@@ -53,8 +53,15 @@ class Transport(Protocol):
 class UnsizedTransport(Transport, Protocol):
     """A transport whose messages tell their sizes: nobody needs to know beforehand what will come."""
 
-    def exchange_unsized(self, tensor: Tensor, *, send: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """As `start` and its wait; what was received, by source rank, and how many rows came from each."""
+    def exchange_unsized(
+        self, values: Sequence[Tensor], *, send: Sequence[Sequence[int]]
+    ) -> tuple[list[Tensor], list[list[int]]]:
+        """As `start` and its wait, of several tensors; of each what came, by source rank, and how many rows from each.
+
+        Args:
+            values: each [rows, ...] with rows of at least a byte.
+            send: of each, rows for every rank.
+        """
 
 
 class _Arrived:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +26,7 @@ from freescale.comm import (
     Transport,
     UnsizedTransport,
     agree_on_counts,
-    reorder_blocks,
     sends_unsized,
-    turned,
 )
 from freescale.comm.traffic.bundle import Bundle
 from freescale.kernels.rows import sum_by_row, unique
@@ -143,23 +140,12 @@ def send_keys(
 def _send_with_counts(
     keys: Sequence[Tensor], counts: Sequence[Tensor], channel: UnsizedTransport
 ) -> tuple[list[Route], list[Tensor]]:
-    """To each rank its counts, the largest of this rank's counts, then its keys: list after list."""
-    num, ranks = len(keys), channel.num_ranks
-    own = torch.stack(list(counts), dim=1)
-    told = torch.cat([own, own.amax(0).expand_as(own)], dim=1)
-    sizes = np.column_stack([np.full(ranks, 2 * num), own.numpy()])
-    parts = torch.cat([told.reshape(-1), *keys]).numpy()
-    # By list and rank; the message has them by rank and list.
-    message = reorder_blocks(parts, sizes.T.reshape(-1), turned(1 + num, ranks))
-    arrived, rows = channel.exchange_unsized(torch.from_numpy(message), send=sizes.sum(1).tolist())
-    heard = arrived.numpy()
-    starts = np.cumsum(rows) - rows
-    head = heard[starts[:, None] + np.arange(2 * num)]
-    sizes = np.column_stack([np.full(ranks, 2 * num), head[:, :num]])
-    by_list = torch.from_numpy(reorder_blocks(heard, sizes.reshape(-1), turned(ranks, 1 + num)))
-    _, *wanted = by_list.split(sizes.sum(0).tolist())
-    largest = head[:, num:].max(0).tolist()
-    return [Route(own[:, n].tolist(), head[:, n].tolist(), largest=largest[n]) for n in range(num)], wanted
+    """The keys, and to everybody the largest of this rank's counts: so all ranks know the largest of all."""
+    num, ranks, own = len(keys), channel.num_ranks, [each.tolist() for each in counts]
+    largest = torch.tensor([[max(each) for each in own]] * ranks)
+    (heard, *wanted), (_, *receive) = channel.exchange_unsized([largest, *keys], send=[[1] * ranks, *own])
+    most = heard.amax(0).tolist()
+    return [Route(own[n], receive[n], largest=most[n]) for n in range(num)], wanted
 
 
 def _counts(keys: Sequence[Tensor], edges: Sequence[Tensor]) -> list[Tensor]:
@@ -199,7 +185,7 @@ def _send_by_owner(keys: Tensor, owner: Tensor, channel: Transport) -> tuple[Rou
         return route, route.to_owners(keys, channel=channel).wait()
     order = owner.argsort(stable=True)
     send = torch.bincount(owner, minlength=channel.num_ranks).tolist()
-    wanted, receive = channel.exchange_unsized(keys[order], send=send)
+    (wanted,), (receive,) = channel.exchange_unsized([keys[order]], send=[send])
     return Route(send, receive, order=order), wanted
 
 

@@ -1,7 +1,7 @@
 """Messages of which only the sender knows the size, over exchanges whose sizes both sides must know.
 
-    message to a peer      ┃ header: rows of each of its blocks ┃ rows ... ┃ filler
-                           │<──────────── what both sides expect ─────────────>│
+    message to a peer      ┃ header: sizes of its blocks ┃ blocks ... ┃ filler
+                           │<───────── what both sides expect ─────────>│
 
 What is expected of a pair follows from the messages before, which both of its sides know: an eighth more than the
 largest of late. So nothing is told beforehand, and most messages are one. What a message has beyond that follows it,
@@ -10,8 +10,9 @@ between that pair alone: the header has told how much it is.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from freescale.comm import IntArray, ends_of
 from freescale.comm.transports.kinds.local import SocketTransport
 
 Bytes = NDArray[np.uint8]
+IntArray = NDArray[np.int64]
 
 _FIRST = 256
 """Bytes of rows that are expected where nothing is known yet."""
@@ -58,26 +59,31 @@ class Carrier(Protocol):
         """Begin to move more between some pairs; both sides of each know. Its wait gives a tensor for each coming."""
 
 
-class Frame(NamedTuple):
-    """What a member has for every other one, or has got from them.
+@dataclass(frozen=True)
+class Blocks:
+    """Runs of bytes in a buffer.
 
     Args:
-        header: [members, blocks] rows of each block.
-        rows: [rows, bytes] all blocks, member after member.
+        buffer: holds them.
+        begins: of each.
+        sizes: of each.
     """
 
-    header: IntArray
-    rows: Bytes
+    buffer: Bytes
+    begins: IntArray
+    sizes: IntArray
 
-    @property
-    def sizes(self) -> IntArray:
-        """[members] bytes of each message."""
-        row_bytes = self.rows.shape[1]
-        return _WORD * self.header.shape[1] + row_bytes * self.header.sum(1)
+    def joined(self, order: IntArray) -> Tensor:
+        """The bytes of these blocks, one after the other."""
+        from freescale.comm.transports.frame_loops import join_blocks
+
+        found = torch.empty(int(self.sizes[order].sum()), dtype=torch.uint8)
+        join_blocks(self.buffer, self.begins, self.sizes, order, found.numpy())
+        return found
 
 
 class FramedExchange:
-    """Exchanges frames; one at a time.
+    """Exchanges equally many blocks with every member; one exchange at a time.
 
     Args:
         carrier: moves the bytes.
@@ -85,105 +91,108 @@ class FramedExchange:
 
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
-        self._expected: dict[tuple[Hashable, bool], IntArray] = {}
+        self._known: dict[tuple[Hashable, bool], IntArray] = {}
         self.num_messages = 0
         """Sent so far, those to this member itself not counted."""
 
-    def begin(self, frame: Frame, *, kind: Hashable) -> PendingFrame:
+    def begin(self, blocks: Blocks, order: IntArray, *, kind: Hashable) -> PendingFrames:
         """Begin to send.
 
         Args:
-            frame: what leaves.
+            blocks: what leaves.
+            order: their numbers, member after member.
             kind: what is expected of a message follows from those of its kind.
         """
-        return PendingFrame(self, frame, kind)
+        return PendingFrames(self, blocks, order, kind)
 
     def expected(self, kind: Hashable, header: int, *, leaving: bool) -> IntArray:
-        """[members] bytes that messages of a kind are made of, or filled up to."""
-        known = self._expected.get((kind, leaving))
+        """[members] bytes that messages of a kind are filled up to."""
+        known = self._known.get((kind, leaving))
         if known is None:
-            known = np.full(self.carrier.num_peers, _WORD * header + _FIRST)
-            self._expected[kind, leaving] = known
-        return -(-(known + known // 8) // _UNIT) * _UNIT
+            known = self._known[kind, leaving] = np.full(self.carrier.num_peers, header + _FIRST)
+        return (known + known // 8 + (_UNIT - 1)) // _UNIT * _UNIT
 
     def learn(self, kind: Hashable, sizes: IntArray, *, leaving: bool) -> None:
         """Of these sizes messages were: larger ones count at once, smaller ones by and by."""
-        known = self._expected[kind, leaving]
-        self._expected[kind, leaving] = np.maximum(sizes, known - (known - sizes) // 8)
+        known = self._known[kind, leaving]
+        self._known[kind, leaving] = np.maximum(sizes, known - (known - sizes) // 8)
 
 
-class PendingFrame:
-    """A frame on its way; `advance` brings it further."""
+class PendingFrames:
+    """Frames on their way; `advance` brings them further."""
 
-    def __init__(self, exchange: FramedExchange, frame: Frame, kind: Hashable) -> None:
+    def __init__(self, exchange: FramedExchange, blocks: Blocks, order: IntArray, kind: Hashable) -> None:
+        from freescale.comm.transports.frame_loops import pack_frames
+
         self._exchange, self._kind = exchange, kind
-        self._row_bytes, self._blocks = frame.rows.shape[1], frame.header.shape[1]
         carrier = exchange.carrier
-        sizes = frame.sizes
-        self._out = exchange.expected(kind, self._blocks, leaving=True)
-        self._in = exchange.expected(kind, self._blocks, leaving=False)
-        self._out[carrier.own] = self._in[carrier.own] = sizes[carrier.own]
-        self._message, self._beyond = _packed(frame, sizes, self._out)
-        exchange.learn(kind, sizes, leaving=True)
+        self._num_blocks = len(order) // carrier.num_peers
+        header = _WORD * self._num_blocks
+        totals = header + blocks.sizes[order].reshape(carrier.num_peers, -1).sum(1)
+        out = exchange.expected(kind, header, leaving=True)
+        self._room = exchange.expected(kind, header, leaving=False)
+        out[carrier.own] = self._room[carrier.own] = totals[carrier.own]
+        message = torch.empty(int(out.sum()), dtype=torch.uint8)
+        pack_frames(blocks.buffer, blocks.begins, blocks.sizes, order, self._num_blocks, out, message.numpy())
+        self._beyond = {
+            int(peer): _tail(blocks, order.reshape(carrier.num_peers, -1)[peer], int(out[peer]) - header)
+            for peer in np.flatnonzero(totals > out)
+        }
+        exchange.learn(kind, totals, leaving=True)
         exchange.num_messages += carrier.num_peers - 1 + len(self._beyond)
-        self._posted = carrier.post(self._message, send=self._out.tolist(), receive=self._in.tolist())
-        self._first: tuple[Tensor, IntArray, IntArray] | None = None
-        self._result: Frame | None = None
+        self._posted = carrier.post(message, send=out.tolist(), receive=self._room.tolist())
+        self._first: Tensor | None = None
+        self._missing: dict[int, int] = {}
+        self._result: Blocks | None = None
 
-    def advance(self, *, block: bool) -> Frame | None:
-        """What has come; None where that would take a wait and none is wanted."""
+    def advance(self, *, block: bool) -> Blocks | None:
+        """What has come, member after member; None where that would take a wait and none is wanted."""
         while self._result is None:
             if not block and not self._posted.done():
                 return None
             arrived = self._posted.wait()
             if self._first is None:
-                self._open(arrived[0])
+                self._first = arrived[0]
+                self._open()
             else:
-                self._result = self._assembled(arrived)
+                self._result = self._with_rest(dict(zip(self._missing, arrived)))
         return self._result
 
-    def _open(self, message: Tensor) -> None:
+    def _open(self) -> None:
         """Read the headers, and ask for what is beyond the messages."""
-        starts, width = ends_of(self._in), _WORD * self._blocks
-        flat = message.numpy()
-        headers = np.empty((len(self._in), self._blocks), np.int64)
-        for peer, start in enumerate(starts[:-1]):
-            headers[peer] = flat[start : start + width].view(np.int64)
-        sizes = width + self._row_bytes * headers.sum(1)
-        self._exchange.learn(self._kind, sizes, leaving=False)
-        missing = np.maximum(sizes - self._in, 0)
-        self._first = message, headers, sizes
-        if not self._beyond and not missing.any():
-            self._result = self._assembled([])
-            return
-        self._coming = {peer: int(count) for peer, count in enumerate(missing.tolist()) if count}
-        self._posted = self._exchange.carrier.post_rest(self._beyond, self._coming)
+        from freescale.comm.transports.frame_loops import read_frames
 
-    def _assembled(self, rest: Sequence[Tensor]) -> Frame:
         assert self._first is not None
-        message, headers, sizes = self._first
-        more = dict(zip(self._coming, rest)) if rest else {}
-        flat, width, pieces = message.numpy(), _WORD * self._blocks, []
-        for peer, (start, size, room) in enumerate(zip(ends_of(self._in), sizes.tolist(), self._in.tolist())):
-            pieces.append(flat[start + width : start + min(size, room)])
-            if peer in more:
-                pieces.append(more[peer].numpy())
-        return Frame(headers, np.concatenate(pieces).reshape(int(headers.sum()), self._row_bytes))
+        peers = len(self._room)
+        begins, sizes = (np.empty(peers * self._num_blocks, np.int64) for _ in range(2))
+        totals = np.empty(peers, np.int64)
+        read_frames(self._first.numpy(), self._room, self._num_blocks, begins, sizes, totals)
+        self._exchange.learn(self._kind, totals, leaving=False)
+        found = Blocks(self._first.numpy(), begins, sizes)
+        late = np.flatnonzero(totals > self._room)
+        if not self._beyond and not len(late):
+            self._result = found
+            return
+        self._found = found
+        self._missing = {int(peer): int(totals[peer] - self._room[peer]) for peer in late}
+        self._posted = self._exchange.carrier.post_rest(self._beyond, self._missing)
+
+    def _with_rest(self, rest: dict[int, Tensor]) -> Blocks:
+        """The same blocks in a buffer that has all of them."""
+        starts, pieces = np.cumsum(self._room) - self._room, []
+        begins, shift = self._found.begins.reshape(len(self._room), -1).copy(), 0
+        for peer, (start, room) in enumerate(zip(starts.tolist(), self._room.tolist())):
+            begins[peer] += shift
+            pieces.append(self._found.buffer[start : start + room])
+            if peer in rest:
+                pieces.append(rest[peer].numpy())
+                shift += len(rest[peer])
+        return Blocks(np.concatenate(pieces), begins.reshape(-1), self._found.sizes)
 
 
-def _packed(frame: Frame, sizes: IntArray, room: IntArray) -> tuple[Tensor, dict[int, Tensor]]:
-    """One message a member, filled up to its room, and what does not fit."""
-    message = torch.zeros(int(room.sum()), dtype=torch.uint8)
-    flat, beyond, width = message.numpy(), {}, _WORD * frame.header.shape[1]
-    rows, header, first = frame.rows.reshape(-1), frame.header.astype(np.int64).view(np.uint8), 0
-    for peer, (start, size, most) in enumerate(zip(ends_of(room), sizes.tolist(), room.tolist())):
-        flat[start : start + width] = header[peer]
-        fits, last = min(size, most) - width, first + size - width
-        flat[start + width : start + width + fits] = rows[first : first + fits]
-        if first + fits < last:
-            beyond[peer] = torch.from_numpy(rows[first + fits : last].copy())
-        first = last
-    return message, beyond
+def _tail(blocks: Blocks, order: IntArray, first: int) -> Tensor:
+    """What blocks have beyond their first bytes."""
+    return blocks.joined(order)[first:]
 
 
 class SocketCarrier:
@@ -199,7 +208,7 @@ class SocketCarrier:
 
     def post(self, message: Tensor, *, send: list[int], receive: list[int]) -> Posted:
         """Begin an exchange of bytes."""
-        return _OnSockets(self._transport.start(message, send=send, receive=receive), [sum(receive)])
+        return _OnSockets(self._transport.start(message, send=send, receive=receive), None)
 
     def post_rest(self, leaving: Mapping[int, Tensor], coming: Mapping[int, int]) -> Posted:
         """Begin to move more between some pairs."""
@@ -213,14 +222,15 @@ class SocketCarrier:
 
 
 class _OnSockets:
-    def __init__(self, transfer: Any, sizes: list[int]) -> None:
+    def __init__(self, transfer: Any, sizes: list[int] | None) -> None:
         self._transfer, self._sizes = transfer, sizes
 
     def done(self) -> bool:
         return not self._transfer.num_left
 
     def wait(self) -> list[Tensor]:
-        return list(self._transfer.wait().split(self._sizes))
+        received = self._transfer.wait()
+        return [received] if self._sizes is None else list(received.split(self._sizes))
 
 
 class GlooCarrier:

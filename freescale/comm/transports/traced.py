@@ -44,13 +44,15 @@ class TracedTransport:
             trace.waited(arrival, arrival.mark, on_device=counts.is_cuda)
         return received
 
-    def _exchange_unsized(self, tensor: Tensor, *, send: Sequence[int]) -> tuple[Tensor, list[int]]:
+    def _exchange_unsized(
+        self, values: Sequence[Tensor], *, send: Sequence[Sequence[int]]
+    ) -> tuple[list[Tensor], list[list[int]]]:
         """Rows whose number the others do not know yet, waited for."""
-        arrival = trace.arrive(on_device=tensor.is_cuda)
         assert sends_unsized(self.inner)
-        received = self.inner.exchange_unsized(tensor, send=send)
+        arrival = trace.arrive(on_device=values[0].is_cuda)
+        received = self.inner.exchange_unsized(values, send=send)
         if arrival is not None:
-            trace.waited(arrival, arrival.mark, on_device=tensor.is_cuda)
+            trace.waited(arrival, arrival.mark, on_device=values[0].is_cuda)
         return received
 
     def __getattr__(self, name: str) -> Any:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -149,16 +149,20 @@ class SocketTransport:
         self._num_waiting += 1
         try:
             with self._lock:
+                self._move()
                 while transfer.num_left:
-                    if not self._move() and not self._poll(deadline - time.monotonic()):
+                    # Only those that can move: with eight ranks, asking all of them whenever one can is 49 calls.
+                    ready = self._poll(deadline - time.monotonic())
+                    if not ready:
                         self._give_up()
+                    self._move(ready)
         finally:
             self._num_waiting -= 1
 
-    def _move(self) -> bool:
-        """Move what can be moved without waiting; whether that was anything."""
+    def _move(self, peers: Collection[_Peer] | None = None) -> bool:
+        """Move what can be moved without waiting, to and from all ranks or some; whether that was anything."""
         moved = False
-        for peer in (self._peers or {}).values():
+        for peer in (self._peers or {}).values() if peers is None else peers:
             try:
                 moved |= peer.move()
             except OSError as error:
@@ -166,13 +170,16 @@ class SocketTransport:
                 raise ConnectionError(f"rank {who} has closed its connection ({error})") from None
         return moved
 
-    def _poll(self, timeout_s: float) -> bool:
-        """Wait until something can be moved; False when the time is over."""
-        poll = select.poll()
+    def _poll(self, timeout_s: float) -> list[_Peer]:
+        """Wait until something can be moved; with whom, nobody when the time is over."""
+        poll, asked = select.poll(), {}
         for peer in (self._peers or {}).values():
             if peer.events():
                 poll.register(peer.connection, peer.events())
-        return timeout_s > 0 and bool(poll.poll(1000 * timeout_s))
+                asked[peer.connection.fileno()] = peer
+        if timeout_s <= 0:
+            return []
+        return [asked[file] for file, _ in poll.poll(1000 * timeout_s)]
 
     def _give_up(self) -> None:
         late = [self._members[peer.rank] for peer in (self._peers or {}).values() if peer.events()]

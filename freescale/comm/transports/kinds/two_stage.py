@@ -15,22 +15,24 @@ What arrives is what one stage would have brought, in the same order.
 from __future__ import annotations
 
 import datetime
+import functools
 import threading
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm import IntArray, Transport, open_privately, reorder_blocks, turned
+from freescale.comm import Transport, open_privately
 from freescale.comm.transports.framed import (
-    Bytes,
-    Frame,
+    Blocks,
     FramedExchange,
     GlooCarrier,
-    PendingFrame,
+    IntArray,
+    PendingFrames,
     SocketCarrier,
 )
 from freescale.comm.transports.kinds.local import SocketTransport
@@ -88,9 +90,7 @@ class TwoStageTransport:
             f"for each exchange of a rank, not {self.num_ranks - 1}"
         )
         (node,), (place,) = np.where(grid == self.rank)
-        # Peers stand in the order of a group, by rank: that of the nodes for one number may not be that for another.
-        self._targets = grid[np.argsort(grid[:, place])]
-        self._senders = np.sort(grid, axis=0).T.reshape(-1)
+        self._orders = functools.lru_cache(functools.partial(_orders, grid, int(place)))
         self._between = self._inside = None
         if num_nodes > 1:
             self._between = FramedExchange(
@@ -113,22 +113,23 @@ class TwoStageTransport:
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> _Sized:
         """Begin to send."""
-        return _Sized(self.start_unsized(tensor, send=send), list(receive), self.rank)
+        return _Sized(self._start([tensor], [send]), list(receive), self.rank)
 
-    def start_unsized(self, tensor: Tensor, *, send: Sequence[int]) -> PendingExchange:
-        """Begin to send what the others do not know the size of yet."""
-        tensor = tensor.detach().contiguous()
+    def exchange_unsized(
+        self, values: Sequence[Tensor], *, send: Sequence[Sequence[int]]
+    ) -> tuple[list[Tensor], list[list[int]]]:
+        """Row blocks of several tensors as for `start`; of each what came, and how many rows from each rank."""
+        received = self._start(values, send).wait()
+        return [rows for rows, _ in received], [counts for _, counts in received]
+
+    def _start(self, values: Sequence[Tensor], send: Sequence[Sequence[int]]) -> PendingExchange:
         with self._lock:
             self._go_on(
                 block=True
             )  # what is expected of messages is known to both sides when the last are through
-            pending = PendingExchange(self, tensor, list(send))
+            pending = PendingExchange(self, values, send)
             self._under_way.append(pending)
         return pending
-
-    def exchange_unsized(self, tensor: Tensor, *, send: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Row blocks of ranks 0, 1, ... as for `start`; what came from each rank, and how many rows it was."""
-        return self.start_unsized(tensor, send=send).wait()
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """counts[r] of this rank becomes entry [this rank] of rank r's result."""
@@ -164,59 +165,97 @@ class TwoStageTransport:
 
     # The stages, for `PendingExchange`.
 
-    def begin_between(self, rows: Bytes, counts: IntArray, kind: Hashable) -> PendingFrame | Frame:
-        """Send what is for each node to the rank there that has this one's number; blocks by node and number."""
-        frame = Frame(counts[self._targets], reorder_blocks(rows, counts, self._targets.reshape(-1)))
-        return frame if self._between is None else self._between.begin(frame, kind=kind)
+    def begin_between(self, blocks: Blocks, num: int, kind: object) -> PendingFrames | Blocks:
+        """Send what is for each node to the rank there that has this one's number; blocks by tensor and rank."""
+        order = self._orders(num).between
+        if self._between is None:
+            return Blocks(blocks.buffer, blocks.begins[order], blocks.sizes[order])
+        return self._between.begin(blocks, order, kind=kind)
 
-    def begin_inside(self, came: Frame, kind: Hashable) -> PendingFrame | Frame:
-        """Hand on what has come for each rank of this node; blocks by number and node."""
-        rows = reorder_blocks(came.rows, came.header.reshape(-1), turned(*came.header.shape))
-        frame = Frame(np.ascontiguousarray(came.header.T), rows)
-        return frame if self._inside is None else self._inside.begin(frame, kind=kind)
+    def begin_inside(self, came: Blocks, num: int, kind: object) -> PendingFrames | Blocks:
+        """Hand on what has come for each rank of this node; blocks by node, number and tensor."""
+        order = self._orders(num).inside
+        if self._inside is None:
+            return Blocks(came.buffer, came.begins[order], came.sizes[order])
+        return self._inside.begin(came, order, kind=kind)
 
-    def in_rank_order(self, came: Frame) -> tuple[Bytes, IntArray]:
-        """Rows and counts by the rank that has sent them."""
-        order, counts = np.argsort(self._senders), came.header.reshape(-1)
-        return reorder_blocks(came.rows, counts, order), counts[order]
+    def in_rank_order(self, num: int) -> IntArray:
+        """[tensors, ranks] the numbers of the blocks that have come, by the rank that has sent them."""
+        return self._orders(num).final
+
+
+class _Orders(NamedTuple):
+    """In which order blocks of so many tensors leave for the stages, and where they have come at the end."""
+
+    between: IntArray
+    inside: IntArray
+    final: IntArray
+
+
+def _orders(grid: IntArray, place: int, num: int) -> _Orders:
+    """For nodes x ranks of a node, the rank that is the n-th of its node, and a number of tensors."""
+    num_nodes, local = grid.shape
+    # Peers stand in the order of a group, by rank: that of the nodes for one number may not be that for another.
+    targets = grid[np.argsort(grid[:, place])]
+    between = targets[:, :, None] + grid.size * np.arange(num)
+    came = np.arange(grid.size * num).reshape(num_nodes, local, num)
+    senders = np.sort(grid, axis=0).T.reshape(-1)
+    final = np.argsort(senders)[None, :] * num + np.arange(num)[:, None]
+    inside = np.ascontiguousarray(came.transpose(1, 0, 2)).reshape(-1)
+    return _Orders(np.ascontiguousarray(between).reshape(-1), inside, np.ascontiguousarray(final))
 
 
 class PendingExchange:
-    """An exchange on its way through its stages."""
+    """An exchange of several tensors on its way through its stages."""
 
-    def __init__(self, transport: TwoStageTransport, tensor: Tensor, send: list[int]) -> None:
+    def __init__(
+        self, transport: TwoStageTransport, values: Sequence[Tensor], send: Sequence[Sequence[int]]
+    ) -> None:
         self._transport = transport
-        self._dtype, self._shape = tensor.dtype, tensor.shape[1:]
-        self._kind = (tensor.dtype, tuple(tensor.shape[1:]))
-        row_bytes = tensor.shape[1:].numel() * tensor.itemsize
-        rows = tensor.view(-1).view(torch.uint8).numpy().reshape(len(tensor), row_bytes)
-        self._stage = transport.begin_between(rows, np.array(send, np.int64), self._kind)
+        self._kind = tuple((each.dtype, each.shape[1:]) for each in values)
+        parts = [each.detach().contiguous().view(-1).view(torch.uint8) for each in values]
+        self._row_bytes = [each.shape[1:].numel() * each.itemsize for each in values]
+        sizes = np.array(send, np.int64) * np.array(self._row_bytes)[:, None]
+        flat = sizes.reshape(-1)
+        # Rows of a tensor stand without a gap, and so do the tensors: a block begins where the one before it ends.
+        buffer = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
+        self._stage = transport.begin_between(
+            Blocks(buffer, np.cumsum(flat) - flat, flat), len(values), self._kind
+        )
         self._is_inside = False
-        self.result: tuple[Tensor, list[int]] | None = None
+        self.result: list[tuple[Tensor, list[int]]] | None = None
 
     def advance(self, *, block: bool) -> bool:
         """Go on; whether it is complete."""
         while self.result is None:
             stage = self._stage
-            came = stage if isinstance(stage, Frame) else stage.advance(block=block)
+            came = stage if isinstance(stage, Blocks) else stage.advance(block=block)
             if came is None:
                 return False
             if self._is_inside:
-                self.result = self._as_tensor(*self._transport.in_rank_order(came))
+                self.result = self._tensors(came)
             else:
-                self._stage, self._is_inside = self._transport.begin_inside(came, self._kind), True
+                self._stage = self._transport.begin_inside(came, len(self._kind), self._kind)
+                self._is_inside = True
         return True
 
-    def wait(self) -> tuple[Tensor, list[int]]:
-        """What came from all ranks in their order, and how many rows from each."""
+    def wait(self) -> list[tuple[Tensor, list[int]]]:
+        """Of each tensor what came from all ranks in their order, and how many rows from each."""
         self._transport.finish(self)
         assert self.result is not None
         return self.result
 
-    def _as_tensor(self, rows: Bytes, counts: IntArray) -> tuple[Tensor, list[int]]:
-        received = torch.empty(len(rows), *self._shape, dtype=self._dtype)
-        received.view(-1).view(torch.uint8).numpy()[:] = rows.reshape(-1)
-        return received, counts.tolist()
+    def _tensors(self, came: Blocks) -> list[tuple[Tensor, list[int]]]:
+        found = []
+        orders = self._transport.in_rank_order(len(self._kind))
+        for (dtype, shape), row_bytes, order in zip(self._kind, self._row_bytes, orders):
+            counts = came.sizes[order] // max(1, row_bytes)
+            rows = came.joined(order)
+            if row_bytes:
+                found.append((rows.view(dtype).view(-1, *shape), counts.tolist()))
+            else:
+                found.append((torch.empty(0, *shape, dtype=dtype), counts.tolist()))
+        return found
 
 
 class _Sized:
@@ -226,7 +265,11 @@ class _Sized:
         self._pending, self._receive, self._rank = pending, receive, rank
 
     def wait(self) -> Tensor:
-        received, counts = self._pending.wait()
+        ((received, counts),) = self._pending.wait()
+        if not received.shape[1:].numel():
+            return received.new_empty(
+                sum(self._receive), *received.shape[1:]
+            )  # rows of no bytes are not told
         if counts != self._receive:
             other = next(n for n, pair in enumerate(zip(counts, self._receive)) if pair[0] != pair[1])
             raise TrainingError(

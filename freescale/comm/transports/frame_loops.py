@@ -1,0 +1,97 @@
+"""Compiled loops that copy blocks of bytes. Import this module where it is used: loading numba takes half a second.
+
+A block is a run of bytes somewhere in a buffer: where it begins and how many they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import int64, njit, uint8, void
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+INTS, BYTES = int64[::1], uint8[::1]
+
+
+@njit(void(BYTES, int64, BYTES, int64, int64), nogil=True, cache=True, error_model="numpy")
+def _copy(target: Bytes, to: int, source: Bytes, first: int, count: int) -> None:
+    # Of views, whose first byte is number 0: then it becomes a copy of many bytes at a time.
+    into, out = target[to : to + count], source[first : first + count]
+    for at in range(count):
+        into[at] = out[at]
+
+
+@njit(void(BYTES, int64, int64), nogil=True, cache=True, error_model="numpy")
+def _write(target: Bytes, to: int, number: int) -> None:
+    into = target[to : to + 8]
+    for at in range(8):
+        into[at] = (number >> (8 * at)) & 255
+
+
+@njit(int64(BYTES, int64), nogil=True, cache=True, error_model="numpy")
+def _read(source: Bytes, first: int) -> int:
+    number, out = np.int64(0), source[first : first + 8]
+    for at in range(8):
+        number |= np.int64(out[at]) << (8 * at)
+    return number
+
+
+@njit(void(BYTES, INTS, INTS, INTS, int64, INTS, BYTES), nogil=True, cache=True, error_model="numpy")
+def pack_frames(
+    source: Bytes,
+    begins: IntArray,
+    sizes: IntArray,
+    order: IntArray,
+    blocks: int,
+    room: IntArray,
+    message: Bytes,
+) -> None:
+    """Write a frame for every peer: the sizes of its blocks, then the blocks, as far as there is room.
+
+    Args:
+        source: holds the blocks.
+        begins: of each, in bytes.
+        sizes: of each, in bytes.
+        order: numbers of the blocks, peer after peer.
+        blocks: of a peer.
+        room: bytes that each peer gets.
+        message: the frames.
+    """
+    start = 0
+    for peer in range(len(room)):
+        at, end = start + 8 * blocks, start + room[peer]
+        for slot in range(blocks):
+            block = order[peer * blocks + slot]
+            _write(message, start + 8 * slot, sizes[block])
+            count = min(sizes[block], end - at)
+            if count > 0:
+                _copy(message, at, source, begins[block], count)
+                at += count
+        start = end
+
+
+@njit(void(BYTES, INTS, int64, INTS, INTS, INTS), nogil=True, cache=True, error_model="numpy")
+def read_frames(
+    message: Bytes, room: IntArray, blocks: int, begins: IntArray, sizes: IntArray, totals: IntArray
+) -> None:
+    """Where the blocks of frames begin and how large they are, frame after frame; and the size of every frame."""
+    start = 0
+    for peer in range(len(room)):
+        at = start + 8 * blocks
+        for slot in range(blocks):
+            size = _read(message, start + 8 * slot)
+            begins[peer * blocks + slot] = at
+            sizes[peer * blocks + slot] = size
+            at += size
+        totals[peer] = at - start
+        start += room[peer]
+
+
+@njit(void(BYTES, INTS, INTS, INTS, BYTES), nogil=True, cache=True, error_model="numpy")
+def join_blocks(source: Bytes, begins: IntArray, sizes: IntArray, order: IntArray, target: Bytes) -> None:
+    """Copy blocks one after the other, in this order."""
+    at = 0
+    for block in order:
+        _copy(target, at, source, begins[block], sizes[block])
+        at += sizes[block]
