@@ -47,9 +47,8 @@ from freescale.comm.traffic import send_keys
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.two_stage import TwoStageTransport
 from freescale.comm.world import gather_facts
-from freescale.embedding import RowwiseAdagrad
-from freescale.embedding.plan import TablePlan, TableSpec
-from freescale.embedding.request import exchange_all_ids, find_overlaps
+from freescale.embedding import RowwiseAdagrad, TableSpec, exchange_all_ids, find_overlaps
+from freescale.embedding.plan import TablePlan
 from tests.nodes import INTERFACE, PORT, nodes, why_no_nodes
 
 ONE, MERGED, TWO = WAYS = ("one stage", "one stage, merged", "two stages")

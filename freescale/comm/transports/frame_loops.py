@@ -30,7 +30,7 @@ def _write(target: Bytes, to: int, number: int) -> None:
 
 
 @njit(int64(BYTES, int64), nogil=True, cache=True, error_model="numpy")
-def _read(source: Bytes, first: int) -> int:
+def _read(source: Bytes, first: int) -> np.int64:
     number, out = np.int64(0), source[first : first + 8]
     for at in range(8):
         number |= np.int64(out[at]) << (8 * at)

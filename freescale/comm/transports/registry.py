@@ -29,6 +29,7 @@ from freescale.errors import ConfigError, TrainingError
 from freescale.registry import find, meant, names
 
 AUTO = "auto"
+_CPU_ONLY = ("local", "two_stage")
 _RENAMED = {"nccl_zero_sm": "experimental_nccl_zero_sm"}
 
 
@@ -233,6 +234,6 @@ def _possible(facts: GroupFacts) -> str:
     refused = "".join(
         f"; not {name}: {problem}"
         for name, problem in problems.items()
-        if problem is not None and name != "local" and f"not {name}" not in why
+        if problem is not None and name not in _CPU_ONLY and f"not {name}" not in why
     )
     return f"auto: {chosen} ({why}); can also use {others or 'nothing else'}{refused}"

@@ -102,6 +102,10 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
     for name, part in (
         ("half_message_kb", "rate of small messages between nodes"),
         ("gloo_message_us", "ids between hosts of different nodes, where traffic is hidden"),
+        ("id_stages", "stages of ids between hosts"),
+        ("inside_message_us", "ids between hosts: handed on in a node"),
+        ("ids_exchange_us", "ids between hosts: an exchange beside its messages"),
+        ("ids_rank_us", "ids between hosts: sorted out by rank"),
         ("sum_hop_us", "small sums over nodes"),
         ("sm_free_network", "SM-free exchanges between nodes"),
     ):

@@ -19,6 +19,8 @@ KEYS = (
     "cluster.per_peer_us",
     "cluster.half_message_kb",
     "cluster.gloo_message_us",
+    "cluster.inside_message_us",
+    "cluster.ids_exchange_us",
     "cluster.sum_hop_us",
     "cluster.sm_kernel_slowdown",
     "workload.samples_per_gpu",

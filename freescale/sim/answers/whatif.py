@@ -268,7 +268,8 @@ def limit(setting: Setting, made: Simulated, shares: dict[str, float], contentio
     if worst in ("comm", "contention") and setting.profile.shared_by > 1:
         return "exchanges on one GPU"
     if worst == "comm":
-        latency = float(made.durations.counts.mean())
+        smallest = made.durations.counts if made.durations.counts.any() else made.durations.masks
+        latency = float(smallest.mean())
         moving = float((made.durations.rows + made.durations.grads).mean())
         inside = made.durations.rows.shape[1] <= setting.cluster.gpus_per_node
         about_ids = float((made.durations.counts + made.durations.ids + made.durations.masks).mean())

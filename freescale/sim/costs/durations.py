@@ -100,6 +100,8 @@ def measure_out(
         counts, ids, masks = flat * links.latency(), travel(rows.moved * ID_BYTES), travel(rows.moved * 0.25)
     elif features.prioritized:
         counts = ids = masks = flat * links.host_messages()
+        if links.ids_in_two_stages:
+            counts = np.zeros(shape)  # they are in the message of the ids
     else:
         # Where nothing is hidden ids travel as rows do, from device to device.
         counts, ids = travel(flat * ID_BYTES * num_ranks), travel(rows.moved * ID_BYTES)

@@ -46,12 +46,26 @@ class Links:
     def _peers_outside(self) -> int:
         return self.num_ranks - self._local
 
+    @property
+    def ids_in_two_stages(self) -> bool:
+        """Whether ids go by nodes: where there are several, and they are not told to go rank by rank."""
+        return self._peers_outside > 0 and self.cluster.id_stages == 2
+
     def host_messages(self) -> float:
         """Seconds of an exchange between hosts, of next to nothing for each rank: ids, their counts, bits about them.
 
-        In a node through shared memory; between nodes gloo has a message for every rank of another one.
+        In a node over sockets; between nodes gloo has a message for every rank of another one, or in two stages for
+        every other node, and sockets one for every rank of this one.
         """
-        return self.latency() + 1e-6 * self.cluster.gloo_message_us * self._peers_outside
+        cluster = self.cluster
+        if not self.ids_in_two_stages:
+            return self.latency() + 1e-6 * cluster.gloo_message_us * self._peers_outside
+        messages = cluster.gloo_message_us * (math.ceil(self.num_ranks / self._local) - 1)
+        messages += cluster.inside_message_us * (self._local - 1)
+        work = cluster.ids_exchange_us + cluster.ids_rank_us * self.num_ranks
+        # The second stage begins when the first is through.
+        trips = self.latency(per_peer=False) + 1e-6 * cluster.latency_us
+        return trips + 1e-6 * (messages + work)
 
     def all_to_all(self, nbytes: FloatArray | float, *, sm_free: bool = False) -> FloatArray:
         """Seconds to move each rank's `nbytes`, its own share of 1 / ranks included, which does not travel.

@@ -51,6 +51,14 @@ class Cluster:
         at_least=0,
     )
     gloo_message_us: float = _number("host time of one message of ids to a rank of another node", at_least=0)
+    id_stages: float = _number(
+        "2: ids go to one rank of every other node, which hands them on (comm.ids=two_stage); 1: to every rank",
+        at_least=1,
+        at_most=2,
+    )
+    inside_message_us: float = _number("host time of handing ids on to a rank of the same node", at_least=0)
+    ids_exchange_us: float = _number("host time of an exchange in two stages beside its messages", at_least=0)
+    ids_rank_us: float = _number("added to it for every rank whose ids it sorts out", at_least=0)
     sum_hop_us: float = _number("added to a sum for every doubling of the nodes", at_least=0)
     host_staged_gb_per_s: float = _number("rate of an SM-free exchange through host memory")
     sm_free_network: float = _number(

@@ -242,7 +242,10 @@ def test_a_transport_from_outside_is_refused_with_what_is_wrong_with_it() -> Non
 
 @pytest.mark.usefixtures("mine")
 def test_the_doctor_hears_of_transports_from_outside() -> None:
-    assert "; can also use collective, host_staged, mine, misnamed;" in dict(survey())["ranks on the CPU"]
+    assert (
+        "; can also use collective, host_staged, mine, misnamed, two_stage;"
+        in dict(survey())["ranks on the CPU"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ FEATURES = st.builds(
 RATES = ("nvlink_gb_per_s", "nic_gb_per_s", "host_staged_gb_per_s", "link_efficiency")
 LESS_IS_FASTER = (
     "latency_us", "node_latency_us", "per_peer_us", "sm_kernel_slowdown", "nic_sharing", "half_message_kb",
-    "gloo_message_us", "sum_hop_us",
+    "gloo_message_us", "inside_message_us", "ids_exchange_us", "ids_rank_us", "sum_hop_us",
 )  # fmt: skip
 
 

@@ -54,14 +54,28 @@ def test_the_same_bytes_to_more_ranks_take_longer() -> None:
     assert float(Links(H100, 256).all_to_all(0.0)) == Links(H100, 256).latency()
 
 
-def test_ids_are_a_message_a_rank_of_another_node() -> None:
-    where = setting()
+def test_ids_in_one_stage_are_a_message_a_rank_of_another_node() -> None:
+    where = replace(setting(), cluster=replace(H100, id_stages=1))
     found = durations(where, EVERYTHING, 24)
     per_exchange = Links(H100, 24).latency() + 16 * 15e-6
     for part in (found.counts, found.ids, found.masks):
         np.testing.assert_allclose(part, per_exchange)
     # At 1,024 GPUs the hosts need longer for ids than a step takes.
-    assert 3 * Links(H100, 1024).host_messages() > 0.04
+    assert 3 * Links(replace(H100, id_stages=1), 1024).host_messages() > 0.04
+
+
+def test_ids_in_two_stages_are_a_message_a_node_and_one_a_rank_of_it() -> None:
+    cluster = replace(H100, inside_message_us=7.0, ids_exchange_us=300.0, ids_rank_us=0.5)
+    found = durations(replace(setting(), cluster=cluster), EVERYTHING, 24)
+    per_exchange = 1e-6 * (20 + 30 + 20 + 2 * 15 + 7 * 7 + 300 + 24 * 0.5)
+    for part in (found.ids, found.masks):
+        np.testing.assert_allclose(part, per_exchange)
+    assert not found.counts.any()
+    # In one node nothing changes: there is one stage, and counts are an exchange of their own.
+    inside = durations(replace(setting(), cluster=cluster), EVERYTHING, 8)
+    np.testing.assert_allclose(inside.counts, Links(H100, 8).latency())
+    many = Links(H100, 1024)
+    assert 2 * many.host_messages() < 0.3 * 3 * Links(replace(H100, id_stages=1), 1024).host_messages()
 
 
 def test_the_busiest_owner_at_256() -> None:
