@@ -242,7 +242,12 @@ def print_bytes(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return table
 
 
-def print_times(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def _adds_by_round(times: dict[str, list[float]], way: str) -> list[float]:
+    """What a way adds to the compute, within every round."""
+    return [ours / alone - 1 for ours, alone in zip(times[way], times["compute"], strict=True)]
+
+
+def print_times(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     ways = ("plain", "prioritized", "split")
     print(f"\n{'step time, ms':24}{'compute':>10}" + "".join(f"{way:>13}{'adds':>8}" for way in ways))
     table = {}
@@ -251,8 +256,16 @@ def print_times(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         adds = {way: ms[way] / ms["compute"] - 1 for way in ways}
         cells = "".join(f"{ms[way]:13.1f}{100 * adds[way]:7.1f}%" for way in ways)
         print(f"{key:24}{ms['compute']:10.1f}{cells}")
+        shares = {way: _adds_by_round(results[0]["time"][key], way) for way in ways}
+        ranges = "".join(
+            f"{'':5}{f'{100 * min(one):.1f} to {100 * max(one):.1f}%':>16}" for one in shares.values()
+        )
+        print(f"{'  adds, by round':34}{ranges}")
         table[key] = {name: round(value, 2) for name, value in ms.items()}
         table[key] |= {f"{way}_adds": round(share, 4) for way, share in adds.items()}
+        table[key] |= {
+            f"{way}_adds_by_round": [round(each, 4) for each in one] for way, one in shares.items()
+        }
     return table
 
 

@@ -30,8 +30,8 @@ class CommSection:
     )
     ids: str = key(
         "auto",
-        "route of ids, their counts and bits about them between hosts; auto takes two_stage where ranks are on "
-        "several nodes with equally many, and otherwise goes as other CPU values do",
+        "route of ids, their counts and bits about them between hosts; auto takes two_stage where 16 ranks or "
+        "more are on nodes with equally many each, and otherwise goes as other CPU values do",
         free=True,
         family="transport",
         besides=("auto",),

@@ -37,6 +37,58 @@ def _read(source: Bytes, first: int) -> np.int64:
     return number
 
 
+@njit(int64(int64), nogil=True, cache=True, error_model="numpy")
+def _expected(known: int) -> int:
+    """What a message is filled up to: an eighth more than is known, in units of 64 bytes."""
+    return (known + known // 8 + 63) // 64 * 64
+
+
+@njit(int64(int64, int64), nogil=True, cache=True, error_model="numpy")
+def _learnt(known: int, size: int) -> int:
+    """Larger messages count at once, smaller ones by and by."""
+    return max(size, known - (known - size) // 8)
+
+
+@njit(
+    int64(INTS, INTS, int64, int64, INTS, INTS, INTS, INTS, INTS), nogil=True, cache=True, error_model="numpy"
+)
+def size_frames(
+    sizes: IntArray,
+    order: IntArray,
+    blocks: int,
+    own: int,
+    known_out: IntArray,
+    known_in: IntArray,
+    totals: IntArray,
+    out: IntArray,
+    room: IntArray,
+) -> int:
+    """Fill in the size of every frame, what is sent of it and what is expected to come; to how many more must follow.
+
+    Args:
+        sizes: of blocks, in bytes.
+        order: numbers of the blocks, peer after peer.
+        blocks: of a peer.
+        own: the peer that is this rank itself, whose frame is neither filled up nor cut.
+        known_out: sizes of frames to each peer so far, of which it learns the new ones.
+        known_in: the same of frames from each peer.
+        totals: to be filled in, as the others.
+        out: bytes that leave at once.
+        room: bytes that come at once.
+    """
+    beyond = 0
+    for peer in range(len(totals)):
+        total = 8 * blocks
+        for slot in range(blocks):
+            total += sizes[order[peer * blocks + slot]]
+        totals[peer] = total
+        out[peer] = total if peer == own else _expected(known_out[peer])
+        room[peer] = total if peer == own else _expected(known_in[peer])
+        known_out[peer] = _learnt(known_out[peer], total)
+        beyond += total > out[peer]
+    return beyond
+
+
 @njit(void(BYTES, INTS, INTS, INTS, int64, INTS, BYTES), nogil=True, cache=True, error_model="numpy")
 def pack_frames(
     source: Bytes,
@@ -71,12 +123,18 @@ def pack_frames(
         start = end
 
 
-@njit(void(BYTES, INTS, int64, INTS, INTS, INTS), nogil=True, cache=True, error_model="numpy")
+@njit(int64(BYTES, INTS, int64, INTS, INTS, INTS, INTS), nogil=True, cache=True, error_model="numpy")
 def read_frames(
-    message: Bytes, room: IntArray, blocks: int, begins: IntArray, sizes: IntArray, totals: IntArray
-) -> None:
-    """Where the blocks of frames begin and how large they are, frame after frame; and the size of every frame."""
-    start = 0
+    message: Bytes,
+    room: IntArray,
+    blocks: int,
+    begins: IntArray,
+    sizes: IntArray,
+    totals: IntArray,
+    known_in: IntArray,
+) -> int:
+    """Where the blocks of frames begin and how large they are, and every frame; from how many more will follow."""
+    start, late = 0, 0
     for peer in range(len(room)):
         at = start + 8 * blocks
         for slot in range(blocks):
@@ -85,7 +143,10 @@ def read_frames(
             sizes[peer * blocks + slot] = size
             at += size
         totals[peer] = at - start
+        known_in[peer] = _learnt(known_in[peer], at - start)
+        late += at - start > room[peer]
         start += room[peer]
+    return late
 
 
 @njit(void(BYTES, INTS, INTS, INTS, BYTES), nogil=True, cache=True, error_model="numpy")

@@ -27,7 +27,6 @@ IntArray = NDArray[np.int64]
 
 _FIRST = 256
 """Bytes of rows that are expected where nothing is known yet."""
-_UNIT = 64
 _WORD = 8
 
 
@@ -91,7 +90,7 @@ class FramedExchange:
 
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
-        self._known: dict[tuple[Hashable, bool], IntArray] = {}
+        self._known: dict[Hashable, tuple[IntArray, IntArray]] = {}
         self.num_messages = 0
         """Sent so far, those to this member itself not counted."""
 
@@ -105,41 +104,36 @@ class FramedExchange:
         """
         return PendingFrames(self, blocks, order, kind)
 
-    def expected(self, kind: Hashable, header: int, *, leaving: bool) -> IntArray:
-        """[members] bytes that messages of a kind are filled up to."""
-        known = self._known.get((kind, leaving))
-        if known is None:
-            known = self._known[kind, leaving] = np.full(self.carrier.num_peers, header + _FIRST)
-        return (known + known // 8 + (_UNIT - 1)) // _UNIT * _UNIT
-
-    def learn(self, kind: Hashable, sizes: IntArray, *, leaving: bool) -> None:
-        """Of these sizes messages were: larger ones count at once, smaller ones by and by."""
-        known = self._known[kind, leaving]
-        self._known[kind, leaving] = np.maximum(sizes, known - (known - sizes) // 8)
+    def known(self, kind: Hashable, header: int) -> tuple[IntArray, IntArray]:
+        """How large frames of a kind were of late, to each member and from each; whoever reads them adds to it."""
+        found = self._known.get(kind)
+        if found is None:
+            first = np.full(self.carrier.num_peers, header + _FIRST)
+            found = self._known[kind] = first, first.copy()
+        return found
 
 
 class PendingFrames:
     """Frames on their way; `advance` brings them further."""
 
     def __init__(self, exchange: FramedExchange, blocks: Blocks, order: IntArray, kind: Hashable) -> None:
-        from freescale.comm.transports.frame_loops import pack_frames
+        from freescale.comm.transports.frame_loops import pack_frames, size_frames
 
-        self._exchange, self._kind = exchange, kind
-        carrier = exchange.carrier
-        self._num_blocks = len(order) // carrier.num_peers
+        self._exchange, carrier = exchange, exchange.carrier
+        peers = carrier.num_peers
+        self._num_blocks = len(order) // peers
         header = _WORD * self._num_blocks
-        totals = header + blocks.sizes[order].reshape(carrier.num_peers, -1).sum(1)
-        out = exchange.expected(kind, header, leaving=True)
-        self._room = exchange.expected(kind, header, leaving=False)
-        out[carrier.own] = self._room[carrier.own] = totals[carrier.own]
+        known_out, self._known_in = exchange.known(kind, header)
+        totals, out, self._room = np.empty((3, peers), np.int64)
+        sizing = (known_out, self._known_in, totals, out, self._room)
+        beyond = size_frames(blocks.sizes, order, self._num_blocks, carrier.own, *sizing)
         message = torch.empty(int(out.sum()), dtype=torch.uint8)
         pack_frames(blocks.buffer, blocks.begins, blocks.sizes, order, self._num_blocks, out, message.numpy())
-        self._beyond = {
-            int(peer): _tail(blocks, order.reshape(carrier.num_peers, -1)[peer], int(out[peer]) - header)
-            for peer in np.flatnonzero(totals > out)
-        }
-        exchange.learn(kind, totals, leaving=True)
-        exchange.num_messages += carrier.num_peers - 1 + len(self._beyond)
+        self._beyond: dict[int, Tensor] = {}
+        for peer in np.flatnonzero(totals > out).tolist() if beyond else ():
+            rows = blocks.joined(order.reshape(peers, -1)[peer])
+            self._beyond[peer] = rows[int(out[peer]) - header :]
+        exchange.num_messages += peers - 1 + beyond
         self._posted = carrier.post(message, send=out.tolist(), receive=self._room.tolist())
         self._first: Tensor | None = None
         self._missing: dict[int, int] = {}
@@ -163,18 +157,17 @@ class PendingFrames:
         from freescale.comm.transports.frame_loops import read_frames
 
         assert self._first is not None
-        peers = len(self._room)
-        begins, sizes = (np.empty(peers * self._num_blocks, np.int64) for _ in range(2))
+        peers, message = len(self._room), self._first.numpy()
+        begins, sizes = np.empty((2, peers * self._num_blocks), np.int64)
         totals = np.empty(peers, np.int64)
-        read_frames(self._first.numpy(), self._room, self._num_blocks, begins, sizes, totals)
-        self._exchange.learn(self._kind, totals, leaving=False)
-        found = Blocks(self._first.numpy(), begins, sizes)
-        late = np.flatnonzero(totals > self._room)
-        if not self._beyond and not len(late):
+        late = read_frames(message, self._room, self._num_blocks, begins, sizes, totals, self._known_in)
+        found = Blocks(message, begins, sizes)
+        if not self._beyond and not late:
             self._result = found
             return
         self._found = found
-        self._missing = {int(peer): int(totals[peer] - self._room[peer]) for peer in late}
+        missing = np.maximum(totals - self._room, 0).tolist()
+        self._missing = {peer: count for peer, count in enumerate(missing) if count}
         self._posted = self._exchange.carrier.post_rest(self._beyond, self._missing)
 
     def _with_rest(self, rest: dict[int, Tensor]) -> Blocks:
@@ -188,11 +181,6 @@ class PendingFrames:
                 pieces.append(rest[peer].numpy())
                 shift += len(rest[peer])
         return Blocks(np.concatenate(pieces), begins.reshape(-1), self._found.sizes)
-
-
-def _tail(blocks: Blocks, order: IntArray, first: int) -> Tensor:
-    """What blocks have beyond their first bytes."""
-    return blocks.joined(order)[first:]
 
 
 class SocketCarrier:

@@ -29,6 +29,8 @@ from freescale.errors import ConfigError, TrainingError
 from freescale.registry import find, meant, names
 
 AUTO = "auto"
+FEWEST_FOR_TWO_STAGES = 16
+"""Ranks from which on two stages take less of the host than one; 8 need a fifth more (benchmarks/id_exchange.py)."""
 _CPU_ONLY = ("local", "two_stage")
 _RENAMED = {"nccl_zero_sm": "experimental_nccl_zero_sm"}
 
@@ -150,8 +152,8 @@ def kind_for_ids(
 ) -> tuple[str, str]:
     """How ids, their counts and bits about them travel between hosts, and why; every rank must call it.
 
-    `auto` takes two stages between nodes: the host's time for an exchange is that of its messages, and one stage has
-    one for every rank. In a node, and by a transport from outside, ids go as other CPU values do.
+    `auto` takes two stages between nodes with many ranks: the host's time for an exchange is that of its messages, and
+    one stage has one for every rank. Few ranks, those of one node, and a transport from outside go as other CPU values.
 
     Args:
         group: the ranks.
@@ -166,7 +168,11 @@ def kind_for_ids(
         return plain, "as the recipe says of rows"
     facts = gather_facts(group, torch.device("cpu"))
     nodes = len(facts.nodes)
-    problem = "the ranks are on one node" if nodes == 1 else find_transport_kind("two_stage").why_not(facts)
+    problem = find_transport_kind("two_stage").why_not(facts)
+    if nodes == 1:
+        problem = "the ranks are on one node"
+    elif len(facts.ranks) < FEWEST_FOR_TWO_STAGES:
+        problem = f"it pays from {FEWEST_FOR_TWO_STAGES} ranks on"
     if problem is None:
         return "two_stage", f"auto: the ranks are on {nodes} nodes"
     return plain if plain != AUTO else pick(facts)[0], f"auto: not two_stage: {problem}"

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -381,3 +382,10 @@ def test_a_rank_that_fails_before_it_joins_is_named_by_those_who_wait_for_it(by_
     assert second[0] == 1
     assert first[0] == EXIT_PEER
     assert f"rank 1 on {HOST} failed before it joined: no such recipe" in first[1]
+
+
+def test_signs_of_life_survive_a_frame_that_is_none(monkeypatch):
+    """Seen once in a run: `f_back` of a running thread was a bool, and the thread that gives the signs ended."""
+    pulse = liveness.Pulse(3, silent_s=5)
+    monkeypatch.setattr(sys, "_current_frames", lambda: {threading.main_thread().ident: True})
+    assert (pulse.take().rank, pulse.take().line) == (3, "")

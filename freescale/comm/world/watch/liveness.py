@@ -100,7 +100,9 @@ class Pulse:
 def _where_it_stands(frame: FrameType | None) -> tuple[bool, str]:
     """Whether a thread is inside an exchange, and the line of ours it is at."""
     waits, line = False, ""
-    while frame is not None:
+    # The thread runs on meanwhile, and Python 3.11 was seen to hand out something else for a frame that it had left:
+    # then the thread is somewhere else by now. Who gives signs of life must not end over it.
+    while isinstance(frame, FrameType):
         path = frame.f_code.co_filename.replace(os.sep, "/")
         waits = waits or "/torch/distributed/" in path or "/freescale/comm/t" in path
         if not line and "/freescale/" in path:

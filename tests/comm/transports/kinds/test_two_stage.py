@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from freescale.comm.traffic.channels import open_channels, open_ids_channel
 from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
 from freescale.comm.traffic.routing import ask_owners, send_keys
+from freescale.comm.transports import registry
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.two_stage import TwoStageRoute, TwoStageTransport
 from freescale.comm.transports.registry import kind_for_ids
@@ -255,8 +256,9 @@ def test_who_can_use_it() -> None:
     assert "CPU tensors only" in (TwoStageRoute.why_not(facts(0, 1, device="cuda")) or "")
 
 
-def choose(rank: int, local: int, kind: str, ids: str) -> tuple[str, str]:
+def choose(rank: int, local: int, kind: str, ids: str, fewest: int = 2) -> tuple[str, str]:
     os.environ["LOCAL_WORLD_SIZE"] = str(local)
+    registry.FEWEST_FOR_TWO_STAGES = fewest  # this process is a rank's own
     cpu = torch.device("cpu")
     name, _ = kind_for_ids(dist.group.WORLD, kind, device=cpu, ids=ids)
     channels = open_channels(dist.group.WORLD, kind=kind, ids=ids)
@@ -275,6 +277,8 @@ def test_auto_takes_it_between_nodes_and_says_why() -> None:
     )
     name, reason = run_on_ranks(choose, 2, 2, "auto", "auto")[0]
     assert (name, "not two_stage: the ranks are on one node" in reason) == ("local", True)
+    name, reason = run_on_ranks(choose, 2, 1, "auto", "auto", 3)[0]
+    assert (name, "not two_stage: it pays from 3 ranks on" in reason) == ("collective", True)
     name, reason = run_on_ranks(choose, 3, 2, "collective", "auto")[0]
     assert (name, "not two_stage: nodes have 1 to 2 ranks" in reason) == ("collective", True)
     name, reason = run_on_ranks(choose, 2, 1, "auto", "collective")[0]
