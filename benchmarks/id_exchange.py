@@ -48,7 +48,7 @@ from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.two_stage import TwoStageTransport
 from freescale.comm.world import gather_facts
 from freescale.embedding import RowwiseAdagrad, TableSpec, exchange_all_ids, find_overlaps
-from freescale.embedding.plan import TablePlan
+from freescale.embedding.sharding.plan import TablePlan
 from tests.nodes import INTERFACE, PORT, nodes, why_no_nodes
 
 ONE, MERGED, TWO = WAYS = ("one stage", "one stage, merged", "two stages")

@@ -142,7 +142,7 @@ def _send_with_counts(
 ) -> tuple[list[Route], list[Tensor]]:
     """The keys, and to everybody the largest of this rank's counts: so all ranks know the largest of all."""
     num, ranks, own = len(keys), channel.num_ranks, [each.tolist() for each in counts]
-    largest = torch.tensor([[max(each) for each in own]] * ranks)
+    largest = torch.stack([each.max() for each in counts]).expand(ranks, num).contiguous()
     (heard, *wanted), (_, *receive) = channel.exchange_unsized([largest, *keys], send=[[1] * ranks, *own])
     most = heard.amax(0).tolist()
     return [Route(own[n], receive[n], largest=most[n]) for n in range(num)], wanted

@@ -74,7 +74,7 @@ class Blocks:
 
     def joined(self, order: IntArray) -> Tensor:
         """The bytes of these blocks, one after the other."""
-        from freescale.comm.transports.frame_loops import join_blocks
+        from freescale.kernels.runtime import join_blocks
 
         found = torch.empty(int(self.sizes[order].sum()), dtype=torch.uint8)
         join_blocks(self.buffer, self.begins, self.sizes, order, found.numpy())
@@ -117,7 +117,7 @@ class PendingFrames:
     """Frames on their way; `advance` brings them further."""
 
     def __init__(self, exchange: FramedExchange, blocks: Blocks, order: IntArray, kind: Hashable) -> None:
-        from freescale.comm.transports.frame_loops import pack_frames, size_frames
+        from freescale.kernels.runtime import pack_frames, size_frames
 
         self._exchange, carrier = exchange, exchange.carrier
         peers = carrier.num_peers
@@ -154,7 +154,7 @@ class PendingFrames:
 
     def _open(self) -> None:
         """Read the headers, and ask for what is beyond the messages."""
-        from freescale.comm.transports.frame_loops import read_frames
+        from freescale.kernels.runtime import read_frames
 
         assert self._first is not None
         peers, message = len(self._room), self._first.numpy()

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from freescale.sim.costs.durations import Durations, measure_out
+from freescale.sim.costs.links import Links
 from freescale.sim.costs.plans import Loads, plan_loads
+from freescale.sim.costs.rank_links import links_of
 from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.costs.shared_gpu import measure_out_shared
 from freescale.sim.engine.accounts import Record
@@ -268,10 +270,10 @@ def limit(setting: Setting, made: Simulated, shares: dict[str, float], contentio
     if worst in ("comm", "contention") and setting.profile.shared_by > 1:
         return "exchanges on one GPU"
     if worst == "comm":
-        smallest = made.durations.counts if made.durations.counts.any() else made.durations.masks
-        latency = float(smallest.mean())
+        ranks = made.durations.rows.shape[1]
+        latency = Links(links_of(setting, ranks), ranks).latency()
         moving = float((made.durations.rows + made.durations.grads).mean())
-        inside = made.durations.rows.shape[1] <= setting.cluster.gpus_per_node
+        inside = ranks <= setting.cluster.gpus_per_node
         about_ids = float((made.durations.counts + made.durations.ids + made.durations.masks).mean())
         # Hidden, they stand in the way where they take longer than what they hide under.
         hides = made.features.prioritized

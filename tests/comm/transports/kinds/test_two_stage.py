@@ -25,7 +25,7 @@ from freescale.comm.transports.registry import kind_for_ids
 from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.facts import GroupFacts, RankFacts
 from freescale.embedding import Adam, TableSpec, exchange_all_ids, find_overlaps
-from freescale.embedding.plan import TablePlan
+from freescale.embedding.sharding.plan import TablePlan
 from freescale.errors import TrainingError
 from tests.ranks import run_on_ranks
 

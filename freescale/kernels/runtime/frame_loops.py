@@ -1,5 +1,6 @@
-"""Compiled loops that copy blocks of bytes. Import this module where it is used: loading numba takes half a second.
+"""Compiled loops that make frames of blocks of bytes, and read them: for `comm/transports/framed.py`.
 
+Import this module where it is used: loading numba takes half a second.
 A block is a run of bytes somewhere in a buffer: where it begins and how many they are.
 """
 
@@ -138,7 +139,7 @@ def read_frames(
     for peer in range(len(room)):
         at = start + 8 * blocks
         for slot in range(blocks):
-            size = _read(message, start + 8 * slot)
+            size = int(_read(message, start + 8 * slot))
             begins[peer * blocks + slot] = at
             sizes[peer * blocks + slot] = size
             at += size
