@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         FeatureRequest,
         RequestFeatures,
         asked_features,
+        has_fronts,
+        of_candidates_alone,
         served_schema,
     )
     from freescale.data.features.request_features import describe as describe_request
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from freescale.data.log.sealer import append as append_log
     from freescale.data.log.sealer import drop as drop_windows
     from freescale.data.negatives import draw_negatives
-    from freescale.data.pools import PoolRule
+    from freescale.data.pools import PoolIndex, PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
     from freescale.data.preparing.raw_input import format_names
