@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from freescale.data.preparing.raw_input import format_names
     from freescale.data.requests.anchors import AnchorRule
     from freescale.data.requests.log_requests import LogRequests, NextRequests, WindowRequests
-    from freescale.data.requests.request_examples import RequestExamples, RequestRule, outcome_columns
+    from freescale.data.requests.request_examples import RequestExamples, outcome_columns
+    from freescale.data.requests.request_rule import RequestRule
     from freescale.data.requests.target_facts import (
         RepeatShare,
         TaskFacts,
