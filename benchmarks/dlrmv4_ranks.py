@@ -159,12 +159,13 @@ def main() -> None:
         found = measure(num_ranks, options.sides, options)
         curves = [alone["losses"], *(run["losses"] for run in found.values())]
         worst = check_one_curve(curves, tolerance=TOLERANCE[options.device])
-        if {"all on", "plain rows"} <= set(found) and found["all on"]["losses"] != found["plain rows"][
-            "losses"
-        ]:
-            raise SystemExit("FAILED: priority changes bits")
         show(num_ranks, found, worst)
         answer[str(num_ranks)] = {"worst": worst, **found}
+        bits = [found[side]["losses"] for side in ("all on", "plain rows") if side in found]
+        if len(bits) == 2:
+            same = bits[0] == bits[1]
+            print(f"losses of all on and plain rows are the same bits: {'yes' if same else 'NO'}", flush=True)
+            answer[str(num_ranks)]["same_bits"] = same
     facts = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -172,9 +173,7 @@ def main() -> None:
         "options": vars(options),
     }
     print(json.dumps({"claim": "dlrmv4_ranks", "ranks": answer, **facts}))
-    if {"all on", "plain rows"} <= set(options.sides) and not all(
-        each.get("same_bits", True) for each in answer.values()
-    ):
+    if not all(each.get("same_bits", True) for each in answer.values()):
         raise SystemExit("FAILED: priority changes bits")
 
 
