@@ -26,7 +26,7 @@ import numpy as np
 
 from freescale.balance import BalancedSampler
 from freescale.data import AnchorRule, PoolRule, RequestExamples
-from freescale.data.request_index import index_of_anchors
+from freescale.data.requests.request_index import index_of_anchors
 from freescale.data.sources.columns import ColumnSource
 from freescale.data.sources.dlrmv4_twin import TwinSource
 

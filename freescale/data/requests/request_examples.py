@@ -16,16 +16,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.requests.anchors import AnchorRule
 from freescale.data.batches.examples import Examples, _spans, _tensors, _with_items
+from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.features.feature_source import schema_of
 from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
-from freescale.data.requests.request_events import RequestEvents, joined, last_of, picked, strictly_before
-from freescale.data.requests.request_index import RequestIndex, index_by_number, index_by_runs, index_of_anchors
-from freescale.data.scan import row_blocks
-from freescale.data.batches.sequence_batch import SequenceBatch
-from freescale.data.source import Histories, IntArray, SequenceSource
+from freescale.data.requests.anchors import AnchorRule
+from freescale.data.requests.request_events import (
+    RequestEvents,
+    joined,
+    last_of,
+    picked,
+    strictly_before,
+)
+from freescale.data.requests.request_index import (
+    RequestIndex,
+    index_by_number,
+    index_by_runs,
+    index_of_anchors,
+)
 from freescale.data.requests.stored_anchors import SharedSource, stored_anchors
+from freescale.data.scan import row_blocks
+from freescale.data.source import Histories, IntArray, SequenceSource
 from freescale.errors import ConfigError, DataError
 
 

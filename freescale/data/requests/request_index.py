@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freescale.data.requests.anchors import AnchorRule, find_anchors
 from freescale.data.batches.examples import _HELD_BACK
+from freescale.data.requests.anchors import AnchorRule, find_anchors
 from freescale.data.scan import row_blocks
 from freescale.data.source import IntArray, SequenceSource, Split, SplitSource
 

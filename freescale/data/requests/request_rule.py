@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from freescale.data.source import IntArray
 from freescale.data.requests.token_rule import TokenRule
+from freescale.data.source import IntArray
 
 
 class RequestRule:

@@ -24,8 +24,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from freescale.data.requests.anchors import DAY_S, AnchorRule, days_of, has_label, no_anchors
 from freescale.data.pools import PoolRule
+from freescale.data.requests.anchors import DAY_S, AnchorRule, days_of, has_label, no_anchors
 from freescale.data.requests.request_index import RequestIndex
 from freescale.data.scan import row_blocks
 from freescale.data.source import IntArray, Split

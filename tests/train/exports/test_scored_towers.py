@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.app.opened_run import export_run, open_run
+from freescale.app.run.opened_run import export_run, open_run
 from freescale.errors import DataError
 from freescale.kernels import SequenceLayout
 from freescale.model import target_index
-from freescale.train.state.export import load_export
+from freescale.train.exports.export import load_export
 from tests.effort import slow
 from tests.test_one_curve_mlperf import TINY
-from tests.train.state.test_scores import export
-from tests.train.state.test_served_features import trained
+from tests.train.exports.test_scores import export
+from tests.train.exports.test_served_features import trained
 
 HOURS = [str(hour) for hour in range(24)]
 NAMES = {0: [], 1: ["listened"], 2: ["liked"], 4: ["skipped"]}
