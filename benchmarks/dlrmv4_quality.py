@@ -44,7 +44,7 @@ def ceiling(keys: list[str], split: str) -> tuple[float, int]:
     config = load_config(RECIPE, keys)
     source = build_source(config)
     examples = build_examples(config, source, split, negatives=False)  # type: ignore[arg-type]
-    user, start, _, _ = examples.index  # type: ignore[attr-defined]
+    user, start, *_ = examples.index  # type: ignore[attr-defined]
     most = len(user) if split == "test" else config.eval.max_users
     user, start = user[:most], start[:most]
     starts = np.concatenate([[0], np.cumsum(source.lengths)])

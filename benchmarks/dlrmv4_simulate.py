@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dlrmv4_reference import real_lengths
+from dlrmv4_parts.inputs import real_lengths
 
 import freescale.sim as sim
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import freescale.data.batches.examples as examples
+import freescale.data.requests.request_examples as requests
 from freescale.data import BatchFeatures, SequenceBatch, item_numbers
 from freescale.embedding import Lookup, ShardedEmbedding, UniqueRows
 
@@ -26,14 +27,18 @@ def counted_owners(out: Path, *, every: bool) -> Iterator[None]:
     """Runs inside write the rows that this rank had to serve a step, by table; `every`: all occurrences travel."""
     found: dict[str, list[int]] = {}
     before = (ShardedEmbedding.lookups, ShardedEmbedding._find, examples._with_items)
+    modules = (examples, requests)
     ShardedEmbedding.lookups = _counting(before[0], found)  # type: ignore[method-assign]
     if every:
         ShardedEmbedding._find = _find_every  # type: ignore[method-assign]
-        examples._with_items = _with_every_item
+        for module in modules:
+            module._with_items = _with_every_item
     try:
         yield
     finally:
-        ShardedEmbedding.lookups, ShardedEmbedding._find, examples._with_items = before  # type: ignore[method-assign]
+        ShardedEmbedding.lookups, ShardedEmbedding._find = before[:2]  # type: ignore[method-assign]
+        for module in modules:
+            module._with_items = before[2]
     out.write_text(json.dumps(found))
 
 
@@ -65,10 +70,12 @@ def _with_every_item(batch: SequenceBatch, features: BatchFeatures) -> SequenceB
     """In the place of `_with_items`: what is known of an item once for every occurrence of it."""
     tokens, samples = batch.tokens, batch.samples
     negatives = samples.get("negatives", tokens["item"][:0])
-    parts = [tokens["item"], tokens["target"], negatives]
+    # Of requests items and targets are the same tokens.
+    targets = tokens["item"][:0] if tokens["target"] is tokens["item"] else tokens["target"]
+    parts = [tokens["item"], targets, negatives]
     ids = np.concatenate([part.numpy().ravel() for part in parts])
     item, target, negative = torch.arange(len(ids)).split([part.numel() for part in parts])
-    batch = batch.with_tokens(item_index=item, target_index=target)
+    batch = batch.with_tokens(item_index=item, target_index=target if len(target) else item)
     batch = batch.with_samples(negative_index=negative.view(negatives.shape)) if len(negative) else batch
     made = features.items(item_numbers(features.source.items.ids, ids))
     return batch.with_items(**examples._tensors(made))

@@ -15,6 +15,11 @@ FloatArray = npt.NDArray[np.float64]
 
 def as_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> IntArray:
     """Sample lengths as int64, refused if empty, negative, fractional or not one number a sample."""
+    return checked_lengths(lengths).astype(np.int64, copy=False)
+
+
+def checked_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    """The same as they are: those of a file may stay there."""
     array = np.asarray(lengths)
     if array.ndim != 1 or array.size == 0:
         raise DataError(
@@ -30,4 +35,4 @@ def as_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> IntArray:
         raise DataError(
             "Lengths must not be negative.", got=f"{shortest} in row {row}", allowed="integers >= 0"
         )
-    return array.astype(np.int64, copy=False)
+    return array

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from freescale.balance.arrays import IntArray, as_lengths
+from freescale.balance.arrays import IntArray, checked_lengths
 from freescale.balance.epoch_order import epoch_order
 from freescale.balance.window import deal_by_count, deal_by_tokens
 from freescale.errors import PlanError
@@ -77,7 +77,8 @@ class GlobalBatches:
         window: int = 1,
         window_ranks: int | None = None,
     ) -> None:
-        self.lengths = as_lengths(lengths)
+        # As they are: those of billions of rows lie in a file that all processes of a machine share.
+        self.lengths = checked_lengths(lengths)
         _check_recipe(
             global_batch=global_batch,
             global_tokens=global_tokens,
@@ -95,7 +96,7 @@ class GlobalBatches:
         self.drop_last = drop_last
         self.window = window
         self.window_ranks = window_ranks or max(1, (global_batch or 1) // SAMPLES_A_RANK)
-        self._epochs: dict[int, tuple[IntArray, IntArray]] = {}
+        self._epochs: dict[int, tuple[IntArray | None, IntArray]] = {}
         self._dealt: dict[tuple[int, int], list[IntArray]] = {}
         self._epoch_starts = [0]
         if self.steps_in_epoch(0) == 0:
@@ -111,7 +112,7 @@ class GlobalBatches:
         if self.window > 1:
             return self._window(epoch, step_in_epoch // self.window)[step_in_epoch % self.window].copy()
         order, bounds = self._epoch(epoch)
-        return order[bounds[step_in_epoch] : bounds[step_in_epoch + 1]].copy()
+        return _rows(order, int(bounds[step_in_epoch]), int(bounds[step_in_epoch + 1]))
 
     def locate(self, step: int) -> tuple[int, int]:
         """The epoch of a step and its place in that epoch."""
@@ -148,15 +149,15 @@ class GlobalBatches:
 
     def lengths_of(self, rows: IntArray) -> IntArray:
         """Tokens of these rows."""
-        return self.lengths[rows]
+        return self.lengths[rows].astype(np.int64, copy=False)
 
     def targets_of(self, rows: IntArray) -> IntArray:
         """Tokens with a loss of these rows: all."""
-        return self.lengths[rows]
+        return self.lengths_of(rows)
 
     def mixing(self, *, first_step: int = 0, num_steps: int = 64) -> Mixing:
         """How unlike the batches of these steps are."""
-        batches = [self.lengths[self.batch(step)] for step in range(first_step, first_step + num_steps)]
+        batches = [self.lengths_of(self.batch(step)) for step in range(first_step, first_step + num_steps)]
         counts = np.array([len(batch) for batch in batches], dtype=np.float64)
         tokens = np.array([batch.sum() for batch in batches], dtype=np.float64)
         logs = [np.log1p(batch.astype(np.float64)) for batch in batches]
@@ -193,16 +194,16 @@ class GlobalBatches:
         _, bounds = self._epoch(epoch)
         self._epoch_starts.append(self._epoch_starts[-1] + len(bounds) - 1)
 
-    def _epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """Row order and batch bounds of an epoch; this one and one neighbour stay in memory."""
+    def _epoch(self, epoch: int) -> tuple[IntArray | None, IntArray]:
+        """Row order (None: as rows stand) and batch bounds of an epoch; it and one neighbour stay in memory."""
         if epoch not in self._epochs:
-            order = np.arange(len(self.lengths), dtype=np.int64)
+            order = None
             if self.shuffle:
                 order = epoch_order(
                     len(self.lengths),
                     seed=self.seed,
                     epoch=epoch,
-                    groups=self.groups,
+                    groups=None if self.groups is None else self.groups.astype(np.int64, copy=False),
                     shuffle_rows=self.shuffle_rows,
                 )
             while len(self._epochs) > 1:
@@ -210,15 +211,16 @@ class GlobalBatches:
             self._epochs[epoch] = (order, self._bounds(order))
         return self._epochs[epoch]
 
-    def _bounds(self, order: IntArray) -> IntArray:
+    def _bounds(self, order: IntArray | None) -> IntArray:
+        num_rows = len(self.lengths)
         if self.global_batch is not None:
-            starts = np.arange(0, len(order) + 1, self.global_batch, dtype=np.int64)
-            keep_rest = not self.drop_last and starts[-1] < len(order)
-            return np.append(starts, len(order)) if keep_rest else starts
+            starts = np.arange(0, num_rows + 1, self.global_batch, dtype=np.int64)
+            keep_rest = not self.drop_last and starts[-1] < num_rows
+            return np.append(starts, num_rows) if keep_rest else starts
         assert self.global_tokens is not None
-        ends = np.cumsum(self.lengths[order])
+        ends = np.cumsum(self.lengths if order is None else self.lengths[order], dtype=np.int64)
         bounds = [0]
-        while bounds[-1] < len(order):
+        while bounds[-1] < num_rows:
             before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
             stop = int(np.searchsorted(ends, before + self.global_tokens, side="right"))
             bounds.append(max(stop, bounds[-1] + 1))
@@ -233,7 +235,7 @@ class GlobalBatches:
         if key not in self._dealt:
             order, bounds = self._epoch(epoch)
             ends = bounds[number * self.window : (number + 1) * self.window + 1]
-            steps = [order[start:stop] for start, stop in itertools.pairwise(ends.tolist())]
+            steps = [_rows(order, start, stop) for start, stop in itertools.pairwise(ends.tolist())]
             while len(self._dealt) > 1:
                 self._dealt.pop(next(iter(self._dealt)))
             self._dealt[key] = self._deal(steps, epoch=epoch, number=number)
@@ -246,8 +248,14 @@ class GlobalBatches:
         return deal_by_count(steps, self.lengths, num_ranks=self.window_ranks, draw=draw)
 
 
-def _digest(values: IntArray) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
+def _rows(order: IntArray | None, start: int, stop: int) -> IntArray:
+    """Rows of a part of an epoch."""
+    return np.arange(start, stop, dtype=np.int64) if order is None else order[start:stop].copy()
+
+
+def _digest(values: npt.NDArray[np.integer]) -> str:
+    """The same for the same numbers, however wide they are stored."""
+    return hashlib.blake2b(np.ascontiguousarray(values, np.int64).tobytes(), digest_size=8).hexdigest()
 
 
 def _check_recipe(
@@ -279,8 +287,10 @@ def _check_recipe(
         raise PlanError("The seed must not be negative.", got=seed)
 
 
-def _checked_groups(groups: Sequence[int] | npt.NDArray[np.integer], *, num_rows: int) -> IntArray:
-    sizes = as_lengths(groups)
+def _checked_groups(
+    groups: Sequence[int] | npt.NDArray[np.integer], *, num_rows: int
+) -> npt.NDArray[np.integer]:
+    sizes = checked_lengths(groups)
     if int(sizes.sum()) != num_rows:
         raise PlanError(
             "Group sizes must add up to the number of samples.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import numpy.typing as npt
 
 from freescale.balance.arrays import FloatArray, IntArray
 from freescale.balance.epoch_order import WINDOW, random_order
@@ -25,7 +26,7 @@ SWING_PRICE = 0.01
 
 
 def deal_by_count(
-    steps: list[IntArray], lengths: IntArray, *, num_ranks: int, draw: tuple[int, int, int]
+    steps: list[IntArray], lengths: npt.NDArray[np.integer], *, num_ranks: int, draw: tuple[int, int, int]
 ) -> list[IntArray]:
     """The same samples in as many steps, cut from the longest to the shortest where ranks wait least.
 
@@ -36,7 +37,7 @@ def deal_by_count(
     rows = np.concatenate(steps)
     if len(steps) == 1 or len(rows) < 2 * len(steps):
         return steps
-    sizes = lengths[rows]
+    sizes = lengths[rows].astype(np.int64, copy=False)
     order = np.argsort(-sizes, kind="stable")
     cuts = _best_cuts(sizes[order], num_steps=len(steps), num_ranks=num_ranks)
     parts = [order[start:stop] for start, stop in itertools.pairwise(cuts)]
@@ -95,7 +96,7 @@ def _prices(sizes: IntArray, places: IntArray, *, num_steps: int, num_ranks: int
 
 
 def deal_by_tokens(
-    steps: list[IntArray], lengths: IntArray, *, max_tokens: int, draw: tuple[int, int, int]
+    steps: list[IntArray], lengths: npt.NDArray[np.integer], *, max_tokens: int, draw: tuple[int, int, int]
 ) -> list[IntArray]:
     """The same samples in as many steps of at most `max_tokens`, cut from the longest to the shortest.
 
@@ -103,7 +104,7 @@ def deal_by_tokens(
     budget, a last window that is hardly filled) the steps stay as they were.
     """
     rows = np.concatenate(steps)
-    sizes = lengths[rows]
+    sizes = lengths[rows].astype(np.int64, copy=False)
     order = np.argsort(-sizes, kind="stable")
     ends = np.cumsum(sizes[order])
     target = min(max_tokens, -(-int(ends[-1]) // len(steps)) + int(sizes.max()))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         FeatureRequest,
         RequestFeatures,
         asked_features,
+        has_fronts,
+        of_candidates_alone,
         served_schema,
     )
     from freescale.data.features.request_features import describe as describe_request
@@ -30,13 +32,14 @@ if TYPE_CHECKING:
     from freescale.data.log.sealer import append as append_log
     from freescale.data.log.sealer import drop as drop_windows
     from freescale.data.negatives import draw_negatives
-    from freescale.data.pools import PoolRule
+    from freescale.data.pools import PoolIndex, PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
     from freescale.data.preparing.raw_input import format_names
     from freescale.data.requests.anchors import AnchorRule
     from freescale.data.requests.log_requests import LogRequests, NextRequests, WindowRequests
-    from freescale.data.requests.request_examples import RequestExamples, RequestRule, outcome_columns
+    from freescale.data.requests.request_examples import RequestExamples, outcome_columns
+    from freescale.data.requests.request_rule import RequestRule
     from freescale.data.requests.target_facts import (
         RepeatShare,
         TaskFacts,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.errors import ConfigError
 from freescale.recipe.keys import changed, key, section_options
 from freescale.recipe.run_tables import table_widths
 from freescale.recipe.tables import table_options
@@ -112,19 +111,15 @@ def export_features(
     from freescale.recipe.features import token_features
     from freescale.train import ExportFeatures
 
-    if config.tokens.join == "towers":
-        raise ConfigError(
-            "a model with tokens.join=towers cannot be exported yet: its context tokens are those of each candidate",
-            next_step="`freescale evaluate` judges its checkpoint; tokens.join=mlp with model.kind=hstu can be served",
-        )
     wanted = [] if features is None else token_features(config, features.schema)
-    if features is None or not wanted:
+    if features is None or not (wanted or config.tokens.join == "towers"):
         return None
     return ExportFeatures(
         features=features,
         tokens=[each.name for each in wanted],
         widths=table_widths(config, features),
         join=config.tokens.join,
+        hidden=config.tokens.hidden,
         embedding=embedding,
         id_maps=id_maps,
         map_kinds={

@@ -207,8 +207,11 @@ def export(
     path = export_run(run_dir, out_dir)
     for file in sorted(path.iterdir()):
         say(f"{file}  {file.stat().st_size:,} bytes")
-    needs = request_needs(json.loads((path / "manifest.json").read_text(encoding="utf-8")))
-    if needs:
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    needs = request_needs(manifest)
+    if needs and manifest["head"]["name"] == "tasks":
+        say("score(history, candidates, features={...}, candidate_features={...}) needs:")
+    elif needs:
         say("recommend(history, features={...}) needs:")
     for line in needs:
         say(f"  {line}")

@@ -138,6 +138,26 @@ class SequenceBatch:
             **{name: values[index] for name, values in self.counts().items()},
         )
 
+    def one_target_each(self) -> SequenceBatch:
+        """A sequence for every candidate: the events before it and itself; in their order, on the CPU."""
+        assert self.targets is not None
+        events = self.lengths - self.targets
+        owner = torch.repeat_interleave(torch.arange(len(self)), self.targets)
+        number = torch.arange(len(owner)) - (self.targets.cumsum(0) - self.targets)[owner]
+        lengths = events[owner] + 1
+        offsets = _offsets(lengths)
+        rows = torch.arange(int(offsets[-1])) + torch.repeat_interleave(
+            self.offsets[:-1][owner] - offsets[:-1], lengths
+        )
+        rows[offsets[1:] - 1] += number
+        return SequenceBatch(
+            offsets=offsets,
+            tokens={n: v.index_select(0, rows) for n, v in self.tokens.items()},
+            samples={n: v.index_select(0, owner) for n, v in self.samples.items()},
+            items=self.items,
+            targets=torch.ones_like(owner),
+        )
+
     def split(self, num_parts: int) -> list[SequenceBatch]:
         """Contiguous parts of about equal token counts, as views and without pads; a part may be empty."""
         targets = torch.arange(1, num_parts) * (self.num_tokens / num_parts)

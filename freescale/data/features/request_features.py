@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from freescale.data.columns.feature_values import FeatureValues
 from freescale.data.columns.ids import IdKind, IdKinds, OtherIdsError
 from freescale.data.columns.split_text import is_listed
 from freescale.data.excerpt import excerpt
-from freescale.data.features.feature_batch import BatchFeatures
+from freescale.data.features.feature_batch import Arrays, BatchFeatures
 from freescale.data.features.feature_source import padded_column
 from freescale.data.features.served_items import ServedItems
 from freescale.data.schema.feature import Feature, Schema
@@ -63,6 +63,30 @@ def asked_features(schema: Schema, tokens: Iterable[str]) -> tuple[Feature, ...]
     return tuple(each for each in schema if each.name in names and each.of != "item" and each.name != "item")
 
 
+def of_candidates_alone(schema: Schema, tokens: Iterable[str]) -> frozenset[str]:
+    """Features of events that only crosses in front are made of: asked of candidates, and of no event."""
+    wanted = [schema[name] for name in tokens]
+    front = {name for each in wanted if each.place == "front" for name in each.cross}
+    events = {name for each in wanted if each.place != "front" for name in (each.cross or (each.name,))}
+    return frozenset(name for name in front - events if schema[name].of == "event" and name != "item")
+
+
+def has_fronts(schema: Schema, tokens: Iterable[str]) -> bool:
+    """Whether crosses of a candidate stand in front of its history: each candidate has a sequence of its own then."""
+    return any(schema[name].cross and schema[name].of == "request" for name in tokens)
+
+
+class RequestArrays(NamedTuple):
+    """Features of requests as batches have them: of events and candidates, of users, and crosses in front.
+
+    `fronts` has one value a candidate.
+    """
+
+    tokens: Arrays
+    samples: Arrays
+    fronts: Arrays
+
+
 def served_schema(schema: Schema, tokens: Iterable[str]) -> Schema:
     """The part of a schema that a service needs: the features of its model, and what crosses are made of."""
     names = {"item", *tokens}
@@ -81,7 +105,8 @@ class RequestFeatures:
 
     def __init__(self, items: ServedItems, tokens: Sequence[str], kinds: IdKinds) -> None:
         self.needed = {each.name: each for each in asked_features(items.schema, tokens)}
-        self._batches = BatchFeatures(items, items.schema)
+        self.of_candidates = of_candidates_alone(items.schema, tokens)
+        self._batches = BatchFeatures(items, items.schema, left_out=self.of_candidates)
         self._kinds = kinds
         # Whether an id has a row is the map's business: one that has none is unknown, not wrong.
         self._values = FeatureValues(replace(each, map=None, rows=None) for each in self.needed.values())
@@ -110,13 +135,14 @@ class RequestFeatures:
                 )
 
     def read(
-        self, requests: Sequence[FeatureRequest], items: IntArray
-    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+        self, requests: Sequence[FeatureRequest], items: IntArray, candidates: IntArray | None = None
+    ) -> RequestArrays:
         """Features of all events kept, and of all users, as batches have them.
 
         Args:
             requests: checked before.
             items: ids of the items of the events kept, one request behind the other.
+            candidates: which of these are candidates; none unless given.
         """
         columns = {feature.name: self._column(feature, requests) for feature in self.needed.values()}
         self._values.saw(columns)
@@ -129,7 +155,14 @@ class RequestFeatures:
             columns={"item": items, **self._of("event", arrays), **self._of("request", arrays)},
             user_columns=self._of("user", arrays),
         )
-        return self._batches.events(histories), self._batches.samples(histories)
+        fronts = {} if candidates is None else self._batches.fronts(histories, candidates)
+        return RequestArrays(self._batches.events(histories), self._batches.samples(histories), fronts)
+
+    def raw(self, name: str, values: Sequence[Any] | None, count: int) -> npt.NDArray[Any]:
+        """[count] a feature of so many events as the data set has it; None: nobody says it of any."""
+        alone = FeatureRequest({name: values}, count, np.arange(count))
+        found: npt.NDArray[Any] = self._column(self.needed[name], [alone])
+        return found
 
     def _of(self, owner: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {name: values for name, values in arrays.items() if self.needed[name].of == owner}
@@ -205,8 +238,8 @@ class RequestFeatures:
         )
 
 
-def describe(feature: Feature) -> str:
-    """What a request must say of a feature, in one line."""
+def describe(feature: Feature, *, of_candidates: bool = False) -> str:
+    """What a request must say of a feature, in one line; perhaps of candidates alone."""
     if feature.values:
         some = ", ".join(feature.values[:6]) + (", ..." if len(feature.values) > 6 else "")
         means = f"{'some' if feature.kind == 'ids' else 'one'} of {some}"
@@ -216,7 +249,8 @@ def describe(feature: Feature) -> str:
         means = f"{feature.width} numbers"
     else:
         means = _MEANS[feature.kind]
-    owner = {"user": "of the user", "request": "of the request"}.get(feature.of, "of every event")
+    every = "of every candidate" if of_candidates else "of every event"
+    owner = {"user": "of the user", "request": "of the request"}.get(feature.of, every)
     return f"{feature.name}: {owner}, {means}" + (", known after it" if feature.outcome else "")
 
 

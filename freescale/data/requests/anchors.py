@@ -56,23 +56,42 @@ def find_anchors(
         label: npt.NDArray[np.generic] = histories.columns[rule.column]
         row = np.repeat(np.arange(len(block)), histories.lengths)
         number = np.arange(len(row)) - histories.offsets[row]
-        found = number >= rule.history
-        if np.issubdtype(label.dtype, np.floating):
-            found &= ~np.isnan(label)
+        found = (number >= rule.history) & has_label(label)
         users.append(np.asarray(block)[row[found]])
         events.append(number[found])
         days.append(time[found] // DAY_S)
         last = max(last, int(time.max(initial=-1)) // DAY_S)
     user, event, day = (np.concatenate([np.zeros(0, np.int64), *part]) for part in (users, events, days))
-    ends = {"train": last + 1 - 2 * rule.days, "valid": last + 1 - rule.days, "test": last + 1}
-    begin = -1 if split == "train" else ends[split] - rule.days
-    mine = (day >= begin) & (day < ends[split])
+    begin, end = days_of(rule, last)[split]
+    mine = (day >= begin) & (day < end)
     if not mine.any():
-        raise DataError(
-            f"head.anchors: no event of the {split} part is an anchor",
-            got=f"{len(user):,} in all; {rule.days} days held back twice, {rule.history} events before each",
-            next_step="lower head.anchor_history, or raise head.anchor_days",
-        )
+        raise no_anchors(split, rule, len(user))
     user, event, day = user[mine], event[mine], day[mine]
     order = np.lexsort((event, user, day))
     return user[order], event[order]
+
+
+def has_label(column: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """[n] which events have a number there."""
+    if np.issubdtype(column.dtype, np.floating):
+        return ~np.isnan(column)
+    return np.ones(len(column), dtype=bool)
+
+
+def days_of(rule: AnchorRule, last: int) -> dict[Split, tuple[int, int]]:
+    """First day of every split, and the day after its last, where `last` is the last of the log."""
+    test = last + 1 - rule.days
+    return {
+        "train": (-1, test - rule.days),
+        "valid": (test - rule.days, test),
+        "test": (test, last + 1),
+    }
+
+
+def no_anchors(split: Split, rule: AnchorRule, count: int) -> DataError:
+    """What is said where a split has none, of so many in all."""
+    return DataError(
+        f"head.anchors: no event of the {split} part is an anchor",
+        got=f"{count:,} in all; {rule.days} days held back twice, {rule.history} events before each",
+        next_step="lower head.anchor_history, or raise head.anchor_days",
+    )

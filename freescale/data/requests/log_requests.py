@@ -16,7 +16,8 @@ import torch
 
 from freescale.data.batches.log_examples import LogExamples, NextWindow, WindowFacts
 from freescale.data.batches.sequence_batch import SequenceBatch
-from freescale.data.requests.request_examples import RequestExamples, RequestIndex
+from freescale.data.requests.request_examples import RequestExamples
+from freescale.data.requests.request_index import RequestIndex, find_runs, with_groups
 from freescale.data.source import IntArray, ItemCatalog
 from freescale.data.sources.parquet import ParquetSource
 
@@ -42,7 +43,7 @@ class WindowRequests(RequestExamples):
         lengths = np.asarray(self.source.lengths)
         first = lengths - self.fresh
         if self.by is not None or self.window is not None:
-            user, start, stop = self._runs()
+            user, start, stop = find_runs(self.source, by=self.by, window=self.window)
             start = np.maximum(start, first[user])
         else:
             counts = -(-self.fresh // self.candidates)
@@ -54,7 +55,7 @@ class WindowRequests(RequestExamples):
         kept = np.flatnonzero(stop > start)
         if self.most is not None and self.most < len(kept):
             kept = kept[np.linspace(0, len(kept) - 1, self.most, dtype=np.int64)]
-        return self._with_groups(user[kept], start[kept], stop[kept])
+        return with_groups(self.source, user[kept], start[kept], stop[kept])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,9 @@ class LogRequests(LogExamples):
     def facts_of(self, window: int) -> WindowFacts:
         """Tokens and candidates of its requests."""
         found = self.of_window(window)
-        return WindowFacts(found.lengths(), found.groups, found.index.stop - found.index.start)
+        counts = found.index.counts
+        assert counts is not None  # anchors are no requests of a log
+        return WindowFacts(found.lengths(), found.groups, counts)
 
     def lengths(self) -> IntArray:
         """Tokens of every request."""
@@ -179,7 +182,7 @@ class NextRequests:
     def words(self) -> str:
         """What is asked, for people."""
         index = self.requests.index
-        asked = int((index.stop - index.start).sum())
+        asked = index.num_candidates
         few = f"{asked:,} of " if asked < self.num_targets else ""
         return (
             f"{len(index.user):,} requests with {few}{self.num_targets:,} candidates, "

@@ -1,18 +1,8 @@
-"""RequestExamples: requests with candidates from histories and from logs of impressions.
+"""RequestExamples: requests with candidates from histories and from logs of impressions, as batches.
 
-    by number    the training events of a user, cut from the end into runs of k: each run is a request, the events
-                 before it its history. Every event but a user's first is a label once. Needs no reading to be planned.
-    by column    neighbouring events with the same value of a column ("request", or "time" for what was shown together)
-                 are a request: one row an impression. Read through once, to know how long they are.
-    by window    all that a user did in one window of so many seconds is a request, and what was before it its history:
-                 windows begin at 0, one, two, ... times their length since 1970. Read through once, too.
-
-    anchors      single events with a label and enough of a history, the latest days held back whole (`anchors.py`).
-
-But for anchors the request's time is that of its first candidate, and its history is what happened strictly before:
-events at the same second are left out, since nobody knows their order. Validation and test have one request a user:
-its target by number, by column all of the last request but one, and of the last. A batch holds the history and behind
-it the candidates; outcomes are called label_NAME, zeros at events.
+Which events are requests is said by `request_index.py`. But for anchors the request's time is that of its first
+candidate, and its history is what happened strictly before: events at the same second are left out, since nobody knows
+their order. A batch holds the history and behind it the candidates; outcomes are called label_NAME, zeros at events.
 """
 
 from __future__ import annotations
@@ -20,83 +10,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.batches.examples import _HELD_BACK, Examples, _spans, _tensors, _with_items
+from freescale.data.batches.examples import Examples, _spans, _tensors, _with_items
 from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.features.feature_source import schema_of
 from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
-from freescale.data.requests.anchors import AnchorRule, find_anchors
-from freescale.data.requests.token_rule import TokenRule
-from freescale.data.source import Histories, IntArray, SequenceSource, SplitSource
+from freescale.data.requests.anchors import AnchorRule
+from freescale.data.requests.request_events import (
+    RequestEvents,
+    joined,
+    last_of,
+    picked,
+    strictly_before,
+)
+from freescale.data.requests.request_index import (
+    RequestIndex,
+    index_by_number,
+    index_by_runs,
+    index_of_anchors,
+)
+from freescale.data.requests.stored_anchors import SharedSource, stored_anchors
+from freescale.data.scan import row_blocks
+from freescale.data.source import Histories, IntArray, SequenceSource
 from freescale.errors import ConfigError, DataError
-
-_HELD_BACK_REQUESTS = {"valid": 1, "test": 0}
-_BLOCK = 1 << 20
-"""Events read together where requests are looked for."""
-
-
-class RequestIndex(NamedTuple):
-    """Every request: the row of its user, its first candidate and the end of its candidates there, and its group."""
-
-    user: IntArray
-    start: IntArray
-    stop: IntArray
-    groups: IntArray
-
-
-class _Found(NamedTuple):
-    """Events and candidates of some requests.
-
-    Args:
-        histories: where they are.
-        places: there, of each request its events and behind them its candidates; None: they are all there is.
-        offsets: [n + 1] where each request begins.
-        counts: [n] candidates.
-        first: [n] place of the first candidate.
-        asked: [n] when; None without times.
-        of_user: [n] whose history each is.
-    """
-
-    histories: Histories
-    places: IntArray | None
-    offsets: IntArray
-    counts: IntArray
-    first: IntArray
-    asked: npt.NDArray[np.generic] | None
-    of_user: IntArray
-
-
-class RequestRule:
-    """What requests leave to compute: n events and k candidates have n (n + 1) / 2 + k (n + 1) pairs.
-
-    Args:
-        candidates: of a request; a shorter sequence is all candidates.
-        tokens: what features make of its events; one token each unless given.
-    """
-
-    def __init__(self, candidates: int, tokens: TokenRule | None = None) -> None:
-        self.candidates, self._rule = candidates, tokens or TokenRule()
-
-    def tokens(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
-        """Tokens of events and candidates."""
-        events, shown = self._parts(lengths)
-        return events + shown
-
-    def pairs(self, lengths: npt.NDArray[np.integer], /) -> npt.NDArray[np.int64]:
-        """Pairs of a token and one that it sees."""
-        events, shown = self._parts(lengths)
-        return np.asarray(events * (events + 1) // 2 + shown * (events + 1), np.int64)
-
-    def _parts(self, lengths: npt.NDArray[np.integer]) -> tuple[IntArray, IntArray]:
-        sizes = np.asarray(lengths, np.int64)
-        shown = np.minimum(sizes, self.candidates)
-        front = np.where(sizes > 0, self._rule.front, 0)
-        return front + (sizes - shown) * (1 + self._rule.after), shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,36 +89,41 @@ class RequestExamples(Examples):
     def index(self) -> RequestIndex:
         """All requests of the split."""
         if self.anchors is not None:
-            return self._of_anchors(self.anchors)
+            if isinstance(self.source, SharedSource):
+                return stored_anchors(
+                    self.source, self.split, self.anchors, self.pools, max_length=self.max_length
+                )
+            return index_of_anchors(self.source, self.split, self.anchors)
         if self.by is not None or self.window is not None:
-            return self._with_groups(*self._of_split(*self._runs()))
-        ends = self._ends()
-        if self.split != "train":
-            user = np.flatnonzero(ends > 0)
-            return self._with_groups(user, ends[user] - 1, ends[user])
-        counts = -(-np.maximum(ends - 1, 0) // self.candidates)
-        user = np.repeat(np.arange(len(ends)), counts)
-        number = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # From the end on, so that all but a user's first request are full.
-        stop = ends[user] - (counts[user] - 1 - number) * self.candidates
-        return self._with_groups(user, np.maximum(stop - self.candidates, 1), stop)
+            return index_by_runs(self.source, self.split, by=self.by, window=self.window)
+        return index_by_number(self.source, self.split, candidates=self.candidates)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An index that lies in files is opened again by who gets this, not copied."""
+        found = self.__dict__.get("index")
+        if found is None or found.tokens is None:
+            return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name != "index"}
 
     def lengths(self) -> IntArray:
         """Tokens of every request at most: events that happened at the request's time are left out when it is read."""
-        _, start, stop, _ = self.index
-        return np.minimum(self._past_events, self.max_length - 1) + stop - start
+        index = self.index
+        if index.tokens is not None:
+            return index.tokens
+        counts = np.int64(1) if index.counts is None else index.counts
+        return np.minimum(self._past_events, self.max_length - 1) + counts
 
     @cached_property
     def _past_events(self) -> IntArray:
         """[requests] events of a history before it is cut; of pools they are counted, reading through once."""
-        user, start, _, _ = self.index
+        user, start = self.index.user, self.index.start
         if self.pools is None:
             return start
         if isinstance(self.source, IndexedSource):
             return self._pool_index.counts(user, start)
         known = np.zeros(len(user), np.int64)
         order = np.argsort(user, kind="stable")
-        for users in self._blocks():
+        for users in row_blocks(self.source):
             first, last = np.searchsorted(user[order], (users[0], users[-1] + 1))
             mine = order[first:last]
             histories = self.source.read(users)
@@ -197,21 +143,19 @@ class RequestExamples(Examples):
     def batch(self, rows: Sequence[int] | IntArray, *, step: int = 0) -> SequenceBatch:
         """These requests as one jagged batch; `step` changes nothing, nothing is drawn."""
         rows = np.array(rows, dtype=np.int64)
-        user, start, stop, _ = self.index
+        user, start, candidates = self.index.of(rows)
         indexed = (
             isinstance(self.source, IndexedSource) and self.pools is not None and self.anchors is not None
         )
-        found = (self._found_by_index if indexed else self._found)(
-            user[rows], start[rows], (stop - start)[rows]
-        )
+        found = (self._found_by_index if indexed else self._found)(user, start, candidates)
         histories, index, offsets, counts, first, asked, of_user = found
         # Where candidates stand, and whose they are: what is said of them is written over what events say.
         at, _ = _spans(offsets[1:] - counts, counts)
         of = np.repeat(np.arange(len(rows)), counts)
-        item = torch.from_numpy(_picked(histories.columns["item"], index).astype(np.int64))
+        item = torch.from_numpy(picked(histories.columns["item"], index).astype(np.int64))
         tokens = {"item": item, "target": item}
         if self.use_time and asked is not None:
-            time = _picked(histories.columns["time"], index).astype(np.int64)
+            time = picked(histories.columns["time"], index).astype(np.int64)
             time[at] = asked[of]
             following = np.empty_like(time)
             following[:-1] = time[1:]
@@ -233,7 +177,7 @@ class RequestExamples(Examples):
             samples |= _tensors({name: values[of_user] for name, values in of_users.items()})
             samples |= _tensors(self.features.fronts(histories, first))
         # Whose request it is: metrics group by it. A feature `user` has the ids of users.
-        samples["request_user"] = torch.from_numpy(user[rows])
+        samples["request_user"] = torch.from_numpy(user)
         batch = SequenceBatch(
             offsets=torch.from_numpy(offsets),
             tokens=tokens,
@@ -242,7 +186,7 @@ class RequestExamples(Examples):
         )
         return batch if self.features is None else _with_items(batch, self.features)
 
-    def _found(self, user: IntArray, start: IntArray, counts: IntArray) -> _Found:
+    def _found(self, user: IntArray, start: IntArray, counts: IntArray) -> RequestEvents:
         """Events and candidates of requests, out of whole histories."""
         # A user may be asked several times in a batch, and is read once.
         who, which = np.unique(user, return_inverse=True)
@@ -252,26 +196,26 @@ class RequestExamples(Examples):
         if "time" in histories.columns:
             asked = histories.columns["time"][base + start]
             if self.anchors is None:
-                events = _before(histories, base, events, asked)
+                events = strictly_before(histories, base, events, asked)
         past, past_offsets = self._history(histories, which, events)
         if self.anchors is not None and asked is not None:
             known = np.diff(past_offsets) > 0
-            asked = np.where(known, histories.columns["time"][_last(past, past_offsets)], asked)
+            asked = np.where(known, histories.columns["time"][last_of(past, past_offsets)], asked)
         shown, _ = _spans(base + start, counts)
         # Candidates stand right behind the history, whatever was left out between.
-        index, offsets = _joined(past, past_offsets, shown, counts)
-        return _Found(histories, index, offsets, counts, base + start, asked, which)
+        index, offsets = joined(past, past_offsets, shown, counts)
+        return RequestEvents(histories, index, offsets, counts, base + start, asked, which)
 
-    def _found_by_index(self, user: IntArray, start: IntArray, counts: IntArray) -> _Found:
+    def _found_by_index(self, user: IntArray, start: IntArray, counts: IntArray) -> RequestEvents:
         """The same of anchors, where a source finds single events: nothing but them is read."""
         source = self.source
         assert isinstance(source, IndexedSource)
         past, past_offsets = self._pool_index.spans(user, start, most=self.max_length - 1)
-        places, offsets = _joined(past, past_offsets, source.offsets[user] + start, counts)
+        places, offsets = joined(past, past_offsets, source.offsets[user] + start, counts)
         histories = source.events(user, places, offsets)
         time, first = histories.columns["time"], offsets[1:] - 1
         asked = time[np.where(np.diff(past_offsets) > 0, first - 1, first)]
-        return _Found(histories, None, offsets, counts, first, asked, np.arange(len(user)))
+        return RequestEvents(histories, None, offsets, counts, first, asked, np.arange(len(user)))
 
     @property
     def _pool_index(self) -> PoolIndex:
@@ -290,10 +234,10 @@ class RequestExamples(Examples):
 
     def candidate_values(self, rows: IntArray) -> dict[str, npt.NDArray[np.float32]]:
         """Outcomes of the candidates of these requests, one request behind the other."""
-        user, start, stop, _ = self.index
-        who, which = np.unique(user[rows], return_inverse=True)
+        user, start, counts = self.index.of(rows)
+        who, which = np.unique(user, return_inverse=True)
         histories = self.source.read(who)
-        index, _ = _spans(histories.offsets[which] + start[rows], (stop - start)[rows])
+        index, _ = _spans(histories.offsets[which] + start, counts)
         found = {name: histories.columns[name][index].astype(np.float32) for name in self.outcomes}
         for name, values in found.items():
             self._check(name, values)
@@ -318,111 +262,8 @@ class RequestExamples(Examples):
                 next_step="leave such rows out, or prepare the data with NaN for them",
             )
 
-    def _ends(self) -> IntArray:
-        """[users] events up to the target of the split, it included; 0 where there is none."""
-        if isinstance(self.source, SplitSource):
-            return self.source.ends(self.split)
-        known = np.asarray(self.source.lengths) - _HELD_BACK[self.split] - 1
-        return np.where(known > 0, known + 1, 0)
-
-    def _of_anchors(self, rule: AnchorRule) -> RequestIndex:
-        """One request an anchor; those of one user and day are stored together."""
-        user, event = find_anchors(self.source, rule, self.split, self._blocks())
-        runs = np.flatnonzero(np.append(True, user[1:] != user[:-1]))
-        return RequestIndex(user, event, event + 1, np.diff(np.append(runs, len(user))))
-
-    def _with_groups(self, user: IntArray, start: IntArray, stop: IntArray) -> RequestIndex:
-        edges = np.cumsum(np.asarray(self.source.groups))
-        group = np.searchsorted(edges, user, side="right")
-        return RequestIndex(user, start, stop, np.bincount(group, minlength=len(edges)).astype(np.int64))
-
-    def _runs(self) -> tuple[IntArray, IntArray, IntArray]:
-        """User, first event and end of every run of equal values in a column, or of a window, some users at a time."""
-        by = "time" if self.by is None else self.by
-        found: list[tuple[IntArray, IntArray, IntArray]] = []
-        for users in self._blocks():
-            histories = self.source.read(users)
-            values, count = histories.columns[by], int(histories.offsets[-1])
-            values = values if self.window is None else values // self.window
-            owner = np.repeat(np.arange(len(users)), histories.lengths)
-            fresh = np.ones(count, bool)
-            fresh[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])
-            start = np.flatnonzero(fresh)
-            first = histories.offsets[:-1][owner[start]]
-            found.append(
-                (users[owner[start]], start - first, np.append(start[1:], count)[: len(start)] - first)
-            )
-        none = np.zeros(0, np.int64)
-        user, start, stop = (np.concatenate([none, *part]) for part in zip(*found)) if found else (none,) * 3
-        return user, start, stop
-
-    def _blocks(self) -> list[IntArray]:
-        """Users whose histories are read together."""
-        lengths = np.asarray(self.source.lengths)
-        block = np.cumsum(lengths) // _BLOCK
-        return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(block)) + 1)
-
-    def _of_split(
-        self, user: IntArray, start: IntArray, stop: IntArray
-    ) -> tuple[IntArray, IntArray, IntArray]:
-        """Requests are held back whole: those with the targets of a split; by itself a user's last is for the test."""
-        if isinstance(self.source, SplitSource):
-            ends = self.source.ends(self.split)[user]
-            mine = stop <= ends if self.split == "train" else (start < ends) & (ends <= stop)
-        else:
-            counts = np.bincount(user, minlength=len(self.source.lengths))
-            number = np.arange(len(user)) - (np.cumsum(counts) - counts)[user]
-            left = counts[user] - 1 - number
-            # Where there is no request before it, nothing is known of the user.
-            mine = (
-                left >= 2
-                if self.split == "train"
-                else (left == _HELD_BACK_REQUESTS[self.split]) & (number > 0)
-            )
-        return user[mine], start[mine], stop[mine]
-
 
 def outcome_columns(source: SequenceSource) -> tuple[str, ...]:
     """Columns of events that tasks can be made of: one number an event."""
     listed = [each.name for each in schema_of(source).stored("event") if each.kind not in ("ids", "vector")]
     return tuple(dict.fromkeys([*source.features, *listed]))
-
-
-def _picked(column: npt.NDArray[np.generic], index: IntArray | None) -> npt.NDArray[np.generic]:
-    return column if index is None else column[index]
-
-
-def _joined(
-    past: IntArray, past_offsets: IntArray, shown: IntArray, counts: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Places of events and behind them those of candidates, request by request; and where each begins."""
-    lengths = np.diff(past_offsets) + counts
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    to, _ = _spans(offsets[1:] - counts, counts)
-    candidate = np.zeros(int(offsets[-1]), bool)
-    candidate[to] = True
-    index = np.empty(len(candidate), np.int64)
-    index[~candidate], index[candidate] = past, shown
-    return index, offsets
-
-
-def _last(places: IntArray, offsets: IntArray) -> IntArray:
-    """[n] the last of each one's places; the first of all where there is none."""
-    last = np.maximum(offsets[1:] - 1, 0)
-    return places[last] if len(places) else np.zeros(len(last), np.int64)
-
-
-def _before(
-    histories: Histories, base: IntArray, events: IntArray, asked: npt.NDArray[np.generic]
-) -> IntArray:
-    """How many of each history's first events happened strictly before it was asked, up to the first that did not.
-
-    Events of a log may come late, behind later ones: none that is later than the request gets into its history.
-    """
-    index, offsets = _spans(base, events)
-    late = histories.columns["time"][index] >= np.repeat(asked, events)
-    # Where the next late one stands, from each event on; behind the last there is none.
-    place = np.where(late, np.arange(len(late)), len(late))
-    following = np.append(np.minimum.accumulate(place[::-1])[::-1], len(late))
-    found: IntArray = np.minimum(following[offsets[:-1]], offsets[1:]) - offsets[:-1]
-    return found

@@ -111,7 +111,7 @@ def task_facts(
 ) -> list[TaskFacts]:
     """Look at the training candidates, at a part of many; at all of them where some task shows one label there."""
     number = len(examples.index.user)
-    each = max(1, int((examples.index.stop - examples.index.start).sum()) // max(1, number))
+    each = max(1, examples.index.num_candidates // max(1, number))
     some = np.unique(np.linspace(0, number - 1, min(number, max(1, max_events // each)), dtype=np.int64))
     found = _task_facts(examples, tasks, some)
     if len(some) < number and not all(fact.learnable for fact in found):

@@ -10,6 +10,7 @@ made once, some users at a time; all processes of a machine share the pages.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from freescale.data.pools import PoolIndex, PoolRule
 from freescale.data.scan import row_blocks
 from freescale.data.source import Histories, IntArray, SequenceSource
 from freescale.data.sources.parquet import ParquetOptions, make_parquet
+from freescale.data.stored.digest import DigestedSource
 from freescale.errors import DataError
 from freescale.registry import register
 
@@ -47,12 +49,17 @@ class ColumnSource:
         self._facts: dict[str, Any] = json.loads(facts.read_text())
         self.offsets: IntArray = np.concatenate([[0], np.cumsum(inner.lengths)]).astype(np.int64)
         if self._facts["events"] != int(self.offsets[-1]):
-            raise DataError(
-                f"{self.folder} belongs to another data set",
-                got=f"{self._facts['events']:,} events there, {int(self.offsets[-1]):,} in {inner.name}",
-                next_step=f"remove {self.folder}: it is made again",
-            )
+            raise self._of_others(f"{self._facts['events']:,} events there, {int(self.offsets[-1]):,}")
+        if self._facts.get("digest", digest := _digest(inner)) != digest:
+            raise self._of_others("other histories there than")
         self._maps: dict[str, Column] = {}
+
+    def _of_others(self, differs: str) -> DataError:
+        return DataError(
+            f"{self.folder} belongs to another data set",
+            got=f"{differs} in {self._inner.name}",
+            next_step=f"remove {self.folder}: it is made again",
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_inner", "_maps"):  # while it is unpickled there is nothing yet
@@ -79,9 +86,9 @@ class ColumnSource:
             offsets: [rows + 1] where those of each row begin.
         """
         kinds: Mapping[str, str] = self._facts["columns"]
-        columns = {name: self._column(name)[places].astype(kind, copy=False) for name, kind in kinds.items()}
-        of_users = {name: self._column(f"user.{name}")[rows] for name in self._facts["user_columns"]}
-        return Histories(self._column("users")[rows].astype(np.int64), offsets, columns, of_users)
+        columns = {name: self.column(name)[places].astype(kind, copy=False) for name, kind in kinds.items()}
+        of_users = {name: self.column(f"user.{name}")[rows] for name in self._facts["user_columns"]}
+        return Histories(self.column("users")[rows].astype(np.int64), offsets, columns, of_users)
 
     def pools(self, rule: PoolRule) -> PoolIndex:
         """Where the events of each kind stand among all events."""
@@ -89,10 +96,10 @@ class ColumnSource:
         for name, kind in zip(names, rule.kinds):
             if name not in self._maps and not (self.folder / f"{name}.npy").exists():
                 self._write_places(name, rule.column, kind)
-        return PoolIndex.of_places([self._column(name) for name in names], self.offsets, rule)
+        return PoolIndex.of_places([self.column(name) for name in names], self.offsets, rule)
 
     def _write_places(self, name: str, column: str, kind: int) -> None:
-        values = self._column(column)
+        values = self.column(column)
         blocks = range(0, len(values), _BLOCK)
         count = sum(int(np.count_nonzero(values[at : at + _BLOCK] == kind)) for at in blocks)
         with _Written(self.folder / f"{name}.npy", np.dtype(np.int64), count) as out:
@@ -102,7 +109,8 @@ class ColumnSource:
                 out[end : end + len(found)] = found
                 end += len(found)
 
-    def _column(self, name: str) -> Column:
+    def column(self, name: str) -> Column:
+        """A column of all events, row after row, or one of the users."""
         if name not in self._maps:
             self._maps[name] = np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r"))
         return self._maps[name]
@@ -160,8 +168,20 @@ def write_columns(source: SequenceSource, folder: str | Path) -> None:
     opened.clear()
     for file in files.values():
         file.__exit__(None)
-    facts = {"events": events, "columns": kinds, "user_columns": list(of_users)}
+    facts = {
+        "events": events,
+        "columns": kinds,
+        "user_columns": list(of_users),
+        "digest": _digest(source),
+    }
     (folder / FACTS).write_text(json.dumps(facts))
+
+
+def _digest(source: SequenceSource) -> str:
+    """Of the histories, as far as a source says what it holds without reading them; "" elsewhere."""
+    if not isinstance(source, DigestedSource):
+        return ""
+    return hashlib.blake2b(json.dumps(dict(source.digests())).encode(), digest_size=8).hexdigest()
 
 
 def _look(source: SequenceSource) -> tuple[dict[str, str], dict[str, np.dtype[Any]], dict[str, Column]]:

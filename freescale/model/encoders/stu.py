@@ -292,6 +292,12 @@ class STUOptions:
 @register("encoder", "stu", options=STUOptions)
 def make_stu(shape: EncoderShape, options: STUOptions) -> STU:
     """An STU as a recipe describes it."""
+    if not shape.time_bias:
+        raise ConfigError(
+            "model.kind=stu reads the time of every event",
+            got="data without times, data.use_time=false or model.time_bias=false",
+            next_step="leave these keys out, or use model.kind=hstu for data without a column time",
+        )
     return STU(
         dim=shape.dim,
         layers=shape.layers,

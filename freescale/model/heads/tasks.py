@@ -295,4 +295,12 @@ def make_tasks(dim: int, options: TasksOptions) -> TasksHead:
     shape: dict[str, Any] = {"late": options.late, "towers": options.towers, "experts": options.experts}
     if options.towers == "product":
         shape["hidden"] = options.hidden
-    return TasksHead(dim=dim, tasks=rules, options={"tasks": list(options.tasks), **shape}, **shape)
+    kept = {"tasks": list(options.tasks), **shape}
+    if options.pools is not None:  # a service must find the same history
+        kept |= {
+            "pools": options.pools,
+            "pool_kinds": list(options.pool_kinds),
+            "pool_events": options.pool_events,
+            "pool_window": options.pool_window,
+        }
+    return TasksHead(dim=dim, tasks=rules, options=kept, **shape)

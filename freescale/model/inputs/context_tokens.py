@@ -63,6 +63,11 @@ class ContextTokens(nn.Module):
         self.front = nn.ModuleList(_context(widths[_table(each)], dim) for each in self._front)
 
     @property
+    def extends(self) -> bool:
+        """Whether there are tokens besides those of events."""
+        return len(self._front) > 0
+
+    @property
     def rule(self) -> TokenRule:
         """How many tokens histories become."""
         return TokenRule(len(self._front), 0)
@@ -149,6 +154,8 @@ class ContextTokens(nn.Module):
 
 def _row_of(rows: Tensor, slot: Tensor) -> Tensor:
     """[n, width] the row of each; zeros where there is no id."""
+    if not len(rows):  # nobody in the batch has one; zeros that know where they come from
+        return rows.new_zeros(len(slot), rows.shape[1]) + rows.sum()
     return torch.where((slot >= FIRST)[:, None], take(rows, (slot - FIRST).clamp(min=0)), 0)
 
 

@@ -67,7 +67,7 @@ def plan_loads(
         window_ranks=num_ranks if window > 1 else None,
     )
     return loads_of(
-        lambda step: batches.lengths[batches.batch(step)],
+        lambda step: batches.lengths_of(batches.batch(step)),
         num_ranks=num_ranks,
         num_steps=num_steps,
         balancer=balancer,

@@ -26,6 +26,7 @@ from freescale.model import (
     retrieves,
     scores_candidates,
 )
+from freescale.train.exports.asked_scores import check_pools
 from freescale.train.exports.exported_model import ExportedModel
 from freescale.train.exports.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
 from freescale.train.exports.served_tables import ServedTable, SharedRows, shared_rows, write_table
@@ -89,6 +90,7 @@ def write_export(
             next_step="write_export(..., features=...), as `freescale export` does",
         )
     kept_head = export_facts(model.head, **(head or {}))
+    check_pools(kept_head, () if features is None else features.asked())
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
     staged.mkdir(parents=True)
     try:

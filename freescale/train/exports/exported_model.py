@@ -142,7 +142,8 @@ class ExportedModel:
             times: of the events, in seconds since 1970 (UTC); needed by models with a time bias.
             request_time: when they are asked for; the last event's time unless given.
             cache: the history before, as `remember` made it.
-            chunk: candidates of a user computed at a time, to bound memory; all unless given.
+            chunk: candidates of a user computed at a time, to bound memory; all unless given. Of models whose
+                candidates have sequences of their own: sequences of a pass, as many as fit unless given.
             features: of the events of the history, of the user and of the request, as those of `recommend`.
             candidate_features: of the candidates, a list of one value a candidate; features of events that are known
                 before them. Of a batch, each name has a list of one a user; or give a list of such dicts.

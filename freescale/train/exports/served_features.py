@@ -34,13 +34,15 @@ from freescale.data import (
     asked_features,
     checked_schema,
     describe_request,
+    has_fronts,
+    of_candidates_alone,
     served_schema,
     table_kinds,
     table_words,
 )
 from freescale.embedding import IdMap, ShardedEmbedding
 from freescale.kernels.rows import unique
-from freescale.model import FeatureTokens
+from freescale.model import ContextTokens, FeatureTokens, target_index
 from freescale.pipeline import Domain, FeatureIds, IdColumn
 from freescale.train.exports.served_tables import ServedTable, kept_rows, write_table
 
@@ -58,6 +60,7 @@ class ExportFeatures:
         tokens: names of features of events and users, in the order the model was made with.
         widths: of the rows of every table.
         join: how joined features are put together.
+        hidden: join="towers": width inside the MLPs of tokens.
         embedding: the tables, all held by this process.
         id_maps: of every table.
         map_kinds: what makes them again: the "kind" of each, and its "options".
@@ -70,6 +73,7 @@ class ExportFeatures:
     embedding: ShardedEmbedding
     id_maps: Mapping[str, IdMap]
     map_kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hidden: int = 0
 
     def write(self, folder: Path) -> tuple[dict[str, Any], list[Path]]:
         """Write the tables; gives what the manifest says, and the files."""
@@ -89,6 +93,7 @@ class ExportFeatures:
             "statistics": {name: dict(each) for name, each in self.features.statistics.items()},
             "tokens": list(self.tokens),
             "join": self.join,
+            **({"hidden": self.hidden} if self.join == "towers" else {}),
             "tables": tables,
             "table_ids": kinds,
         }
@@ -102,6 +107,10 @@ class ExportFeatures:
             return {}
         columns = source.item_features().take(np.arange(len(source.items.ids)), names)
         return {ITEM_COLUMN + name: values for name, values in columns.items()}
+
+    def asked(self) -> tuple[Feature, ...]:
+        """What requests will have to say."""
+        return asked_features(self.features.schema, self.tokens)
 
     def _words(self, table: str, ids: IntArray) -> Any:
         closed = next((each.values for each in self._of(table) if each.values), None)
@@ -122,12 +131,14 @@ class ServedFeatures:
         ids: those that have rows.
         columns: the same, by name.
         tables: where the rows are.
+        fronts: crosses of a candidate stand in front of its history: each candidate has a sequence of its own.
     """
 
     reader: RequestFeatures
     ids: FeatureIds
     columns: Sequence[IdColumn]
     tables: Mapping[str, ServedTable]
+    fronts: bool = False
 
     @classmethod
     def read(cls, folder: Path, facts: Mapping[str, Any], items: Any, dtype: torch.dtype) -> ServedFeatures:
@@ -161,12 +172,14 @@ class ServedFeatures:
         )
         columns = [_column(schema[name]) for name in names if schema[name].is_id]
         reader = RequestFeatures(catalogue, names, facts["table_ids"])
-        return cls(reader, FeatureIds(columns, tables), columns, tables)
+        return cls(reader, FeatureIds(columns, tables), columns, tables, has_fronts(schema, names))
 
     def look_up(
         self, batch: SequenceBatch, requests: Sequence[FeatureRequest], items: IntArray, device: torch.device
     ) -> tuple[SequenceBatch, dict[str, Tensor]]:
         """The batch with the features of its requests, and the rows they point to.
+
+        Where `fronts`, there is a sequence for every candidate, in their order, and it is its only one.
 
         Args:
             batch: the events that are kept, with "item_index" and times.
@@ -174,10 +187,12 @@ class ServedFeatures:
             items: ids of the items of the events.
             device: where the model is.
         """
-        tokens, samples = self.reader.read(requests, items)
-        batch = batch.with_tokens(**_tensors(tokens)).with_samples(
-            **{"row": torch.arange(len(batch)), **_tensors(samples)}
-        )
+        shown = target_index(batch).numpy() if self.fronts else None
+        found = self.reader.read(requests, items, shown)
+        batch = batch.with_tokens(**_tensors(found.tokens)).with_samples(**_tensors(found.samples))
+        if self.fronts:
+            batch = batch.one_target_each().with_samples(**_tensors(found.fronts))
+        batch = batch.with_samples(row=torch.arange(len(batch)))
         batch = self._known(batch)
         rows, inverse = {}, {}
         for name, asked in self.ids.rows(batch).items():
@@ -195,7 +210,7 @@ class ServedFeatures:
         return batch.with_tokens(**changed["tokens"]).with_samples(**changed["samples"])
 
 
-def make_tokens(manifest: Mapping[str, Any]) -> FeatureTokens | None:
+def make_tokens(manifest: Mapping[str, Any]) -> FeatureTokens | ContextTokens | None:
     """What puts features into sequences, its weights not filled in yet; None where a model looks at none."""
     facts = manifest.get("features")
     if facts is None:
@@ -203,7 +218,10 @@ def make_tokens(manifest: Mapping[str, Any]) -> FeatureTokens | None:
     schema = _schema(facts)
     widths = {name: each["width"] for name, each in facts["tables"].items()}
     features = [schema[name] for name in facts["tokens"]]
-    return FeatureTokens(features, widths=widths, dim=manifest["encoder"]["dim"], how=facts["join"])
+    shape = {"widths": widths, "dim": manifest["encoder"]["dim"]}
+    if facts["join"] == "towers":
+        return ContextTokens(features, **shape, hidden=facts["hidden"])
+    return FeatureTokens(features, **shape, how=facts["join"])
 
 
 def request_needs(manifest: Mapping[str, Any]) -> list[str]:
@@ -211,7 +229,11 @@ def request_needs(manifest: Mapping[str, Any]) -> list[str]:
     facts = manifest.get("features")
     if facts is None:
         return []
-    return [describe_request(each) for each in asked_features(_schema(facts), facts["tokens"])]
+    schema, names = _schema(facts), facts["tokens"]
+    alone = of_candidates_alone(schema, names)
+    return [
+        describe_request(each, of_candidates=each.name in alone) for each in asked_features(schema, names)
+    ]
 
 
 def _schema(facts: Mapping[str, Any]) -> Schema:
@@ -224,7 +246,7 @@ def table_file(name: str) -> str:
 
 
 def _column(feature: Feature) -> IdColumn:
-    domain: Domain = "samples" if feature.of == "user" else "tokens"
+    domain: Domain = "samples" if feature.of == "user" or feature.place == "front" else "tokens"
     assert feature.table_name is not None
     return IdColumn(feature.name, domain, feature.table_name, several=feature.kind == "ids")
 

@@ -221,3 +221,17 @@ def test_items_are_pinned_with_the_rest(monkeypatch):
     batch.pin()
     assert len(pinned) == 4
     assert any(values is batch.items["artist"] for values in pinned)
+
+
+def test_every_candidate_has_a_sequence_of_its_own():
+    batch = SequenceBatch(
+        offsets=torch.tensor([0, 4, 4, 6, 7]),
+        tokens={"item": torch.tensor([1, 2, 8, 9, 3, 7, 5])},
+        samples={"row": torch.tensor([10, 11, 12, 13])},
+        targets=torch.tensor([2, 0, 1, 1]),
+    )
+    alone = batch.one_target_each()
+    assert alone.offsets.tolist() == [0, 3, 6, 8, 9]
+    assert alone.tokens["item"].tolist() == [1, 2, 8, 1, 2, 9, 3, 7, 5]
+    assert alone.samples["row"].tolist() == [10, 10, 12, 13]
+    assert alone.targets.tolist() == [1, 1, 1, 1]

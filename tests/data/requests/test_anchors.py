@@ -53,7 +53,7 @@ def test_every_event_with_a_label_and_a_history_once_day_by_day(source, split):
 
 def test_history_is_what_stands_before_and_the_moment_that_of_its_last_event(source):
     examples = made(source)
-    user, start, _, _ = examples.index
+    user, start, *_ = examples.index
     rows = [0, len(user) // 2, len(user) - 1, 0]
     batch = examples.batch(rows)
     lengths = examples.lengths()[rows]
@@ -76,7 +76,7 @@ def test_history_is_what_stands_before_and_the_moment_that_of_its_last_event(sou
 
 def test_pools_count_what_they_keep(source):
     examples = made(source, pools=PoolRule("action", (1, 2, 4), 4, 50))
-    user, start, _, _ = examples.index
+    user, start, *_ = examples.index
     rows = [0, 3, len(user) - 1]
     batch = examples.batch(rows)
     assert batch.lengths.tolist() == examples.lengths()[rows].tolist()

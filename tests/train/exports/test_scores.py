@@ -19,12 +19,12 @@ HISTORY, TIMES = [3, 90, 14, 3, 25], [10, 500, 700, 9000, 9100]
 SHOWN = [7, 12, 500, 61]
 
 
-def export(folder, *, late=False, time_bias=True):
+def export(folder, *, late=False, time_bias=True, **options):
     parts = make_parts(dtype=torch.float64, id_map=DirectMap(501))
     torch.manual_seed(1)
     shape = {"kind": "hstu", "dim": DIM, "layers": 2, "heads": 2, "max_length": 6}
     shape |= {"position_bias": True, "time_bias": time_bias}
-    head = make_head("tasks", dim=DIM, options={"tasks": TASKS, "late": late})
+    head = make_head("tasks", dim=DIM, options={"tasks": TASKS, "late": late, **options})
     model = Recommender(encoder=make_encoder(**shape, dropout=0.2), head=head).double().eval()
     for param in model.parameters():
         param.data.normal_(std=0.4)

@@ -1,0 +1,1 @@
+"""What the benchmarks of DLRMv4 share."""
