@@ -197,7 +197,7 @@ def test_histories_in_lists(tmp_path):
     assert read.columns["item"].tolist() == [3, 3, 5, 3, 5, 9]
     timed = ListedHistories([{"item": [1, 2, 3, 4], "time": [1, 2, 3, 4]}])
     assert timed.features == ("item", "time")
-    with pytest.raises(DataError, match="whole numbers"):
+    with pytest.raises(DataError, match=r"(?s)whole numbers.*ids may be of any kind: `freescale prepare`"):
         ListedHistories([["a", "b"]])
     with pytest.raises(DataError, match="same length"):
         ListedHistories([{"item": [1, 2], "time": [1]}])
