@@ -27,6 +27,7 @@ from freescale.app.program.tables import Table, recipe_keys
 from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.app.run.own_code import check_code
 from freescale.app.run.train_run import train_run
+from freescale.app.unbroken_output import unbroken_output
 from freescale.check import CheckReport, check_listeners
 from freescale.comm.world import own_membership, pick_device
 from freescale.data import SequenceSource
@@ -137,7 +138,7 @@ class Trainer:
             return _Silent() if quiet else TerminalSink(total_steps=total, log_every=log_every)
 
         try:
-            with self._objects.offered():
+            with unbroken_output(), self._objects.offered():
                 return train_run(
                     self.config,
                     resume=resume,
