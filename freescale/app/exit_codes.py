@@ -12,6 +12,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
+from freescale.app.unbroken_output import unbroken_output
 from freescale.errors import FreeScaleError, Preempted
 
 
@@ -20,6 +21,11 @@ def run_to_exit_code(command: Callable[[], object]) -> None:
 
     A problem the user can mend is told without a traceback.
     """
+    with unbroken_output():
+        _run_to_exit_code(command)
+
+
+def _run_to_exit_code(command: Callable[[], object]) -> None:
     try:
         command()
     except Preempted as stop:

@@ -56,7 +56,11 @@ class ListedHistories:
         for key in {"item", "time"} & set(self.features):
             values = self._columns[key]
             if values.dtype.kind not in "iu":
-                raise DataError(f"{key}s in lists must be whole numbers", got=f"{values.dtype} {values[:3]}")
+                raise DataError(
+                    f"{key}s in lists must be whole numbers",
+                    got=f"{values.dtype} {values[:3]}",
+                    next_step="number them; or write them to a file, whose ids may be of any kind: `freescale prepare`",
+                )
             self._columns[key] = values.astype(np.int64)
 
     @property

@@ -71,6 +71,22 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path, python: str,
     assert_same_run(out, tmp_path / "whole")
 
 
+def test_sigterm_saves_though_nobody_reads_what_is_printed(tmp_path: Path, python: str) -> None:
+    """`freescale train ... 2>&1 | tee log`, all told at once: tee is gone first."""
+    process = subprocess.Popen(
+        command(python, tmp_path, "--nproc", "2", "run.log_every=1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    wait_for_step(tmp_path, 5, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    (step,) = [event["step"] for event in events(tmp_path, "stopped")]
+    assert (tmp_path / "checkpoints" / f"step-{step:08d}" / "meta.json").exists()
+
+
 def test_ranks_started_by_somebody_else_are_told_one_after_the_other(tmp_path: Path, python: str) -> None:
     """As under torchrun or Slurm: each process hears of it by itself, some of them later."""
     with socket.socket() as free:

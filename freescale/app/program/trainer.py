@@ -13,6 +13,7 @@ It builds nothing itself. The recipe names the objects, `freescale.registry` kno
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from freescale.app.program.tables import Table, recipe_keys
 from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.app.run.own_code import check_code
 from freescale.app.run.train_run import train_run
+from freescale.app.unbroken_output import unbroken_output
 from freescale.check import CheckReport, check_listeners
 from freescale.comm.world import own_membership, pick_device
 from freescale.data import SequenceSource
-from freescale.errors import ConfigError, Preempted
+from freescale.errors import ConfigError, Preempted, TrainingError
 from freescale.model import Encoder, Head
 from freescale.recipe import Config, build_source, changed_keys, load_config, read_recipe
 from freescale.train import Judge, MetricSink, TerminalSink
@@ -136,7 +138,7 @@ class Trainer:
             return _Silent() if quiet else TerminalSink(total_steps=total, log_every=log_every)
 
         try:
-            with self._objects.offered():
+            with unbroken_output(), self._objects.offered():
                 return train_run(
                     self.config,
                     resume=resume,
@@ -160,10 +162,12 @@ class Trainer:
             return evaluate_run(self.run_dir, device=self.config.run.device, cached=cached)
 
     def export(self, out: str | Path) -> Path:
-        """Write the best checkpoint into a new folder for `load_export`; rank 0 does it alone."""
+        """Write the best checkpoint into a new folder for `load_export`; rank 0 does it, others wait for it."""
         if _is_first():
             with self._objects.offered():
                 export_run(self.run_dir, Path(out))
+        else:
+            _wait_for(Path(out) / "manifest.json", seconds=self.config.comm.timeout_s)
         return Path(out)
 
 
@@ -175,6 +179,19 @@ class _Silent:
 
     def close(self) -> None:
         pass
+
+
+def _wait_for(file: Path, *, seconds: float) -> None:
+    """What rank 0 writes; if it fails, its launcher ends this rank, too."""
+    until = time.monotonic() + seconds
+    while not file.exists():
+        if time.monotonic() > until:
+            raise TrainingError(
+                f"rank 0 has not exported to this folder within {seconds:g} s, or this machine does not see it",
+                got=file.parent,
+                next_step="export to a folder that all machines share, or call export on rank 0 alone",
+            )
+        time.sleep(0.05)
 
 
 def _is_first() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,11 @@ LENGTHS_FILE = "lengths.npy"
 ITEMS_FILE = "items.parquet"
 WORD_FILES = {"user": "words-user.parquet", "item": "words-item.parquet"}
 """Words of ids that are text: id (ascending), word."""
+_REFUSED = {
+    errno.EMFILE: "this process may not open more files: raise the limit (`ulimit -n`)",
+    errno.ENFILE: "this machine may not open more files: end other programs, or raise the limit (fs.file-max)",
+    errno.EACCES: "let this user read it (`chmod`, `chown`)",
+}
 DATASET_FORMAT = "freescale-dataset"
 DATASET_VERSION = 2
 """Of a data set with a schema; one without is as it always was, and says 1."""
@@ -118,7 +125,10 @@ def words_file(table: str) -> str:
 
 
 def damaged(path: Path, why: str) -> DataError:
-    """The error of a data set file that cannot be trusted."""
+    """The error of a data set file that cannot be trusted; or of a sound one that the system keeps from us."""
+    for number, cure in _REFUSED.items():
+        if os.strerror(number) in why:
+            return DataError(f"The data set file {path} cannot be opened", got=why, next_step=cure)
     return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=_PREPARE_AGAIN)
 
 

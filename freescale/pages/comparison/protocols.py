@@ -5,7 +5,7 @@ from __future__ import annotations
 from freescale import units
 from freescale.pages.drawing import page
 from freescale.pages.panels.run_charts import metric_label
-from freescale.trace import Event, MetricsLog, column
+from freescale.trace import Event, MetricsLog, column, step_of
 
 Named = tuple[str, MetricsLog]
 """A run: its name and its log."""
@@ -40,19 +40,22 @@ def _quality(base: Named, run: Named) -> list[tuple[str, float, float]]:
     pair = _judged(base[1], run[1])
     if pair is None or protocol_doubts(base, run):
         return []
-    place = "Test" if pair[0].get("split") == "test" else "Validation"
+    step = step_of(pair[1]) or 0
+    place, when = ("Test", "") if pair[0].get("split") == "test" else ("Validation", f" at step {step:,}")
     for name in base[1].eval_metrics():
         was, now = (column([event], name)[0] for event in pair)
         if was is not None and now is not None:
-            return [(f"{place} {metric_label(name)}", was, now)]
+            return [(f"{place} {metric_label(name)}{when}", was, now)]
     return []
 
 
 def _judged(before: MetricsLog, after: MetricsLog) -> tuple[Event, Event] | None:
-    """The evaluations to hold against each other: the tests, or the last ones on the way."""
+    """The evaluations to hold against each other: the tests, or those at the last step where both have one."""
     if before.test is not None and after.test is not None:
         return before.test, after.test
-    return (before.evals[-1], after.evals[-1]) if before.evals and after.evals else None
+    first = {step_of(event) or 0: event for event in before.evals}
+    common = [(first[step], event) for event in after.evals if (step := step_of(event) or 0) in first]
+    return common[-1] if common else None
 
 
 def _protocol(event: Event) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
@@ -73,6 +74,8 @@ def write_export(
 ) -> Path:
     """Write model.safetensors, items.parquet and manifest.json into a new folder, all or nothing.
 
+    A program that is run again exports again: where the folder holds this very export already, nothing is changed.
+
     `head` is the kind of the head and its options in the recipe, for one that does not say itself what makes it again.
     `names` are the user's own ids of the items of the catalogue; numbers unless given. `features` are those of events
     and users, which come with requests; then there is a file for each of their tables, too. `rest` says
@@ -80,10 +83,9 @@ def write_export(
     """
     from safetensors.torch import save_file
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(
-            "the export folder is not empty or no folder", got=out, next_step="choose another folder"
-        )
+    full = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if full and not (out / "manifest.json").is_file():
+        raise _occupied(out)
     if model.tokens is not None and features is None:
         raise DataError(
             "this model reads features of events or users, and an export keeps how",
@@ -123,12 +125,32 @@ def write_export(
             **facts,
         }
         (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        if full:
+            if not _same_files(staged, out):
+                raise _occupied(out)
+            return out
         if out.exists():
             out.rmdir()
         os.replace(staged, out)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return out
+
+
+def _occupied(out: Path) -> DataError:
+    return DataError(
+        "the export folder is not empty, or no folder, and holds something else than this export",
+        got=out,
+        next_step="choose another folder, or remove this one",
+    )
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    names = sorted(path.relative_to(one) for path in one.rglob("*"))
+    if names != sorted(path.relative_to(other) for path in other.rglob("*")):
+        return False
+    files = [name for name in names if (one / name).is_file()]
+    return all(filecmp.cmp(one / name, other / name, shallow=False) for name in files)
 
 
 def _fingerprint(*paths: Path) -> str:

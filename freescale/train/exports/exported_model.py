@@ -213,7 +213,9 @@ class ExportedModel:
         who = "" if user is None else f"user {user} of the batch: "
         if len(index) == 0:
             raise DataError(
-                "no event of the history is an item the model knows", got=f"{who}{list(history)[:10]}"
+                "no event of the history is an item the model knows",
+                got=f"{who}{list(history)[:10]}",
+                next_step="give items by the ids of the data it was trained on",
             )
         limit = self._max_events if cache is None else None
         tokens = self._tokens(index, known, times, request_time, limit=limit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from freescale import Table, Trainer, load_export
 from freescale.app.program.trainer import _Silent
 from freescale.app.run.train_run import train_run
 from freescale.data import ListedHistories
-from freescale.errors import CheckpointError, ConfigError, DataError
+from freescale.errors import CheckpointError, ConfigError, DataError, TrainingError
 from freescale.model import HSTU, RetrievalHead
 from freescale.recipe import load_config
 from freescale.train import TrainStep
@@ -195,7 +197,7 @@ def test_histories_in_lists(tmp_path):
     assert read.columns["item"].tolist() == [3, 3, 5, 3, 5, 9]
     timed = ListedHistories([{"item": [1, 2, 3, 4], "time": [1, 2, 3, 4]}])
     assert timed.features == ("item", "time")
-    with pytest.raises(DataError, match="whole numbers"):
+    with pytest.raises(DataError, match=r"(?s)whole numbers.*ids may be of any kind: `freescale prepare`"):
         ListedHistories([["a", "b"]])
     with pytest.raises(DataError, match="same length"):
         ListedHistories([{"item": [1, 2], "time": [1]}])
@@ -235,3 +237,36 @@ def test_a_function_makes_other_weights_for_another_seed(tmp_path):
     one, same, other = (first_loss(seed, tmp_path / f"{n}") for n, seed in enumerate((1, 1, 2)))
     assert one == same != other
     assert np.isfinite(other)
+
+
+def test_a_program_that_runs_again_exports_again_and_nothing_changes(tmp_path):
+    """The script of docs/own_models.md, run twice, ended with an error."""
+    make(tmp_path / "run").fit(quiet=True)
+    folder = make(tmp_path / "run").export(tmp_path / "export")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert make(tmp_path / "run").export(folder) == folder
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "run"]
+    other = make(tmp_path / "other", recipe={"run.seed": 2})
+    other.fit(quiet=True)
+    with pytest.raises(DataError, match="something else than this export"):
+        other.export(folder)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_other_ranks_wait_until_rank_0_has_exported(tmp_path, monkeypatch):
+    """`load_export(trainer.export(...))` under torchrun: rank 1 looked before there was anything to see."""
+    make(tmp_path / "run").fit(quiet=True)
+    monkeypatch.setenv("RANK", "1")
+    other = make(tmp_path / "run", recipe={"comm.timeout_s": 30})
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(other.export, tmp_path / "export")
+        time.sleep(0.2)
+        assert not waits.done()
+        monkeypatch.setenv("RANK", "0")
+        make(tmp_path / "run").export(tmp_path / "export")
+        assert load_export(waits.result(timeout=10), encoder=planted.Gru()).recommend([3, 0], k=1)
+    monkeypatch.setenv("RANK", "1")
+    hasty = make(tmp_path / "run", recipe={"comm.timeout_s": 1})
+    with pytest.raises(TrainingError, match="rank 0 has not exported"):
+        hasty.export(tmp_path / "nowhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -307,6 +308,25 @@ def test_a_note_tells_stage_step_and_message(monkeypatch, capsys):
     assert failure.exit_code == 1
     line.close()
     of_rank.close()
+
+
+def test_a_rank_without_a_free_descriptor_is_heard(monkeypatch, capsys):
+    """Ranks that had met their limit of open files each printed the same error."""
+    line, of_rank = socket.socketpair(type=socket.SOCK_DGRAM)
+    monkeypatch.setenv("FREESCALE_LAUNCHER_LINE", str(of_rank.fileno()))
+    monkeypatch.setenv("RANK", "1")
+    free = os.dup(line.fileno())
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        report_failure(DataError("too many open files"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert capsys.readouterr().err == ""
+    assert b"too many open files" in line.recv(1 << 16)
+    line.close()
+    of_rank.close()  # still ours
 
 
 def test_without_a_launcher_a_failure_is_printed_once(monkeypatch, capsys):

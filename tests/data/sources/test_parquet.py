@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -240,6 +241,21 @@ def test_damage_is_found_on_opening(copy: Path, case: str) -> None:
     with pytest.raises(DataError, match=message) as raised:
         ParquetSource(copy)
     assert raised.value.next_step
+
+
+def test_a_sound_file_that_may_not_be_opened_is_not_called_damaged(copy: Path) -> None:
+    """Nobody is to prepare the data again because a limit is low."""
+    source = ParquetSource(copy)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(DataError, match=r"shard-00000\.parquet cannot be opened") as raised:
+            source.read([0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit -n" in str(raised.value.next_step)
 
 
 def test_damage_inside_a_shard_is_found_on_reading(copy: Path) -> None:

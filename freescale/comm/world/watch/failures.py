@@ -158,19 +158,24 @@ def tell_launcher(message: Mapping[str, Any], *, patience_s: float = 0.0) -> boo
         return False
     text, deadline = json.dumps(message).encode(), time.monotonic() + patience_s
     try:
-        with socket.socket(fileno=os.dup(int(number))) as line:
-            if (line.family, line.type) != (socket.AF_UNIX, socket.SOCK_DGRAM):
-                return False  # a process this rank has started inherits the number, not the line
-            while True:
-                try:
-                    line.send(text, socket.MSG_DONTWAIT)
-                    return True
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        return False
-                    time.sleep(0.05)
+        line = socket.socket(fileno=int(number))  # no copy of it: there may be no descriptor left
     except (OSError, ValueError):
         return False
+    try:
+        if (line.family, line.type) != (socket.AF_UNIX, socket.SOCK_DGRAM):
+            return False  # a process this rank has started inherits the number, not the line
+        while True:
+            try:
+                line.send(text, socket.MSG_DONTWAIT)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+    except OSError:
+        return False
+    finally:
+        line.detach()
 
 
 def _append(note: FailureNote, error: BaseException) -> None:
