@@ -29,6 +29,9 @@ LEAST_PAUSE_S = 1.0
 SHARE = 0.1
 """The page is made anew at most so often that this share of one core is spent on it: cores belong to the run."""
 
+QUIET_MIN = 5
+"""A run that has written nothing for so many minutes is said to be quiet."""
+
 _HEADERS = {
     "Content-Security-Policy": f"{LIVE_POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Cache-Control": "no-store",
@@ -68,7 +71,17 @@ class LiveRun:
     def _state(self) -> str:
         """What changes when the run writes."""
         files = [self._folder / name for name in ("metrics.jsonl", "config.yaml", PUBLISHED_FILE)]
-        return _state_of(files) + _state_of(self._span_files())
+        return _state_of(files) + _state_of(self._span_files()) + self._going()
+
+    def _going(self) -> str:
+        """How long ago the run has written: one that was killed leaves no word, and one that waits writes none."""
+        try:
+            minutes = (time.time() - (self._folder / "metrics.jsonl").stat().st_mtime) / 60
+        except OSError:
+            return "live"
+        # Twice as long each time, so that the page of a run that is over is not made anew every minute.
+        told = [QUIET_MIN << n for n in range(16) if QUIET_MIN << n <= minutes]
+        return f"live, nothing new for {told[-1]} min" if told else "live"
 
     def _span_files(self) -> list[Path]:
         # The first rank's file tells; a thousand others are read only when it has grown.
@@ -87,6 +100,7 @@ class LiveRun:
             config=config_text(self._folder),
             published=read_published(self._folder),
             live=version,
+            going=self._going(),
         )
 
 

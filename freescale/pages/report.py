@@ -104,6 +104,7 @@ def render_report(
     spans: RunSpans | None = None,
     published: Sequence[Event] = (),
     live: str | None = None,
+    going: str = "not finished",
 ) -> str:
     """The page of one run as text; every word of it that comes from the run is escaped.
 
@@ -114,6 +115,7 @@ def render_report(
         spans: its timelines.
         published: the versions published of it.
         live: of a page that follows the run, the version of what it shows.
+        going: what is said of a run that has not ended.
     """
     no_config = ["config.yaml is missing: the configuration cannot be shown."] if config is None else []
     spans = spans or RunSpans()
@@ -148,7 +150,7 @@ def render_report(
     ]
     return page.document(
         title=f"{name} - FreeScale",
-        header=run_header(name, log, live=live is not None),
+        header=run_header(name, log, going=going),
         body=body,
         footer="Written by freescale report." if live is None else "Shown by freescale report --live.",
         scripts=scripts if live is None else (*scripts, "live.js"),

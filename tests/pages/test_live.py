@@ -65,6 +65,21 @@ def test_the_page_is_shown_to_whoever_has_the_address(served: LivePage) -> None:
     assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
+def test_a_run_that_writes_no_more_is_not_called_live_without_a_word(served: LivePage, monkeypatch) -> None:
+    folder = served._run._folder
+    for age_min, said in (
+        (4, "demo live"),
+        (11, "nothing new for 10 min"),
+        (3000, "nothing new for 2560 min"),
+    ):
+        last = time.time() - 60 * age_min
+        os.utime(folder / "metrics.jsonl", (last, last))
+        monkeypatch.setattr(served._run, "_not_before", 0.0)
+        text = Page(ask(served).text).text  # type: ignore[attr-defined]
+        assert said in text
+        assert ("nothing new" in text) == (age_min > 5)
+
+
 def test_it_listens_on_this_machine_only(served: LivePage) -> None:
     assert served._server.server_address[0] == "127.0.0.1"
 

@@ -12,10 +12,10 @@ from freescale.trace import Event, MetricsLog, step_of
 from freescale.version import __version__
 
 
-def run_header(name: str, log: MetricsLog, *, live: bool = False) -> str:
-    """Name, state and origin of a run; what its log does not say is left out."""
+def run_header(name: str, log: MetricsLog, *, going: str = "not finished") -> str:
+    """Name, state and origin of a run; what its log does not say is left out. `going`: of a run without an end."""
     finished = log.end is not None
-    state = str((log.end or {}).get("status", "finished")) if finished else "live" if live else "not finished"
+    state = str((log.end or {}).get("status", "finished")) if finished else going
     return page.heading(
         brand="FreeScale run",
         title=name,
