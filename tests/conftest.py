@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from freescale import registry
 from tests.compiled_loops import load_compiled_loops
 from tests.effort import THOROUGH, slow
+from tests.machine import Calm, Stolen
 from tests.warm_python import warm_python
 
 # How long an example takes says how busy the machine is.
@@ -138,7 +139,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path))
     for item in items:
         if item.get_closest_marker("timed"):
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
+            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=3))
 
 
 def pytest_collection_finish() -> None:
@@ -191,6 +192,19 @@ def own_kinds() -> Iterator[None]:
     for key in [key for key, kind in registry._kinds.items() if not kind.ships]:
         del registry._kinds[key]
     registry._kinds.update(others)
+
+
+CALM = Calm()
+STOLEN = Stolen()
+
+
+@pytest.fixture(autouse=True)
+def calm_machine(request: pytest.FixtureRequest) -> None:
+    """Tests held against the clock begin when the host of a virtual machine lends its cores."""
+    global STOLEN
+    if request.node.get_closest_marker("timed") and STOLEN.share() > 1 / 3:
+        CALM.wait()
+    STOLEN = Stolen()
 
 
 @pytest.fixture(autouse=True)
