@@ -41,7 +41,7 @@ exec(sys.argv[-1])
 FAIL = """
 from freescale.comm.world.watch import report_failure
 from freescale.errors import DataError
-from freescale.trace.spans import stage
+from freescale.trace.stages import stage
 
 def fail(error, step=None):
     try:
