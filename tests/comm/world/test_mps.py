@@ -67,9 +67,9 @@ def test_it_ends_with_whatever_ends_the_block(tmp_path, monkeypatch, error):
 
 def test_one_that_does_not_listen_is_killed(tmp_path, monkeypatch):
     fake_mps.install(tmp_path, monkeypatch, "stubborn")
-    monkeypatch.setattr(mps, "_PATIENCE_S", 1.0)
     with mps_daemon(visible="0"):
         (folder,) = folders(tmp_path)
+        monkeypatch.setattr(mps, "_PATIENCE_S", 1.0)  # not for its start
     deadline = time.monotonic() + 30
     while daemons(folder) and time.monotonic() < deadline:
         time.sleep(0.02)
