@@ -72,7 +72,8 @@ def test_requests_become_what_batches_hold(given: dict[str, Any], tokens: list[s
         kept = np.arange(len(known))[-MOST:]
         requests.append(FeatureRequest(said, len(known), kept))
         reader.check(requests[-1])
-    events_made, users_made = reader.read(requests, batch.tokens["item"].numpy())
+    events_made, users_made, fronts = reader.read(requests, batch.tokens["item"].numpy())
+    assert fronts == {}  # nobody asked for candidates
     assert {name.split(".")[0] for name in (*events_made, *users_made)} >= set(tokens)
     for made, there in ((events_made, batch.tokens), (users_made, batch.samples)):
         for name, values in made.items():
