@@ -17,133 +17,20 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from moe_peers import make_peer
+from moe_parts.cases import SHAPES, Case, Layer, take_turns
+from moe_parts.sweep import sweep
 from torch import Tensor
-from torch.nn import functional as F
 
 from freescale.kernels.moe import reference
-from freescale.kernels.moe.api import expert_mlp
-from freescale.kernels.moe.fused import FusedSteps, Tile, Tiles, tiles_for
-from freescale.kernels.moe.grouped import GroupedSteps
-from freescale.kernels.moe.routing import route
-from freescale.kernels.moe.steps import Routed, Span, Steps, run_experts
+from freescale.kernels.moe.fused import Tile, tiles_for
 
-# width, experts, experts a token, tokens
-SHAPES = {
-    "conf1": (512, 4, 1, 65_536),
-    "conf2": (1024, 8, 2, 65_536),
-    "conf3": (1024, 16, 4, 65_536),
-    "conf4": (2048, 16, 4, 32_768),
-    "conf5": (512, 16, 4, 32_768),
-    "conf6": (1024, 16, 4, 16_384),
-    "conf7": (2048, 8, 4, 8_192),
-}
 CHECKED_TOKENS = 512
-Call = Callable[[], Any]
-Layer = tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]
-
-
-def choices(routing: str, tokens: int, num_experts: int, per_token: int) -> Tensor:
-    """[tokens, per_token] distinct experts: drawn evenly, dealt out evenly, or with popularity 1 / rank."""
-    draw = torch.Generator(device="cuda").manual_seed(1)
-    if routing == "balanced":
-        first = torch.arange(tokens, device="cuda")[:, None] * per_token
-        return (first + torch.arange(per_token, device="cuda")) % num_experts
-    noise = torch.empty(tokens, num_experts, device="cuda").exponential_(generator=draw)
-    popularity = torch.arange(1, num_experts + 1, device="cuda") if routing == "zipf" else 1
-    return (noise * popularity).topk(per_token, largest=False).indices
-
-
-class Case:
-    """One shape, activation and routing, with its inputs on the GPU."""
-
-    def __init__(self, shape: str, activation: str, routing: str) -> None:
-        self.width, self.num_experts, self.per_token, self.tokens = SHAPES[shape]
-        self.hidden, self.activation = 4 * self.width, activation
-        self.parts = 2 if activation == "swiglu" else 1
-        draw = torch.Generator(device="cuda").manual_seed(0)
-
-        def normal(*size: int, scale: float = 1.0) -> Tensor:
-            return torch.randn(*size, generator=draw, device="cuda").mul_(scale).bfloat16()
-
-        self.x, self.grad = normal(self.tokens, self.width), normal(self.tokens, self.width)
-        scores = torch.rand(self.tokens, self.per_token, generator=draw, device="cuda") + 0.1
-        self.weights = scores / scores.sum(1, keepdim=True)
-        self.experts = choices(routing, self.tokens, self.num_experts, self.per_token)
-        self.w_in = normal(self.num_experts, self.parts * self.hidden, self.width, scale=self.width**-0.5)
-        self.w_out = normal(self.num_experts, self.width, self.hidden, scale=self.hidden**-0.5)
-        self.rows = self.tokens * self.per_token
-        self.truth: tuple[list[Tensor], dict[int, list[Tensor]]] | None = None
-
-    @property
-    def flops(self) -> float:
-        """Forward and backward: three products of each of the matrices."""
-        return 3 * 2 * self.rows * self.width * self.hidden * (self.parts + 1)
-
-    @property
-    def floor(self) -> int:
-        """Bytes of the input and of the numbers before the activation."""
-        return 2 * (self.tokens * self.width + self.rows * self.hidden * self.parts)
-
-    def ours(self, *, backend: str, save: str = "preact") -> Layer:
-        """Our layer as models call it."""
-        parameters = self._parameters()
-        options: dict[str, Any] = {"activation": self.activation, "backend": backend, "save": save}
-        return lambda x, weights: expert_mlp(x, weights, self.experts, *parameters, **options), parameters
-
-    def mixed(self, by_torch: list[str], tiles: Tiles | None) -> Layer:
-        """Our layer with some products by torch, or other tiles."""
-        steps = FusedSteps(self.activation, by_torch=frozenset(by_torch), tiles=tiles)  # type: ignore[arg-type]
-        parameters = self._parameters()
-
-        def layer(x: Tensor, weights: Tensor) -> Tensor:
-            return run_experts(
-                steps, x, weights, route(self.experts, self.num_experts), *parameters, save="preact"
-            )
-
-        return layer, parameters
-
-    def grouped(self) -> Layer:
-        """Grouped products of torch, and autograd."""
-        w_in, w_out = self._parameters()
-
-        def layer(x: Tensor, weights: Tensor) -> Tensor:
-            order = self.experts.flatten().argsort(stable=True)
-            counts = torch.bincount(self.experts.flatten(), minlength=self.num_experts)
-            ends = counts.cumsum(0).to(torch.int32)
-            hidden = F.grouped_mm(x[order // self.per_token], w_in.transpose(1, 2), offs=ends)
-            rows = F.grouped_mm(
-                reference.activated(hidden, self.activation), w_out.transpose(1, 2), offs=ends
-            )
-            places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device="cuda"))
-            by_token = rows[places].view(*weights.shape, -1)
-            return (by_token * weights[..., None].to(rows.dtype)).sum(1)
-
-        return layer, [w_in, w_out]
-
-    def loop(self) -> Layer:
-        """One expert after the other, and autograd."""
-        w_in, w_out = self._parameters()
-        return (
-            lambda x, weights: reference.expert_mlp(
-                x, weights, self.experts, w_in, w_out, activation=self.activation
-            ),
-            [w_in, w_out],
-        )
-
-    def peer(self, name: str, directory: str) -> Layer:
-        """The layer of another project."""
-        return make_peer(name, directory, self.experts, self.w_in, self.w_out, self.activation)
-
-    def _parameters(self) -> list[Tensor]:
-        return [x.detach().requires_grad_() for x in (self.w_in, self.w_out)]
 
 
 def turn(case: Case, layer: Layer) -> Callable[[], list[Tensor]]:
@@ -220,25 +107,6 @@ def memory(case: Case, layer: Layer) -> dict[str, float]:
     }
 
 
-def take_turns(calls: dict[str, Call], *, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call; they take turns so that a noisy moment meets all of them.
-
-    Each is called once before it is timed: after a neighbour that leaves the GPU cool, clocks are higher for a while.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn_number in range(rounds + 1):
-        for name, call in calls.items():
-            call()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            if turn_number:
-                times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def contenders(case: Case, args: argparse.Namespace) -> dict[str, Callable[[], Layer]]:
     """Every way to compute the layer, ours first; some shapes leave out what has no say there."""
     made: dict[str, Callable[[], Layer]] = {
@@ -307,120 +175,6 @@ def verdicts(cells: dict[str, Any]) -> dict[str, Any]:
         }
         print(f"{cell:28} {out[cell]}")
     return out
-
-
-# Tried by --sweep: columns, inner, warps, stages, group, registers (see `expert_fused.Tile`).
-LARGE = [
-    (256, 64, 8, 3),
-    (256, 64, 8, 4),
-    (256, 64, 8, 4, 16),
-    (128, 64, 4, 4),
-    (128, 64, 8, 3),
-    (128, 128, 8, 3),
-]
-OVER_ROWS = [
-    (256, 64, 8, 5),
-    (256, 64, 8, 7),
-    (256, 64, 8, 5, 4),
-    (128, 64, 4, 5),
-    (128, 64, 8, 5),
-    (128, 64, 8, 7),
-]
-CANDIDATES = {
-    "hidden": [
-        (128, 64, 8, 3),
-        (128, 64, 8, 4),
-        (128, 64, 8, 4, 16),
-        (64, 64, 8, 3),
-        (64, 64, 4, 3),
-        (64, 64, 4, 4),
-    ],
-    "rows": LARGE,
-    "d_hidden": [
-        (128, 64, 8, 3, 8, 128),
-        (128, 64, 8, 3),
-        (128, 64, 8, 4),
-        (128, 64, 8, 3, 16, 128),
-        (64, 64, 4, 4),
-        (256, 64, 8, 3),
-    ],
-    "d_w_out": OVER_ROWS,
-    "d_w_in": OVER_ROWS,
-    "d_rows": LARGE,
-}
-# Without a gate the first product has one set of sums.
-WITHOUT_GATE = [(256, 64, 8, 3), (256, 64, 8, 4), (256, 64, 8, 4, 16), (128, 64, 8, 3), (128, 64, 4, 3)]
-
-
-class Stage:
-    """The inputs of every step alone."""
-
-    def __init__(self, case: Case) -> None:
-        self.case, made = case, route(case.experts, case.num_experts)
-        self.span = Span(made, 0, case.rows, made.offsets)
-        self.source, self.grad = Routed(case.x, made.tokens), Routed(case.grad, made.tokens)
-        self.hidden, self.activated = GroupedSteps(case.activation).activated(  # type: ignore[arg-type]
-            self.source, case.w_in, self.span, keep=True
-        )
-        self.by_row = torch.rand(case.rows, device="cuda")
-        assert self.hidden is not None
-        self.scratch = torch.empty_like(self.hidden)
-
-    def call(self, steps: Steps, step: str) -> Call:
-        """One step; routed copies are made anew, as in a training step. d_hidden overwrites, so it gets a copy."""
-        case, span = self.case, self.span
-        x, grad = Routed(case.x, span.tokens), Routed(case.grad, span.tokens)
-        hidden = self.hidden
-        assert hidden is not None
-        calls: dict[str, Call] = {
-            "hidden": lambda: steps.activated(Routed(case.x, span.tokens), case.w_in, span, keep=True),
-            "rows": lambda: steps.rows(self.activated, case.w_out, span),
-            "d_hidden": lambda: steps.d_hidden(
-                Routed(case.grad, span.tokens), case.w_out, self.scratch.copy_(hidden), self.by_row, span
-            ),
-            "copy": lambda: self.scratch.copy_(hidden),
-            # The gradient's copy is there already from d_hidden, that of x is not.
-            "d_w_out": lambda: steps.d_w_out(grad, self.activated, span, None),
-            "d_w_in": lambda: steps.d_w_in(hidden, Routed(case.x, span.tokens), span, None),
-            "d_rows": lambda: steps.d_rows(hidden, case.w_in, span),
-            "combine": lambda: steps.combine(x.copied(steps), span.routing.places, case.weights),
-            "route": lambda: route(case.experts, case.num_experts),
-        }
-        return calls[step]
-
-
-def sweep(shape: str, activation: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of every step by torch and by Triton with each tile."""
-    case = Case(shape, activation, "random")
-    stage, result, best = Stage(case), {}, {}
-    grouped = GroupedSteps(activation)  # type: ignore[arg-type]
-    for step in args.steps or [*CANDIDATES, "combine", "route"]:
-        calls: dict[str, Call] = {"torch": stage.call(grouped, step)}
-        tried = WITHOUT_GATE if step == "hidden" and case.parts == 1 else CANDIDATES.get(step, [])
-        for numbers in tried:
-            tiles = tiles_for(activation, torch.bfloat16, case.width)._replace(**{step: Tile(*numbers)})  # type: ignore[arg-type]
-            steps = FusedSteps(activation, tiles=tiles)  # type: ignore[arg-type]
-            call = stage.call(steps, step)
-            try:
-                call()
-                torch.cuda.synchronize()
-                calls[str(numbers)] = call
-            except Exception as error:
-                print(f"{shape} {activation} {step:9} {numbers}: {type(error).__name__} {str(error)[:80]}")
-        times = take_turns({**calls, "copy": stage.call(grouped, "copy")}, rounds=args.rounds)
-        copy = times.pop("copy") if step == "d_hidden" else 0 * times.pop("copy")
-        times = {name: ms - copy for name, ms in times.items()}
-        parts = {"hidden": case.parts, "d_w_in": case.parts, "d_rows": case.parts}.get(step, 1)
-        flops = 2 * case.rows * case.width * case.hidden * parts if step in CANDIDATES else 0
-        for name, ms in sorted(times.items(), key=lambda item: item[1]):
-            print(
-                f"{shape} {activation:7} {step:9} {name:24} {ms:8.3f} ms {flops / ms / 1e9:6.0f} TFLOP/s",
-                flush=True,
-            )
-        result[step] = {name: round(ms, 4) for name, ms in times.items()}
-        best[step] = min(times, key=lambda name: times[name])
-    print(f"{shape} {activation}: best {best}")
-    return {"ms": result, "best": best}
 
 
 def main() -> None:
