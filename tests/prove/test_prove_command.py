@@ -15,9 +15,11 @@ from freescale.app.cli import app
 from freescale.prove import chosen
 from tests.nodes import PORT, nodes, why_no_nodes
 
+pytestmark = pytest.mark.timed  # how fast a rank is, and when a killed one is named
+
 REPOSITORY = Path(__file__).parents[2]
 FAULTS = '''
-"""A transport that flips one byte, a rank 30 % slow, a clock 90 s ahead."""
+"""A transport that flips one byte, a rank of a third of the speed, a clock 90 s ahead."""
 import os
 import time
 
@@ -71,7 +73,7 @@ class FlipsRoute:
 if BAD:
     real_time, real_multiply = time.time, even_ranks.multiply
     time.time = lambda: real_time() + 90
-    even_ranks.multiply = lambda left, right: real_multiply(left, right, times=13)
+    even_ranks.multiply = lambda left, right: real_multiply(left, right, times=30)
 '''
 
 
