@@ -128,7 +128,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules in the order of LONGEST, the others behind them, as they are written; timed ones are tried again."""
+    """Modules in the order of LONGEST, the others behind them, as they are written; which of them are tried again."""
     root = Path(__file__).parent
 
     @functools.cache
@@ -138,8 +138,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=lambda item: place(item.path))
     for item in items:
-        if item.get_closest_marker("timed"):
-            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=3))
+        timed = item.get_closest_marker("timed") is not None
+        again = {"reruns": 3} if timed else {"reruns": 1, "condition": without_cores}
+        item.add_marker(pytest.mark.flaky(reruns_delay=3, **again))
 
 
 def pytest_collection_finish() -> None:
@@ -196,6 +197,11 @@ def own_kinds() -> Iterator[None]:
 
 CALM = Calm()
 STOLEN = Stolen()
+
+
+def without_cores() -> bool:
+    """Whether the host has taken more than a tenth of the cores since the test began: asked when it has failed."""
+    return STOLEN.share() > 0.1
 
 
 @pytest.fixture(autouse=True)
