@@ -1,4 +1,4 @@
-"""Writes docs/keys.md, the table of every recipe key, from `freescale.recipe.load`. A test keeps it current.
+"""Writes docs/keys.md, the table of every recipe key, from `freescale.recipe.reading.load`. A test keeps it current.
 
 python docs/make_keys.py
 """

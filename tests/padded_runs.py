@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from freescale.recipe.capture import Capture, assemble_capture, foreseen_sizes
+from freescale.recipe.building.capture import Capture, assemble_capture, foreseen_sizes
 from freescale.train import Recorder
 
 

@@ -13,11 +13,11 @@ from freescale.data import LogSource, SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
-from freescale.recipe.capture import build_capture
+from freescale.recipe.building.capture import build_capture
+from freescale.recipe.building.run_tables import build_tables
 from freescale.recipe.config import Config
 from freescale.recipe.data import build_examples
 from freescale.recipe.eval import build_evaluation
-from freescale.recipe.feature_parts import build_featured_items
 from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
 from freescale.recipe.items import build_item_encoder, digest_content, item_content
@@ -32,7 +32,7 @@ from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import postpone_bytes, postpone_share, schedule_opener
 from freescale.recipe.run import timetable_of
-from freescale.recipe.run_tables import build_tables
+from freescale.recipe.tokens import build_featured_items
 from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from freescale import registry
-from freescale.recipe.keys import changed, extra_keys, key, section_options
+from freescale.recipe.reading.keys import changed, extra_keys, key, section_options
 
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler, Balancer, Decisions, SampleWork

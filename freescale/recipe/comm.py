@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import extra_keys, key
+from freescale.recipe.reading.keys import extra_keys, key
 
 if TYPE_CHECKING:
     import torch

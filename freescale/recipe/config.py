@@ -13,7 +13,6 @@ from freescale.recipe import (
     data,
     embedding,
     eval,
-    feature_parts,
     features,
     ffn,
     head,
@@ -25,28 +24,29 @@ from freescale.recipe import (
     run,
     segments,
     tables,
+    tokens,
 )
 from freescale.recipe.balance import BalanceSection
 from freescale.recipe.comm import CommSection
 from freescale.recipe.data import DataSection, SyntheticSection
 from freescale.recipe.embedding import EmbeddingSection
 from freescale.recipe.eval import EvalSection
-from freescale.recipe.feature_parts import TokensSection
 from freescale.recipe.features import FeaturesSection
 from freescale.recipe.ffn import FfnSection, MoeSection
 from freescale.recipe.head import HeadSection
 from freescale.recipe.items import ItemsSection
-from freescale.recipe.keys import as_yaml, own_fields
 from freescale.recipe.model import ModelSection
 from freescale.recipe.optim import OptimSection
 from freescale.recipe.pipeline import PipelineSection
+from freescale.recipe.reading.keys import as_yaml, own_fields
 from freescale.recipe.run import RunSection
 from freescale.recipe.segments import SegmentsSection
 from freescale.recipe.tables import TablesSection
+from freescale.recipe.tokens import TokensSection
 from freescale.recipe.trace import TraceSection
 
 SUBJECTS = (
-    *(run, data, features, model, ffn, segments, items, head, requests, embedding, tables, feature_parts),
+    *(run, data, features, model, ffn, segments, items, head, requests, embedding, tables, tokens),
     *(optim, eval, balance, pipeline, comm),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import changed, extra_keys, filled_options, key
+from freescale.recipe.reading.keys import changed, extra_keys, filled_options, key
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import changed, extra_keys, key, options_from_outside
+from freescale.recipe.reading.keys import changed, extra_keys, key, options_from_outside
 
 if TYPE_CHECKING:
     from freescale.recipe.config import Config

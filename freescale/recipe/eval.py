@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from freescale.errors import ConfigError, nearest
-from freescale.recipe.keys import changed, key
+from freescale.recipe.reading.keys import changed, key
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks

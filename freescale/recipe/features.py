@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import extra_keys, nested_entries
+from freescale.recipe.reading.keys import extra_keys, nested_entries
 
 if TYPE_CHECKING:
     from freescale.data import BatchFeatures, Feature, Schema, SequenceSource, TaskRule, TokenRule

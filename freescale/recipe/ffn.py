@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import changed, key
+from freescale.recipe.reading.keys import changed, key
 
 if TYPE_CHECKING:
     from freescale.comm.traffic import ExpertExchange, Gate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from freescale.errors import ConfigError
-from freescale.recipe.keys import extra_keys, key, section_options
+from freescale.recipe.reading.keys import extra_keys, key, section_options
 from freescale.recipe.requests import KIND as REQUESTS
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from freescale.recipe.keys import changed, key
+from freescale.recipe.reading.keys import changed, key
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,7 @@ def build_item_encoder(
     id_map: IdMap,
 ) -> ItemEncoder:
     """Where item vectors come from."""
-    from freescale.recipe.feature_parts import shared_work
+    from freescale.recipe.tokens import shared_work
     from freescale.train import EncodedItems, IdItems
 
     rows = IdItems(embedding=embedding, id_map=id_map, device=ranks.device)

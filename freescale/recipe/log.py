@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from freescale.errors import ConfigError
-from freescale.recipe.keys import changed
+from freescale.recipe.reading.keys import changed
 
 if TYPE_CHECKING:
     from freescale.balance import BalancedSampler, WindowBatches, WindowIndex
     from freescale.comm.world import Ranks
     from freescale.data import DataDigest, Examples, LogExamples, LogSource
     from freescale.model import Recommender
+    from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
-    from freescale.recipe.run_tables import RunTables
     from freescale.train import (
         GrowingLog,
         ItemEncoder,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freescale import registry
 from freescale.recipe.ffn import ffn_shape
-from freescale.recipe.keys import (
+from freescale.recipe.reading.keys import (
     changed,
     extra_keys,
     key,
@@ -129,10 +129,10 @@ def build_model(
     import torch
 
     from freescale.model import Recommender, make_encoder
-    from freescale.recipe.feature_parts import build_item_join, build_tokens
     from freescale.recipe.features import check_features
     from freescale.recipe.head import build_head
     from freescale.recipe.items import build_item_module
+    from freescale.recipe.tokens import build_item_join, build_tokens
 
     torch.manual_seed(config.run.seed)
     encoder = make_encoder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from freescale.recipe.keys import key
+from freescale.recipe.reading.keys import key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import key
+from freescale.recipe.reading.keys import key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from freescale.data import Examples
     from freescale.embedding import ShardedEmbedding
     from freescale.pipeline import Padder, PostponeShare, Schedule, Switch
+    from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
-    from freescale.recipe.run_tables import RunTables
     from freescale.train import Progress, StopRequest, Timetable, WindowTimetable
 
 

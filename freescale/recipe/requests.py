@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from freescale.recipe.keys import section_options
+from freescale.recipe.reading.keys import section_options
 
 if TYPE_CHECKING:
     from freescale.balance import PairRule

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from freescale.errors import ConfigError, nearest
-from freescale.recipe.convert import checked, type_name
 from freescale.recipe.embedding import EmbeddingSection, map_problems
-from freescale.recipe.keys import extra_keys, key, nested_entries, own_fields
+from freescale.recipe.reading.convert import checked, type_name
+from freescale.recipe.reading.keys import extra_keys, key, nested_entries, own_fields
 
 if TYPE_CHECKING:
     from freescale.data import Schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from freescale.recipe.keys import key
+from freescale.recipe.reading.keys import key
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks

@@ -7,8 +7,8 @@ import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.recipe import assembly, build_run, build_source, load_config
-from freescale.recipe.capture import why_not
-from freescale.recipe.run_tables import RunTables
+from freescale.recipe.building.capture import why_not
+from freescale.recipe.building.run_tables import RunTables
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors

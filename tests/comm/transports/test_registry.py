@@ -32,7 +32,7 @@ from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.facts import GroupFacts, RankFacts
 from freescale.comm.world.ranks import Ranks
 from freescale.errors import ConfigError, FreeScaleError, TrainingError
-from freescale.recipe.load import load_config
+from freescale.recipe.reading.load import load_config
 from freescale.registry import register
 from freescale.train.compute.dense_gradients import reduced_in_backward
 from freescale.train.log.reports import open_report_channel

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freescale import registry
 from freescale.errors import ConfigError, FreeScaleError, nearest
 from freescale.recipe import Config, describe_keys, describe_options, load_config
-from freescale.recipe.keys import own_fields, section_options
+from freescale.recipe.reading.keys import own_fields, section_options
 from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("own_kinds")  # other modules may have registered theirs
@@ -360,7 +360,7 @@ def test_nearest_finds_typos_and_nothing_far_away():
 
 
 def test_configuration_does_not_import_torch():
-    code = "import sys, freescale.recipe.load; sys.exit('torch' in sys.modules)"
+    code = "import sys, freescale.recipe.reading.load; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from freescale import registry
 from freescale.errors import ConfigError
-from freescale.recipe.keys import section_options
+from freescale.recipe.reading.keys import section_options
 from freescale.recipe.tables import TableOptions, table_options
 
 if TYPE_CHECKING:

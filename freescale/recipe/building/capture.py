@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from freescale.embedding import EmbeddingTable, ShardedEmbedding
     from freescale.model import Recommender
     from freescale.pipeline import Padder, PaddingSizes
+    from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
-    from freescale.recipe.run_tables import RunTables
     from freescale.train import Progress, Recorder
 
 

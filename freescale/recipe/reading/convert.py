@@ -15,7 +15,7 @@ import yaml
 
 from freescale import registry
 from freescale.errors import nearest
-from freescale.recipe.keys import allowed_names
+from freescale.recipe.reading.keys import allowed_names
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The parts of a model that read features: vectors of items, and tokens of events and users."""
+"""tokens.*: the parts of a model that read features, from them to vectors of items and tokens of events and users."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.keys import changed, key, section_options
-from freescale.recipe.run_tables import table_widths
+from freescale.recipe.building.run_tables import table_widths
+from freescale.recipe.reading.keys import changed, key, section_options
 from freescale.recipe.tables import table_options
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from freescale.data import BatchFeatures
     from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
     from freescale.model import ContextTokens, FeatureJoin, FeatureTokens, ItemTowers, Recommender
+    from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
     from freescale.recipe.embedding import EmbeddingSection
-    from freescale.recipe.run_tables import RunTables
     from freescale.train import ExportFeatures, FeaturedItems
 
 

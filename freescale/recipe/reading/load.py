@@ -13,8 +13,8 @@ import yaml
 from freescale import registry
 from freescale.errors import ConfigError, nearest
 from freescale.recipe.config import Config, problems_of
-from freescale.recipe.convert import Typed, checked, type_name
-from freescale.recipe.keys import as_yaml, kind_keys, own_fields
+from freescale.recipe.reading.convert import Typed, checked, type_name
+from freescale.recipe.reading.keys import as_yaml, kind_keys, own_fields
 from freescale.strict_yaml import StrictLoader
 
 
