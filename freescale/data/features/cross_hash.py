@@ -15,17 +15,15 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from freescale.data.negatives import mix64
 from freescale.data.schema.vocabulary import NONE
 from freescale.data.source import IntArray
 from freescale.data.words.word_hash import hash_words
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from freescale.kernels.rows import crossed_ids
 
 
 @cache
-def _key_of(name: str) -> np.uint64:
-    return np.uint64(hash_words(pa.array([name])).view(np.uint64)[0])
+def _key_of(name: str) -> int:
+    return int(hash_words(pa.array([name])).view(np.uint64)[0])
 
 
 def cross_ids(name: str, members: Sequence[IntArray]) -> IntArray:
@@ -35,14 +33,5 @@ def cross_ids(name: str, members: Sequence[IntArray]) -> IntArray:
         name: of the cross.
         members: [n] ids of each member, in the order of the cross.
     """
-    hashes = np.full(len(members[0]), _key_of(name), dtype=np.uint64)
-    missing = np.zeros(len(members[0]), dtype=bool)
-    with np.errstate(over="ignore"):
-        for ids in members:
-            hashes = mix64((hashes + _GOLDEN) ^ ids.view(np.uint64))
-            missing |= ids == NONE
-    crossed = hashes.view(np.int64)
-    # One hash in 2^64 would say that there is nothing.
-    crossed[crossed == NONE] += 1
-    crossed[missing] = NONE
-    return crossed
+    # One hash in 2^64 would say that there is nothing; it is the next number then.
+    return crossed_ids(_key_of(name), members, NONE)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freescale.embedding.id_map import TableRows
 from freescale.errors import DataError
+from freescale.kernels.rows import scattered_rows
 from freescale.registry import register
 
 if TYPE_CHECKING:
@@ -77,16 +78,15 @@ class DirectMap:
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; an id outside the table is refused here, where it still has its raw name."""
-        inside = (ids >= 0) & (ids < self.num_rows)
-        if not bool(inside.all()):
-            bad = int(ids[~inside].flatten()[0])
+        rows, bad = scattered_rows(ids, self._factor, self.num_rows)
+        if len(bad):
             raise DataError(
                 "an id lies outside the table",
-                got=f"id {bad}",
+                got=f"id {int(bad[0])}",
                 allowed=f"0 to {self.num_rows - 1}",
                 next_step="set embedding.rows to the largest id + 1, or use embedding.id_map=hash",
             )
-        return (ids.long() * self._factor) % self.num_rows
+        return rows
 
     def state_dict(self) -> dict[str, Tensor]:
         """The map is a formula: nothing to keep."""

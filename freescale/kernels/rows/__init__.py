@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from freescale.kernels.rows.api import (
         adam_direction,
         add_scaled,
+        crossed_ids,
         hashed_rows,
         mean_squares,
         overlap,
+        scattered_rows,
         sum_by_row,
         sum_gradients,
         sum_rows,

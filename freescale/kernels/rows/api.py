@@ -6,9 +6,11 @@ stand. What they compute says `reference`, which is also what other devices and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,6 +19,9 @@ from freescale.kernels.rows import reference
 
 _COMPILED = (torch.float32, torch.float64)
 _WIDEST = 8192
+_WORTH_COMPILED = 512
+"""Ids; fewer are hashed before a process that has loaded no loops would have loaded them."""
+IntArray = npt.NDArray[np.int64]
 
 
 def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,6 +43,35 @@ def hashed_rows(ids: Tensor, start: int, num_rows: int) -> Tensor:
     flat = ids.long().contiguous().view(-1).numpy()
     rows = hash_loops.hashed_rows(flat, np.int64(start).astype(np.uint64), num_rows)
     return torch.from_numpy(rows).view(ids.shape)
+
+
+def scattered_rows(ids: Tensor, factor: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    """A row for every id from 0 to num_rows - 1, id * factor modulo num_rows; and the first id that is none of those.
+
+    Where all are, that is empty.
+    """
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return reference.scattered_rows(ids, factor, num_rows)
+    from freescale.kernels.rows import hash_loops
+
+    flat = ids.long().contiguous().view(-1)
+    rows, bad = hash_loops.scattered_rows(flat.numpy(), factor, num_rows)
+    return torch.from_numpy(rows).view(ids.shape), flat[bad : bad + 1] if bad >= 0 else flat[:0]
+
+
+def crossed_ids(start: int, members: Sequence[IntArray], none: int) -> IntArray:
+    """[n] one 64-bit id of several: h = mix64(h + GOLDEN ^ id) for one after the other; `none` where one of them is.
+
+    Args:
+        start: what h is at first.
+        members: [n] ids each.
+        none: says that there is no id.
+    """
+    if len(members[0]) < _WORTH_COMPILED:
+        return reference.crossed_ids(start, members, none)
+    from freescale.kernels.rows import hash_loops
+
+    return hash_loops.crossed_ids(np.uint64(start), np.stack(members), none)
 
 
 def sum_by_row(index: Tensor, values: Tensor, num_rows: int) -> Tensor:

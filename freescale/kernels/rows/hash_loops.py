@@ -34,3 +34,34 @@ def hashed_rows(ids: IntArray, start: np.uint64, num_rows: int) -> IntArray:
     for at in range(len(ids)):
         rows[at] = np.int64(_mix(np.uint64(ids[at]) * GOLDEN + start)) % num_rows
     return rows
+
+
+@njit((INTS, int64, int64), cache=True, nogil=True, error_model="numpy")
+def scattered_rows(ids: IntArray, factor: int, num_rows: int) -> tuple[IntArray, int]:
+    """The row of every id, id * factor modulo num_rows, and the place of the first that is not from 0 to num_rows - 1.
+
+    -1: all of them are.
+    """
+    rows, bad = np.empty(len(ids), np.int64), -1
+    for at in range(len(ids)):
+        if bad < 0 and not 0 <= ids[at] < num_rows:
+            bad = at
+        rows[at] = ids[at] * factor % num_rows
+    return rows, bad
+
+
+@njit((uint64, int64[:, ::1], int64), cache=True, nogil=True, error_model="numpy")
+def crossed_ids(start: np.uint64, members: IntArray, none: int) -> IntArray:
+    """One id of those in each column: h = mix64(h + GOLDEN ^ id) from above to below, from `start`.
+
+    `none` where one of them is, and only there.
+    """
+    crossed = np.empty(members.shape[1], np.int64)
+    for at in range(members.shape[1]):
+        mixed, there = start, True
+        for member in range(members.shape[0]):
+            there &= members[member, at] != none
+            mixed = _mix((mixed + GOLDEN) ^ np.uint64(members[member, at]))
+        value = np.int64(mixed)
+        crossed[at] = none if not there else value + 1 if value == none else value
+    return crossed

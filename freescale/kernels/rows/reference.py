@@ -6,6 +6,8 @@ but the values of the row itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -37,6 +39,25 @@ def mix64(x: Tensor) -> Tensor:
 def hashed_rows(ids: Tensor, start: int, num_rows: int) -> Tensor:
     """A row for every id, by its hash."""
     return mix64(ids.long() * GOLDEN + start).remainder(num_rows)
+
+
+def scattered_rows(ids: Tensor, factor: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    """A row for every id from 0 to num_rows - 1, and the first id that is none of those, if there is one."""
+    bad = ids[(ids < 0) | (ids >= num_rows)]
+    return ids.long() * factor % num_rows, bad[:1]
+
+
+def crossed_ids(start: int, members: Sequence[IntArray], none: int) -> IntArray:
+    """One id of several: their hash, `none` where one of them is none, and one more where a hash would say so."""
+    ids = [torch.tensor(each) for each in members]
+    crossed = torch.full_like(ids[0], int(np.uint64(start).astype(np.int64)))
+    for each in ids:
+        crossed = mix64((crossed + GOLDEN) ^ each)
+    crossed[crossed == none] += 1
+    for each in ids:
+        crossed[each == none] = none
+    found: IntArray = crossed.numpy()
+    return found
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -98,7 +98,10 @@ class FeatureIds:
         """
         slots: dict[Domain, dict[str, Tensor]] = {"tokens": {}, "samples": {}, "items": {}}
         for table, columns in self._columns.items():
-            known = [_known(_of(batch, column)) for column in columns]
+            ids = [_of(batch, column) for column in columns]
+            # Where as many rows were found as there are ids, none is missing, and nobody has to look.
+            whole = len(inverse[table]) == sum(each.numel() for each in ids)
+            known = [_Known(each.shape, each.numel(), None) if whole else _known(each) for each in ids]
             parts = inverse[table].split([each.count for each in known])
             for column, each, found in zip(columns, known, parts, strict=True):
                 slots[column.domain][column.name + SLOT] = _slots(column, each, found, device)
@@ -134,6 +137,8 @@ def _known_ids(batch: SequenceBatch, columns: Sequence[IdColumn]) -> Tensor:
     known = [
         each.flatten() if there is None else each[there] for each in ids for there in (_known(each).there,)
     ]
+    if len(known) == 1:
+        return known[0]
     return torch.cat(known) if known else torch.zeros(0, dtype=torch.int64)
 
 
