@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -69,14 +70,19 @@ def _leave(code: int) -> NoReturn:
 
 def _as_problem(error: Exception) -> Exception:
     """A full or read-only disk, a missing permission: the machine's refusal is the user's to mend."""
-    if isinstance(error, RuntimeError) and os.strerror(errno.EMFILE) in str(error):
+    if _too_many_files(error):
         return FreeScaleError(
             "this process may not open more files",
-            got=str(error).splitlines()[0],
+            got=f"{os.strerror(errno.EMFILE)} ({str(error).splitlines()[0]})",
             next_step="raise the limit (`ulimit -n`)",
         )
     if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError):
         return error
+    if _NO_FOLDER in str(error):
+        return FreeScaleError(
+            f"there is no folder for temporary files: {error.strerror or error}",
+            next_step="set TMPDIR to a folder that this user may write to, on a disk that is not full",
+        )
     where = f"{error.filename}: " if error.filename else ""
     return FreeScaleError(
         f"the system refused a file operation: {where}{error.strerror or error}",
@@ -84,3 +90,28 @@ def _as_problem(error: Exception) -> Exception:
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
         else "set FREESCALE_DEBUG=1 to see where it happened",
     )
+
+
+_NO_FOLDER = "No usable temporary directory"
+"""What Python says where it could not write into any folder for temporary files, whatever kept it from that."""
+
+
+def _too_many_files(error: Exception) -> bool:
+    """Whether this process had no descriptor left; libraries say so in words of their own, or of something else."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return True
+    if isinstance(error, RuntimeError) and os.strerror(errno.EMFILE) in str(error):
+        return True
+    return isinstance(error, OSError) and _NO_FOLDER in str(error) and _few_left()
+
+
+def _few_left() -> bool:
+    """Whether almost as many files are open as may be; those that stood in the way may have been closed since."""
+    try:
+        num_open = len(os.listdir("/proc/self/fd"))
+    except OSError as refused:
+        return refused.errno == errno.EMFILE
+    return num_open + _CLOSED_SINCE >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+_CLOSED_SINCE = 8
