@@ -25,6 +25,7 @@ from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.comm.world.mps import is_mps_client
 from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
 from freescale.comm.world.network import choose_interface
+from freescale.comm.world.open_files import allow_open_files
 from freescale.comm.world.rendezvous import Meeting, store_of_launcher
 from freescale.comm.world.watch import Watch, open_watch, say
 from freescale.errors import FreeScaleError, Preempted, TrainingError
@@ -193,6 +194,7 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: floa
         return
     if (line := choose_interface(who)) and not who.local_rank:  # said once a machine
         say(line)
+    allow_open_files(who.num_ranks)
     watch = _join(chosen, who, timeout_s=timeout_s, silent_s=silent_s)
     timeout = datetime.timedelta(seconds=timeout_s)
     try:
