@@ -16,6 +16,12 @@ from rich.markup import escape
 from freescale.app.unbroken_output import unbroken_output
 from freescale.errors import FreeScaleError, Preempted
 
+_NO_FOLDER = "No usable temporary directory"
+"""What Python says where it could not write into any folder for temporary files, whatever kept it from that."""
+
+_CLOSED_SINCE = 8
+"""Files that may have been closed between an error and its telling."""
+
 
 def run_to_exit_code(command: Callable[[], object]) -> None:
     """Run a command and end the process with the exit code of what happened (freescale/errors.py, docs/clusters.md).
@@ -92,10 +98,6 @@ def _as_problem(error: Exception) -> Exception:
     )
 
 
-_NO_FOLDER = "No usable temporary directory"
-"""What Python says where it could not write into any folder for temporary files, whatever kept it from that."""
-
-
 def _too_many_files(error: Exception) -> bool:
     """Whether this process had no descriptor left; libraries say so in words of their own, or of something else."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -106,12 +108,9 @@ def _too_many_files(error: Exception) -> bool:
 
 
 def _few_left() -> bool:
-    """Whether almost as many files are open as may be; those that stood in the way may have been closed since."""
+    """Whether almost as many files are open as may be."""
     try:
         num_open = len(os.listdir("/proc/self/fd"))
     except OSError as refused:
         return refused.errno == errno.EMFILE
     return num_open + _CLOSED_SINCE >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-_CLOSED_SINCE = 8
