@@ -119,18 +119,20 @@ def measure_out(
     gather, gather_late = at_owner(rows.served, "gather"), at_owner(rows.served_shared, "gather")
     update, update_urgent = at_owner(rows.served, "update"), at_owner(rows.served_shared, "update")
     late_rows, urgent_grads = (travel(rows.shared_bytes, rows.served_shared_bytes) for _ in range(2))
+    beside_sum = np.zeros(shape)
     if cpu and features.prioritized:
         # One core a rank: all that the plain schedule does with rows is still done, and hiding adds to it. What the
         # communication thread does of it is taken from the model.
         done = find + counts + ids + gather + rows_out + grads + update + _hiding(setting, rows.asked)
-        if features.splits:
-            # The urgent chain is a thread, too: what it computes is taken from the weight gradients beside it.
-            gather_late, update_urgent = np.zeros(shape), np.zeros(shape)
         contention = contention + np.maximum(
             done - gather_late - late_rows - urgent_grads - update_urgent, 0.0
         )
         # So beside it nothing of that hides the host.
         find, gather_early, update_parked = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        if features.splits:
+            # The urgent chain begins when the model is through: it computes beside the sum of dense gradients, in
+            # which the training thread stands still most of the time, and holds that up.
+            beside_sum = gather_late + update_urgent
     exposed, hidden = rows.bytes_of_a_rank(
         num_ranks, prioritized=features.prioritized, splits=features.splits
     )
@@ -151,8 +153,8 @@ def measure_out(
         weights=weights,
         contention=contention,
         lead=(weights if features.splits else backward) * (1 - _first_bucket(work)),
-        dense_total=flat * dense_total,
-        dense_last=flat * dense_last,
+        dense_total=dense_total + beside_sum,
+        dense_last=dense_last + beside_sum,
         optimizer=times["optimizer"].seconds(tokens=0.0) * slow,
         grads=grads,
         urgent_grads=urgent_grads,
