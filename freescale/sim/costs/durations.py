@@ -83,6 +83,11 @@ def measure_out(
         busiest = num_bytes if served is None else np.maximum(num_bytes, served.max(axis=1, keepdims=True))
         return links.all_to_all(busiest, sm_free=sm_free)
 
+    def both_ways(num_bytes: FloatArray, served: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Rows on their way out, as they are stored, and their gradients on their way home."""
+        share = work.stored_share
+        return travel(share * num_bytes, share * served), travel(num_bytes, served)
+
     forward, backward = (
         times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares) * slow
         for name in ("forward", "backward")
@@ -94,7 +99,7 @@ def measure_out(
         for nbytes in (work.dense_bytes, min(work.dense_bytes, work.bucket_bytes))
     )
     flat = np.ones(shape)
-    early_rows, parked_grads = (travel(rows.alone_bytes, rows.served_alone_bytes) for _ in range(2))
+    early_rows, parked_grads = both_ways(rows.alone_bytes, rows.served_alone_bytes)
     find = times["find"].seconds(tokens=rows.asked) * slow
     if own_links:
         counts, ids, masks = flat * links.latency(), travel(rows.moved * ID_BYTES), travel(rows.moved * 0.25)
@@ -115,10 +120,10 @@ def measure_out(
     if features.prioritized and num_ranks > 1 and not own_links:
         # Kernels beside the compute take its SMs and its memory for as long as they would run alone.
         contention = contention + update_parked + gather_early
-    rows_out, grads = (travel(rows.moved_bytes, rows.served_bytes) for _ in range(2))
+    rows_out, grads = both_ways(rows.moved_bytes, rows.served_bytes)
     gather, gather_late = at_owner(rows.served, "gather"), at_owner(rows.served_shared, "gather")
     update, update_urgent = at_owner(rows.served, "update"), at_owner(rows.served_shared, "update")
-    late_rows, urgent_grads = (travel(rows.shared_bytes, rows.served_shared_bytes) for _ in range(2))
+    late_rows, urgent_grads = both_ways(rows.shared_bytes, rows.served_shared_bytes)
     beside_sum = np.zeros(shape)
     if cpu and features.prioritized:
         # One core a rank: all that the plain schedule does with rows is still done, and hiding adds to it. What the
@@ -134,7 +139,10 @@ def measure_out(
             # which the training thread stands still most of the time, and holds that up.
             beside_sum = gather_late + update_urgent
     exposed, hidden = rows.bytes_of_a_rank(
-        num_ranks, prioritized=features.prioritized, splits=features.splits
+        num_ranks,
+        prioritized=features.prioritized,
+        splits=features.splits,
+        stored_share=work.stored_share,
     )
     return Durations(
         # Hosts of GPUs add the losses of a step up when it is long past.

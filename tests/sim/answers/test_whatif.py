@@ -27,6 +27,7 @@ from freescale.sim.answers.whatif import (
     simulate_features,
 )
 from freescale.sim.costs.durations import measure_out
+from freescale.sim.costs.moved_rows import moved_rows
 from freescale.sim.costs.plans import plan_loads
 from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
@@ -394,6 +395,25 @@ def test_bytes_between_cpu_ranks_beyond_two_take_what_was_measured_of_four(postp
         )
         moved = (after.rows - before.rows) * 1e9 / (ranks - 1) * ranks
         assert (moved > 0).all() if added else np.allclose(moved, 0.0)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_rows_stored_in_half_travel_in_half_and_their_gradients_do_not(prioritized: bool) -> None:
+    whole, half = setting(), setting(stored_share=0.5)
+    features = Features(prioritized=prioritized)
+    loads = plan(whole, features, num_ranks=16, plan_steps=2)
+    before, after = (measure_out(one, loads, features, num_ranks=16, num_steps=2) for one in (whole, half))
+    for rows, grads in (("rows", "grads"), ("late_rows", "urgent_grads")):
+        assert (getattr(after, rows) < getattr(before, rows)).all()
+        np.testing.assert_array_equal(getattr(after, grads), getattr(before, grads))
+    assert (after.early_rows < before.early_rows).all()
+    np.testing.assert_array_equal(after.parked_grads, before.parked_grads)
+    moved = float(moved_rows(whole.workload, loads, dedup=True, num_ranks=16).moved.mean())
+    ids = 0.0 if prioritized else 8 * 2 * 15 / 16 * moved
+    assert after.exposed_bytes - ids == pytest.approx(0.75 * (before.exposed_bytes - ids))
+    # So much less stands in the way that a step is never longer for it.
+    ends = [end_of(one, features, ranks=16).max() for one in (whole, half)]
+    assert ends[1] < ends[0]
 
 
 @pytest.mark.parametrize("hides", [False, True])
