@@ -50,8 +50,8 @@ def host_with_dear_accounts(rank: int, cpu_s: float, folder: Path) -> float:
 
 def test_accounts_at_log_steps_are_part_of_what_a_step_costs_the_host(tmp_path: Path):
     """Ranks stand still for them: the simulator would not know, since they are neither compute nor a transfer."""
-    first, _ = run_on_ranks(host_with_dear_accounts, 2, 0.14, tmp_path)
-    assert first > 1000 * 2 * 0.14 / 14  # one account of the first step, and one of all others
+    first, _ = run_on_ranks(host_with_dear_accounts, 2, 0.34, tmp_path)
+    assert first > 1000 * 2 * 0.34 / 34  # one account of the first step, and one of all others
 
 
 def test_the_usual_host_of_cpu_ranks_is_that_of_half_of_the_steps():

@@ -169,9 +169,9 @@ def test_ranks_that_share_a_device_are_measured_side_by_side(
     assert len(found.steps.steps["forward"]) == 2 * FEWEST_SHAPES
     assert len({step.tokens for step in found.steps.steps["forward"]}) > FEWEST_SHAPES
     run = found.in_a_run
-    assert len(run.plain) == len(run.hiding) == len(run.shortest) == 2 * 10
+    assert len(run.plain) == len(run.hiding) == len(run.shortest) == 2 * 20
     assert all(step.ms > 0 for step in run.plain)
-    assert 120 < sum(step.num_samples for step in run.plain) <= 2 * 8 * 10
+    assert 240 < sum(step.num_samples for step in run.plain) <= 2 * 8 * 20
     assert [step.tokens for step in run.plain] == [step.tokens for step in run.hiding]
     assert all(step.num_samples <= 2 for step in run.shortest)
     assert set(found.lines) == set(LINES)
