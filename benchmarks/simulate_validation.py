@@ -46,6 +46,7 @@ from validation_runs import (
     measured,
     profiles_of,
     read_runs,
+    spread,
     train_all,
 )
 
@@ -166,6 +167,8 @@ def rows_of(
             "calibrated": predicted(case, data, profile, options, slower=factor),
         }
         row: dict[str, object] = {"case": case.name, "slower": slower[case.ranks]}
+        row["rounds_ms"] = [one.step_ms for one in case.rounds]
+        row["rounds_bubble"] = [one.bubble for one in case.rounds]
         for way, outcome in found.items():
             row |= {f"{way}_ms": outcome.step_ms, f"{way}_bubble": outcome.bubble}
             row |= {f"{way}_{cause}": share for cause, share in outcome.causes.items()}
@@ -263,6 +266,12 @@ def validate(options: argparse.Namespace) -> None:
             f"{errors['step_error_worst']:.1%} (worst); "
             f"bubble by {errors['bubble_points_median']:.1f} and {errors['bubble_points_worst']:.1f} points"
         )
+    apart = spread(cases)
+    print(
+        f"rounds of one case are off their own median by {apart['step_spread_median']:.1%} (median), "
+        f"{apart['step_spread_worst']:.1%} (worst); bubble by {apart['bubble_points_median']:.1f} and "
+        f"{apart['bubble_points_worst']:.1f} points"
+    )
     for name in missing:
         print(f"left out, not run or not comparable: {name}")
     facts = {
@@ -272,21 +281,37 @@ def validate(options: argparse.Namespace) -> None:
         "seconds": time.monotonic() - began,
         "left_out": missing,
     }
-    print(json.dumps({"claim": "simulate_validation", "errors": results, "rows": rows, **facts}))
+    print(
+        json.dumps(
+            {"claim": "simulate_validation", "errors": results, "spread": apart, "rows": rows, **facts}
+        )
+    )
     if missing:
         sys.exit(1)
 
 
 def print_rows(rows: Sequence[dict[str, object]], worst: float, hardware: str) -> None:
     print(f"Predicted from a profile of {hardware}; losses of all runs agree to {worst:.1e}.\n")
-    print(f"{'':<36}{'step ms':>10}{'pure':>9}{'calibr.':>9}   {'bubble':>9}{'pure':>9}{'calibr.':>9}")
+    print(
+        f"{'':<40}{'step ms':>9}{'rounds':>16}{'pure':>8}{'calibr.':>8}   "
+        f"{'bubble':>7}{'rounds':>14}{'pure':>8}{'calibr.':>8}"
+    )
     for row in rows:
-        times = "".join(f"{float(str(row[name])):>9.1f}" for name in ("pure_ms", "calibrated_ms"))
-        shares = "".join(
-            f"{float(str(row[name])):>9.1%}"
-            for name in ("measured_bubble", "pure_bubble", "calibrated_bubble")
+
+        def value(name: str, row: dict[str, object] = row) -> float:
+            return float(str(row[name]))
+
+        print(
+            f"{row['case']!s:<40}{value('measured_ms'):>9.1f}{_range(row['rounds_ms'], '.1f'):>16}"
+            f"{value('pure_ms'):>8.1f}{value('calibrated_ms'):>8.1f}   {value('measured_bubble'):>7.1%}"
+            f"{_range(row['rounds_bubble'], '.1%'):>14}{value('pure_bubble'):>8.1%}{value('calibrated_bubble'):>8.1%}"
         )
-        print(f"{row['case']!s:<36}{float(str(row['measured_ms'])):>10.1f}{times}   {shares}")
+
+
+def _range(rounds: object, form: str) -> str:
+    """From the least to the most of some rounds."""
+    assert isinstance(rounds, list)
+    return f"{min(rounds):{form}} to {max(rounds):{form}}".replace("% to", " to")
 
 
 if __name__ == "__main__":

@@ -200,3 +200,18 @@ def measured(case: Case) -> Outcome:
         causes={cause: median(one.causes[cause] for one in case.rounds) for cause in CAUSES},
         compute_ms=median(one.compute_ms for one in case.rounds),
     )
+
+
+def spread(cases: Sequence[Case]) -> dict[str, float]:
+    """How far rounds of one case lie from their own median: no prediction can be held against less."""
+    times, points = [], []
+    for case in cases:
+        middle = measured(case)
+        times += [abs(one.step_ms / middle.step_ms - 1) for one in case.rounds]
+        points += [100 * abs(one.bubble - middle.bubble) for one in case.rounds]
+    return {
+        "step_spread_median": statistics.median(times),
+        "step_spread_worst": max(times),
+        "bubble_points_median": statistics.median(points),
+        "bubble_points_worst": max(points),
+    }

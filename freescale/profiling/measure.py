@@ -144,6 +144,10 @@ def _measure_cpu(
         f"{name}_per_rank": max(0.0, (four[name] - two[name]) / 2)
         for name in ("exchange_us", "sum_us", "control_us")
     }
+    added |= {
+        f"{name}_s_per_gb_per_rank": max(0.0, (1 / four[rate] - 1 / two[rate]) / 2)
+        for name, rate in (("exchange", "exchange_gb_per_s"), ("sum", "sum_gb_per_s"))
+    }
     hosts = {name: several[2].lines[name] for name in ("host", "host_hiding")}
     return _Found("cpu", name, steps, fits | hosts, {**two, **added, **_batch_rates(steps, fits)})
 

@@ -1,10 +1,19 @@
-"""Lines over tokens, from a short run of small batches and one of large ones."""
+"""Lines over tokens, from a short run of small batches and one of large ones; what a step costs the host."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from freescale.profiling import loop_times
 from freescale.profiling.loop_times import line_over_tokens
+from freescale.recipe import load_config
+from freescale.train.accounts.notes import Notes
+from tests.ranks import run_on_ranks
+from tests.small_run import SMALL, these_ranks
 
 
 def test_the_line_goes_through_both_runs():
@@ -22,3 +31,30 @@ def test_nothing_takes_less_than_no_time():
     line = line_over_tokens((500.0, 900.0), (1.0, 9.0))
     assert line.fixed_ms == 0.0
     assert 900 * line.per_token_ms == pytest.approx(9.0)
+
+
+def host_with_dear_accounts(rank: int, cpu_s: float, folder: Path) -> float:
+    """The host's milliseconds of a step of two ranks, each of whose accounts computes for so long."""
+    compare = Notes.compare
+
+    def dear(self: Notes, *args: Any, **options: Any) -> int:
+        until = time.thread_time() + cpu_s
+        while time.thread_time() < until:
+            pass
+        return compare(self, *args, **options)
+
+    Notes.compare = dear  # in this process alone
+    config = load_config(None, SMALL)
+    return loop_times.short_run(config, these_ranks(), samples=2, hiding=False, folder=folder).host_ms
+
+
+def test_accounts_at_log_steps_are_part_of_what_a_step_costs_the_host(tmp_path: Path):
+    """Ranks stand still for them: the simulator would not know, since they are neither compute nor a transfer."""
+    first, _ = run_on_ranks(host_with_dear_accounts, 2, 0.34, tmp_path)
+    assert first > 1000 * 2 * 0.34 / 34  # one account of the first step, and one of all others
+
+
+def test_the_usual_host_of_cpu_ranks_is_that_of_half_of_the_steps():
+    steps = [4.0, 9.0, 5.0, 6.0, 30.0]
+    assert loop_times.usual_host_ms(steps, on_cpu=True) == 6.0
+    assert loop_times.usual_host_ms(steps, on_cpu=False) == 5.0

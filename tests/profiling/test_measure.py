@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,11 @@ def pretend(config: Config, *, num_ranks: int, **_: Any) -> SideBySide:
 
 
 def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "measure_side_by_side", pretend)
+    def crowded(config: Config, *, num_ranks: int, **options: Any) -> SideBySide:
+        found = pretend(config, num_ranks=num_ranks, **options)
+        return replace(found, rates=found.rates | ({"sum_gb_per_s": 0.2} if num_ranks == 4 else {}))
+
+    monkeypatch.setattr(measure, "measure_side_by_side", crowded)
     threads, said = torch.get_num_threads(), []
     profile = measure.measure_profile(
         load_config(None, SMALL), device="cpu", seconds=0.1, most_samples=8, command="test", say=said.append
@@ -72,6 +77,10 @@ def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile.times["host_hiding"].fixed_ms == 2.0
     assert profile.rates["exchange_us"] == 2 * RATES["exchange_us"]
     assert profile.rates["exchange_us_per_rank"] == RATES["exchange_us"]
+    # Four of these ranks add up more slowly than two, and exchange twice as fast: that adds nothing.
+    assert profile.rates["sum_gb_per_s"] == 2 * RATES["sum_gb_per_s"]
+    assert profile.rates["sum_s_per_gb_per_rank"] == pytest.approx((1 / 0.2 - 1 / 1.0) / 2)
+    assert profile.rates["exchange_s_per_gb_per_rank"] == 0.0
     assert 0 <= profile.jitter < 5
     assert parse_profile(profile.to_json(), where="test") == profile
     assert len(said) == 3
@@ -160,9 +169,9 @@ def test_ranks_that_share_a_device_are_measured_side_by_side(
     assert len(found.steps.steps["forward"]) == 2 * FEWEST_SHAPES
     assert len({step.tokens for step in found.steps.steps["forward"]}) > FEWEST_SHAPES
     run = found.in_a_run
-    assert len(run.plain) == len(run.hiding) == len(run.shortest) == 2 * 10
+    assert len(run.plain) == len(run.hiding) == len(run.shortest) == 2 * 20
     assert all(step.ms > 0 for step in run.plain)
-    assert 120 < sum(step.num_samples for step in run.plain) <= 2 * 8 * 10
+    assert 240 < sum(step.num_samples for step in run.plain) <= 2 * 8 * 20
     assert [step.tokens for step in run.plain] == [step.tokens for step in run.hiding]
     assert all(step.num_samples <= 2 for step in run.shortest)
     assert set(found.lines) == set(LINES)

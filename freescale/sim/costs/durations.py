@@ -83,6 +83,11 @@ def measure_out(
         busiest = num_bytes if served is None else np.maximum(num_bytes, served.max(axis=1, keepdims=True))
         return links.all_to_all(busiest, sm_free=sm_free)
 
+    def both_ways(num_bytes: FloatArray, served: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Rows on their way out, as they are stored, and their gradients on their way home."""
+        share = work.stored_share
+        return travel(share * num_bytes, share * served), travel(num_bytes, served)
+
     forward, backward = (
         times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares) * slow
         for name in ("forward", "backward")
@@ -94,7 +99,7 @@ def measure_out(
         for nbytes in (work.dense_bytes, min(work.dense_bytes, work.bucket_bytes))
     )
     flat = np.ones(shape)
-    early_rows, parked_grads = (travel(rows.alone_bytes, rows.served_alone_bytes) for _ in range(2))
+    early_rows, parked_grads = both_ways(rows.alone_bytes, rows.served_alone_bytes)
     find = times["find"].seconds(tokens=rows.asked) * slow
     if own_links:
         counts, ids, masks = flat * links.latency(), travel(rows.moved * ID_BYTES), travel(rows.moved * 0.25)
@@ -115,24 +120,29 @@ def measure_out(
     if features.prioritized and num_ranks > 1 and not own_links:
         # Kernels beside the compute take its SMs and its memory for as long as they would run alone.
         contention = contention + update_parked + gather_early
-    rows_out, grads = (travel(rows.moved_bytes, rows.served_bytes) for _ in range(2))
+    rows_out, grads = both_ways(rows.moved_bytes, rows.served_bytes)
     gather, gather_late = at_owner(rows.served, "gather"), at_owner(rows.served_shared, "gather")
     update, update_urgent = at_owner(rows.served, "update"), at_owner(rows.served_shared, "update")
-    late_rows, urgent_grads = (travel(rows.shared_bytes, rows.served_shared_bytes) for _ in range(2))
+    late_rows, urgent_grads = both_ways(rows.shared_bytes, rows.served_shared_bytes)
+    beside_sum = np.zeros(shape)
     if cpu and features.prioritized:
         # One core a rank: all that the plain schedule does with rows is still done, and hiding adds to it. What the
         # communication thread does of it is taken from the model.
         done = find + counts + ids + gather + rows_out + grads + update + _hiding(setting, rows.asked)
-        if features.splits:
-            # The urgent chain is a thread, too: what it computes is taken from the weight gradients beside it.
-            gather_late, update_urgent = np.zeros(shape), np.zeros(shape)
         contention = contention + np.maximum(
             done - gather_late - late_rows - urgent_grads - update_urgent, 0.0
         )
         # So beside it nothing of that hides the host.
         find, gather_early, update_parked = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        if features.splits:
+            # The urgent chain begins when the model is through: it computes beside the sum of dense gradients, in
+            # which the training thread stands still most of the time, and holds that up.
+            beside_sum = gather_late + update_urgent
     exposed, hidden = rows.bytes_of_a_rank(
-        num_ranks, prioritized=features.prioritized, splits=features.splits
+        num_ranks,
+        prioritized=features.prioritized,
+        splits=features.splits,
+        stored_share=work.stored_share,
     )
     return Durations(
         # Hosts of GPUs add the losses of a step up when it is long past.
@@ -151,8 +161,8 @@ def measure_out(
         weights=weights,
         contention=contention,
         lead=(weights if features.splits else backward) * (1 - _first_bucket(work)),
-        dense_total=flat * dense_total,
-        dense_last=flat * dense_last,
+        dense_total=dense_total + beside_sum,
+        dense_last=dense_last + beside_sum,
         optimizer=times["optimizer"].seconds(tokens=0.0) * slow,
         grads=grads,
         urgent_grads=urgent_grads,

@@ -27,7 +27,7 @@ class MovedRows:
         asked: ids asked for.
         moved: rows that travel each way.
         shared: those among them that the next batch needs, too.
-        moved_bytes: of `moved`, one way.
+        moved_bytes: of `moved`, one way, as gradients are sent.
         shared_bytes: of `shared`.
         served: rows that a rank sends as their owner.
         served_shared: those among them that the next batch needs, too.
@@ -72,11 +72,12 @@ class MovedRows:
         return float(self.served_bytes.max(axis=1).mean()) / mean if mean > 0 else 1.0
 
     def bytes_of_a_rank(
-        self, num_ranks: int, *, prioritized: bool, splits: bool = False
+        self, num_ranks: int, *, prioritized: bool, splits: bool = False, stored_share: float = 1.0
     ) -> tuple[float, float]:
         """Bytes a step that one rank sends and receives while it stands still, and under compute; means."""
         away = 2 * (num_ranks - 1) / num_ranks
-        moved, shared = (2 * away * float(each.mean()) for each in (self.moved_bytes, self.shared_bytes))
+        both = (1 + stored_share) * away
+        moved, shared = (both * float(each.mean()) for each in (self.moved_bytes, self.shared_bytes))
         ids = away * float(self.moved.mean())
         if not prioritized:
             return moved + ids * ID_BYTES, 0.0

@@ -14,17 +14,18 @@ def links_of(setting: Setting, num_ranks: int) -> Cluster:
         return setting.cluster
     rates = setting.profile.rates
     one_machine = replace(setting.cluster, gpus_per_node=num_ranks, link_efficiency=1.0)
+    rate = 1 / measured_s_per_gb(setting, "exchange", num_ranks)
     per_peer = rates.get("exchange_us_per_rank")
     if per_peer is None:
         return replace(
             one_machine,
-            nvlink_gb_per_s=rates["exchange_gb_per_s"],
+            nvlink_gb_per_s=rate,
             latency_us=rates["exchange_us"],
             per_peer_us=0.0 if setting.profile.shared_by > 1 else setting.cluster.per_peer_us,
         )
     return replace(
         one_machine,
-        nvlink_gb_per_s=rates["exchange_gb_per_s"],
+        nvlink_gb_per_s=rate,
         latency_us=max(0.0, rates["exchange_us"] - per_peer),
         per_peer_us=per_peer,
     )
@@ -40,4 +41,11 @@ def measured_sum(setting: Setting, nbytes: float, num_ranks: int) -> float:
     """Seconds to add up so many bytes over these ranks."""
     if num_ranks == 1 or nbytes == 0:
         return 0.0
-    return measured_s(setting, "sum_us", num_ranks) + nbytes / (1e9 * setting.profile.rates["sum_gb_per_s"])
+    per_byte = 1e-9 * measured_s_per_gb(setting, "sum", num_ranks)
+    return measured_s(setting, "sum_us", num_ranks) + nbytes * per_byte
+
+
+def measured_s_per_gb(setting: Setting, name: str, num_ranks: int) -> float:
+    """Seconds of 10^9 bytes: those of two CPU ranks, and what each more of them adds where they share the cores."""
+    rates = setting.profile.rates
+    return 1 / rates[f"{name}_gb_per_s"] + rates.get(f"{name}_s_per_gb_per_rank", 0.0) * max(0, num_ranks - 2)

@@ -112,7 +112,10 @@ def _as_profiled(setting: Setting) -> Setting:
     return replace(
         setting,
         workload=replace(
-            setting.workload, row_bytes=rows, tables=str(setting.profile.model.get("tables", ""))
+            setting.workload,
+            row_bytes=rows,
+            stored_share=1.0,
+            tables=str(setting.profile.model.get("tables", "")),
         ),
         speed_spread=0.0,
         slow_ranks=(),

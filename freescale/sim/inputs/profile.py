@@ -38,6 +38,8 @@ OPTIONAL_RATES = (
     "exchange_us_per_rank",
     "sum_us_per_rank",
     "control_us_per_rank",
+    "exchange_s_per_gb_per_rank",
+    "sum_s_per_gb_per_rank",
     "neighbours_slowdown",
     "hiding_slowdown",
     "shortest_ms",

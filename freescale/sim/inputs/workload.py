@@ -42,7 +42,13 @@ class Workload:
     )
     table_rows: int = _number(100_000_000, "different ids", at_least=1)
     zipf: float = _number(1.0, "exponent of the popularity of ids", at_least=0, at_most=4)
-    row_bytes: int = _number(2048, "bytes of a row as it travels", at_least=1)
+    row_bytes: int = _number(2048, "bytes of a row, and of its gradient, as it travels", at_least=1)
+    stored_share: float = _number(
+        1.0,
+        "bytes of a row as it is stored and sent, over those of its gradient; 0.5 with embedding.dtype=bfloat16",
+        at_least=0.01,
+        at_most=1,
+    )
     dense_bytes: float = _number(42e6, "bytes of dense gradients summed over all ranks a step", at_least=0)
     bucket_bytes: float = _number(
         0, "dense gradients travel in pieces of this size; 0: as training cuts them"

@@ -95,6 +95,7 @@ class Accounts:
         spans: where the spans of kept steps go.
         totals: the parts of each rank (on rank 0; elsewhere its own) over all steps so far but the first, which
             compiles kernels and opens connections and says nothing about the others, and those that were watched.
+        cpu_s: CPU seconds of the training thread that all accounts so far took.
     """
 
     ranks: Ranks
@@ -108,6 +109,7 @@ class Accounts:
     say: Callable[[str], None] = lambda text: None
     spans: SpanWriter | None = None
     totals: list[Parts] = field(default_factory=list)
+    cpu_s: float = 0.0
     _ended_at: float = 0.0
     _held: deque[AccountedStep] = field(default_factory=deque)
     _ended: deque[tuple[int, float, float]] = field(default_factory=deque)
@@ -219,6 +221,13 @@ class Accounts:
         self._spans.extend(taken)
 
     def _account(self, up_to: int) -> None:
+        began = time.thread_time()
+        try:
+            self._compare_and_close(up_to)
+        finally:
+            self.cpu_s += time.thread_time() - began
+
+    def _compare_and_close(self, up_to: int) -> None:
         assert self.recorder is not None
         self._collect(self.recorder)
         first = self._held[0].step

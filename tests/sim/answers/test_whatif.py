@@ -27,6 +27,7 @@ from freescale.sim.answers.whatif import (
     simulate_features,
 )
 from freescale.sim.costs.durations import measure_out
+from freescale.sim.costs.moved_rows import moved_rows
 from freescale.sim.costs.plans import plan_loads
 from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
@@ -332,6 +333,87 @@ def test_hiding_takes_from_cpu_ranks_what_was_measured(prioritized: bool) -> Non
     nothing, fixed, both = means
     assert fixed - nothing == pytest.approx(4.0 if prioritized else 0.0)
     assert both - fixed == pytest.approx(1e-3 * asked if prioritized else 0.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_the_urgent_chain_of_cpu_ranks_computes_falls_beside_the_sum_of_dense_gradients(
+    ranks: int,
+) -> None:
+    """It begins when the model is through, so none of it is taken from the model; the sum beside it takes longer."""
+    small = Workload(samples_per_gpu=6, lengths="lognormal:100,1.0,500", table_rows=20_000)
+    where = Setting(
+        small, load_profile("cpu-aarch64"), load_cluster("cpu"), jitter=0.0, weights_share=0.1, cost_error=0.0
+    )
+    whole, parts = (
+        simulate_features(
+            where, Features(postpone=postpone, sm_free=False), num_ranks=ranks, num_steps=6, plan_steps=4
+        )
+        for postpone in (False, True)
+    )
+    before, after = whole.durations, parts.durations
+    np.testing.assert_allclose(after.compute + after.weights, before.compute)
+    chain = before.gather_late + before.update_urgent
+    assert (chain > 0).all()
+    np.testing.assert_allclose(after.gather_late + after.update_urgent, chain)
+    np.testing.assert_allclose(after.dense_last - before.dense_last, chain)
+    np.testing.assert_allclose(after.dense_total - before.dense_total, chain)
+    # Where the training thread waits meanwhile it is compute all the same: some thread of the rank works.
+    model = (after.compute + after.weights + after.optimizer)[1:-1].mean()
+    computed = parts.outcome.accounts.compute[1:-1].mean()
+    assert model - 1e-12 <= computed <= model + chain[1:-1].mean() + 1e-12
+
+
+@pytest.mark.parametrize("postpone", [False, True])
+def test_bytes_between_cpu_ranks_beyond_two_take_what_was_measured_of_four(postpone: bool) -> None:
+    """Ranks that share cores copy more slowly, and a sum over more than two travels twice."""
+    small = Workload(samples_per_gpu=6, lengths="lognormal:100,1.0,500", table_rows=20_000, dense_bytes=4e5)
+    profile = load_profile("cpu-aarch64")
+    more = {"sum_s_per_gb_per_rank": 2.0, "exchange_s_per_gb_per_rank": 1.0}
+    features = Features(sm_free=False, postpone=postpone)
+    for ranks, added in ((2, 0.0), (4, 2.0)):
+        before, after = (
+            measure_out(
+                where,
+                plan(where, features, num_ranks=ranks, plan_steps=2),
+                features,
+                num_ranks=ranks,
+                num_steps=2,
+            )
+            for where in (
+                Setting(
+                    small,
+                    replace(profile, rates={**profile.rates, **rates}),
+                    load_cluster("cpu"),
+                    jitter=0.0,
+                    weights_share=0.1,
+                )
+                for rates in ({}, more)
+            )
+        )
+        np.testing.assert_allclose(
+            after.dense_total - before.dense_total, 2.0 * added * 4e5 * 1e-9, atol=1e-12
+        )
+        moved = (after.rows - before.rows) * 1e9 / (ranks - 1) * ranks
+        assert (moved > 0).all() if added else np.allclose(moved, 0.0)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_rows_stored_in_half_travel_in_half_and_their_gradients_do_not(prioritized: bool) -> None:
+    whole, half = setting(), setting(stored_share=0.5)
+    features = Features(prioritized=prioritized)
+    loads = plan(whole, features, num_ranks=16, plan_steps=2)
+    before, after = (measure_out(one, loads, features, num_ranks=16, num_steps=2) for one in (whole, half))
+    for rows, grads in (("rows", "grads"), ("late_rows", "urgent_grads")):
+        assert (getattr(after, rows) < getattr(before, rows)).all()
+        np.testing.assert_array_equal(getattr(after, grads), getattr(before, grads))
+    assert (after.early_rows < before.early_rows).all()
+    np.testing.assert_array_equal(after.parked_grads, before.parked_grads)
+    moved = float(moved_rows(whole.workload, loads, dedup=True, num_ranks=16).moved.mean())
+    ids = 0.0 if prioritized else 8 * 2 * 15 / 16 * moved
+    assert after.exposed_bytes - ids == pytest.approx(0.75 * (before.exposed_bytes - ids))
+    # So much less stands in the way that a step is never longer for it.
+    ends = [end_of(one, features, ranks=16).max() for one in (whole, half)]
+    assert ends[1] < ends[0]
 
 
 @pytest.mark.parametrize("hides", [False, True])
