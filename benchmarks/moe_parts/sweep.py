@@ -13,7 +13,7 @@ from freescale.kernels.moe.routing import route
 from freescale.kernels.moe.steps import Routed, Span, Steps
 from moe_parts.cases import Call, Case, take_turns
 
-# Tried by --sweep: columns, inner, warps, stages, group, registers (see `expert_fused.Tile`).
+# Tried by --sweep: columns, inner, warps, stages, group, registers (see `Tile` in kernels/moe/fused).
 LARGE = [
     (256, 64, 8, 3),
     (256, 64, 8, 4),
