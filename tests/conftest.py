@@ -127,8 +127,11 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules in the order of LONGEST, the others behind them, as they are written; which of them are tried again."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Modules in the order of LONGEST, the others behind them, as they are written; which of them are tried again.
+
+    Nothing is where pytest-rerunfailures is missing, as it may be on a machine with a GPU.
+    """
     root = Path(__file__).parent
 
     @functools.cache
@@ -137,6 +140,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
     items.sort(key=lambda item: place(item.path))
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return
     for item in items:
         timed = item.get_closest_marker("timed") is not None
         again = {"reruns": 3} if timed else {"reruns": 1, "condition": without_cores}

@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_STEPS, NUM_IDS, WINDOW = 40, 100_000, 6_000
 
 
@@ -72,10 +73,11 @@ def test_a_run_ahead_follows_the_run_in_turn(id_map: str, tmp_path: Path) -> Non
     assert threads_ahead() == []
 
 
-def test_neither_thread_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", [None, RECIPES / "mlperf_dlrmv4_small.yaml"], ids=["items", "requests"])
+def test_neither_thread_waits_for_the_gpu_in_a_step(recipe: Path | None, tmp_path: Path) -> None:
     """With ids that become rows by a formula; a map that learns is waited for by the thread alone."""
-    keys = ("run.device=cuda", "run.steps=16", "run.capture=off")
-    config = load_config(None, [*SMALL, *keys, f"run.out={tmp_path}"])
+    keys = ("run.device=cuda", "run.steps=16", "run.capture=off", "run.eval_every=null")
+    config = load_config(recipe, [*(SMALL if recipe is None else ()), *keys, f"run.out={tmp_path}"])
     ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cuda"))
     run = build_run(config, build_source(config), ranks, Progress())
     reports = reports_of(run)

@@ -179,6 +179,7 @@ class STU(nn.Module):
     """
 
     takes_sums = True
+    periods: Tensor
 
     def __init__(
         self,
@@ -206,6 +207,8 @@ class STU(nn.Module):
         nn.init.xavier_normal_(self.output.weight)
         nn.init.zeros_(self.output.bias)
         self.norm = WideNorm(dim)
+        # On the device from the start: numbers that are sent there in a pass make the host wait for it.
+        self.register_buffer("periods", torch.tensor(_PERIODS), persistent=False)
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""
@@ -245,7 +248,7 @@ class STU(nn.Module):
     def _asked(self, x_KD: Tensor, time_K: Tensor) -> Tensor:
         """States with the hour and the weekday they are asked at."""
         seconds = time_K.float()[:, None]
-        units, sizes = (seconds.new_tensor([period[n] for period in _PERIODS]) for n in (0, 1))
+        units, sizes = self.periods.to(seconds.dtype).unbind(1)
         elapsed = torch.remainder(torch.div(seconds, units, rounding_mode="floor"), sizes) / sizes * _TURN
         turned = torch.stack([elapsed.cos(), elapsed.sin()], dim=-1).flatten(1)
         states: Tensor = self.norm(self.output(torch.cat([x_KD, turned.to(x_KD.dtype)], dim=1)))

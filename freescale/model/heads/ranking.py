@@ -42,7 +42,8 @@ class RankingHead(nn.Module):
 
     def labels(self, action: Tensor) -> Tensor:
         """[T, tasks] 1.0 where the action on the next item exceeds the threshold."""
-        return (action[:, None] > torch.tensor(self.thresholds, device=action.device)).float()
+        # One comparison a task: a tensor of thresholds would be sent to the device, and the host would wait for it.
+        return torch.stack([action > threshold for threshold in self.thresholds], dim=1).float()
 
     def loss(
         self, states_TD: Tensor, rows_UD: Tensor, batch: SequenceBatch, layout: SequenceLayout

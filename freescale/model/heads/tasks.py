@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -132,8 +133,9 @@ class TasksHead(nn.Module):
         whole = weights.sum(0) if totals is None or not len(batch) else totals[0]
         terms = [self._loss_of(task, logits[:, n], labels[:, n]) for n, task in enumerate(self.tasks)]
         sums = (torch.stack(terms, dim=1) * weights).sum(0)
-        factors = torch.tensor([task.weight for task in self.tasks], dtype=logits.dtype, device=logits.device)
-        return (sums * factors / whole.to(logits.dtype).clamp(min=torch.finfo(torch.float32).tiny)).sum()
+        # Weights as numbers of Python: a tensor of them would be sent to the device, and the host would wait for it.
+        weighted = torch.stack([each * task.weight for each, task in zip(sums.unbind(), self.tasks)])
+        return (weighted / whole.to(logits.dtype).clamp(min=torch.finfo(torch.float32).tiny)).sum()
 
     def _loss_of(self, task: TaskRule, logits: Tensor, labels: Tensor) -> Tensor:
         if task.kind == "binary":
@@ -202,9 +204,10 @@ def target_index(batch: SequenceBatch) -> Tensor:
     """[K] the candidates among the tokens of a batch, where its features live."""
     if batch.targets is None:
         raise ConfigError("head.kind=tasks needs requests", got="a batch without candidates")
-    counts = batch.targets
-    first = (batch.offsets[1:] - counts.cumsum(0)).repeat_interleave(counts)
-    return to_device((first + torch.arange(len(first))).numpy(), device=batch.device)[0]
+    # By NumPy: torch wakes all threads of the host for a few hundred numbers.
+    counts = batch.targets.numpy()
+    first = np.repeat(batch.offsets.numpy()[1:] - np.cumsum(counts), counts)
+    return to_device(first + np.arange(len(first)), device=batch.device)[0]
 
 
 @dataclass(frozen=True, kw_only=True)

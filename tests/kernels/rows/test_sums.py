@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -22,17 +24,20 @@ pytestmark = pytest.mark.skipif(
     counts=st.lists(st.sampled_from([0, 0, 1, 2, 5, 63, 64, 65, 127, 128, 129, 200]), min_size=1, max_size=9),
     width=st.sampled_from([1, 16, 33, 70]),
     seed=st.integers(0, 99),
+    segment=st.sampled_from([64, 100, 1024]),
 )
-def test_values_are_summed_by_index(counts, width, seed):
-    from freescale.kernels.rows.triton.sums import sum_by_index
+def test_values_are_summed_by_index(counts, width, seed, segment):
+    from freescale.kernels.rows.triton import sums
 
+    sum_by_index = sums.sum_by_index
     draw = torch.Generator().manual_seed(seed)
     index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     index = index[torch.randperm(len(index), generator=draw)]
     values = torch.randn(len(index), width, dtype=torch.float64, generator=draw)
     onto = torch.randn(len(counts), width, dtype=torch.float64, generator=draw) if seed % 2 else None
     wanted = reference.sum_by_index(values, index, len(counts), scale=3.0, onto=onto)
-    got = sum_by_index(values, index, len(counts), scale=3.0, onto=onto)
+    with mock.patch.object(sums, "SEGMENT", segment):
+        got = sum_by_index(values, index, len(counts), scale=3.0, onto=onto)
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
     narrow = sum_by_index(values.half(), index, len(counts), scale=3.0, onto=onto)
     assert narrow.dtype == torch.float32
@@ -42,9 +47,9 @@ def test_values_are_summed_by_index(counts, width, seed):
 def test_the_sum_of_a_row_does_not_depend_on_the_rows_beside_it():
     from freescale.kernels.rows.triton.sums import sum_by_index
 
-    values = torch.randn(400, 24)
-    index = torch.arange(400) % 2
-    index[:300] = 1
+    values = torch.randn(3600, 24)
+    index = torch.arange(3600) % 2
+    index[:3300] = 1
     together = sum_by_index(values, index, 2)
     for row in (0, 1):
         alone = sum_by_index(values[index == row], index[index == row], 2)

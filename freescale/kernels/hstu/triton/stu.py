@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from freescale.kernels.hstu.triton.rows import _masked, _normed, _places, _silu_slope, _through_norm
+from freescale.kernels.hstu.triton.rows import _masked, _normed, _places, _through_norm
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -83,19 +83,21 @@ def gate_backward_kernel(
         inside = (rows < num_rows)[:, None] & (columns[None, :] < WIDTH)
         u = tl.load(U + rows[:, None] * u_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
         a = tl.load(A + rows[:, None] * a_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        y, rstd = _normed(a, inside, WIDTH)
-        opened = u * tl.sigmoid(u)
+        # All that is read is asked for before anything is written: a read would not be moved before a write.
         at = DOut + rows[:, None] * (3 * WIDTH) + columns[None, :]
-        grad = tl.load(at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
-        grad = _masked(grad, Keys, rows, columns + 2 * WIDTH, num_rows, site, THRESHOLD, SCALE)
         du = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        da = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+        y, rstd = _normed(a, inside, WIDTH)
+        gate = tl.sigmoid(u)
+        opened = u * gate
+        grad = _masked(grad, Keys, rows, columns + 2 * WIDTH, num_rows, site, THRESHOLD, SCALE)
         du = _masked(du, Keys, rows, columns, num_rows, site, THRESHOLD, SCALE)
-        du = (du + grad * (y * weight[None, :] + bias[None, :])) * _silu_slope(u)
+        du = (du + grad * (y * weight[None, :] + bias[None, :])) * (gate + opened * (1 - gate))
         tl.store(DU + rows[:, None] * du_row + columns[None, :], du.to(DU.dtype.element_ty), mask=inside)
         grad = grad * opened
         d_weight += grad * y
         d_bias += grad
-        da = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
         da = _masked(da, Keys, rows, columns + WIDTH, num_rows, site, THRESHOLD, SCALE)
         da += _through_norm(grad * weight[None, :], y, rstd, WIDTH)
         tl.store(DA + rows[:, None] * WIDTH + columns[None, :], da.to(DA.dtype.element_ty), mask=inside)

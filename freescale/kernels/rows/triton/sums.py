@@ -2,7 +2,8 @@
 
 No program adds to what another one writes, so sums come out the same in every run. Rows with few values add them one
 after the other, as they stand; each of the others is added up by programs of its own, so that a popular item does not
-hold up its neighbours.
+hold up its neighbours. What a row has beyond its first SEGMENT values is added up before, a program for each SEGMENT:
+half of all tokens may share one row.
 """
 
 # mypy: ignore-errors
@@ -18,6 +19,8 @@ from freescale.kernels.runtime import start_kernel
 
 # Most values that are added one after the other.
 LIMIT = 64
+# Values of a row that one program adds up.
+SEGMENT = 1024
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -50,9 +53,48 @@ def few_kernel(
 
 
 @triton.jit
+def _added(
+    X, Order, begin, end, columns,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Sum of the values at these places of the order, some columns of it."""
+    numbers = tl.arange(0, AT_ONCE)
+    total = tl.zeros([AT_ONCE, BLOCK_D], KIND)
+    values = tl.load(Order + begin + numbers, mask=begin + numbers < end, other=0).to(tl.int64)
+    for start in range(begin, end, AT_ONCE):
+        # The next places are asked for before these values have arrived: half the time of a step is waiting.
+        ahead = start + AT_ONCE + numbers
+        later = tl.load(Order + ahead, mask=ahead < end, other=0).to(tl.int64)
+        inside = (start + numbers < end)[:, None] & (columns[None, :] < WIDTH)
+        at = X + values[:, None] * WIDTH + columns[None, :]
+        total += tl.load(at, mask=inside, other=0.0).to(KIND)
+        values = later
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def segment_kernel(
+    X, Order, Sorted, Starts, Partial,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
+    """The sum of a row's further segment that begins within these SEGMENT places, if there is one."""
+    place = tl.program_id(0) * SEGMENT
+    row = tl.load(Sorted + place)
+    first = tl.load(Starts + row)
+    end = tl.load(Starts + row + 1)
+    begin = first + (place - first + SEGMENT - 1) // SEGMENT * SEGMENT
+    if (first < place) & (begin < end):
+        columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+        stop = tl.minimum(begin + SEGMENT, end)
+        total = _added(X, Order, begin, stop, columns, WIDTH, BLOCK_D, AT_ONCE, Partial.dtype.element_ty)
+        tl.store(Partial + tl.program_id(0).to(tl.int64) * WIDTH + columns, total, mask=columns < WIDTH)
+
+
+@triton.jit
 def many_kernel(
-    X, Order, Sorted, Starts, Onto, Out, scale,
-    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr, ONTO: tl.constexpr,
+    X, Order, Sorted, Starts, Onto, Partial, Out, scale,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr, LIMIT: tl.constexpr, SEGMENT: tl.constexpr,
+    ONTO: tl.constexpr,
 ):  # fmt: skip
     """Scaled sum of a row that has more than LIMIT values, some columns of it, added to what is there already.
 
@@ -65,19 +107,19 @@ def many_kernel(
     end = tl.load(Starts + row + 1)
     if (end - first > LIMIT) & (first > place - LIMIT):
         columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-        numbers = tl.arange(0, AT_ONCE)
-        total = tl.zeros([AT_ONCE, BLOCK_D], Out.dtype.element_ty)
-        values = tl.load(Order + first + numbers, mask=first + numbers < end, other=0).to(tl.int64)
-        for start in range(first, end, AT_ONCE):
-            # The next places are asked for before these values have arrived: half the time of a step is waiting.
-            ahead = start + AT_ONCE + numbers
-            later = tl.load(Order + ahead, mask=ahead < end, other=0).to(tl.int64)
-            inside = (start + numbers < end)[:, None] & (columns[None, :] < WIDTH)
-            at = X + values[:, None] * WIDTH + columns[None, :]
-            total += tl.load(at, mask=inside, other=0.0).to(Out.dtype.element_ty)
-            values = later
+        stop = tl.minimum(first + SEGMENT, end)
+        out = _added(X, Order, first, stop, columns, WIDTH, BLOCK_D, AT_ONCE, Out.dtype.element_ty)
+        if end - first > SEGMENT:
+            more = (end - first + SEGMENT - 1) // SEGMENT - 1
+            numbers = tl.arange(0, AT_ONCE)
+            sums = tl.zeros([AT_ONCE, BLOCK_D], Out.dtype.element_ty)
+            for start in range(0, more, AT_ONCE):
+                at = (first // SEGMENT + 1 + start + numbers).to(tl.int64)
+                real = (start + numbers < more)[:, None] & (columns[None, :] < WIDTH)
+                sums += tl.load(Partial + at[:, None] * WIDTH + columns[None, :], mask=real, other=0.0)
+            out += tl.sum(sums, 0)
         to = row.to(tl.int64) * WIDTH + columns
-        out = tl.sum(total, 0) * scale
+        out = out * scale
         if ONTO:
             out += tl.load(Onto + to, mask=columns < WIDTH, other=0.0).to(Out.dtype.element_ty)
         tl.store(Out + to, out, mask=columns < WIDTH)
@@ -125,11 +167,18 @@ def sum_by_index(
     shape = {**fixed, "BLOCK_D": block, "ROWS": rows, "AT_ONCE": 4, "num_warps": 4}
     numbers = {"num_rows": num_rows, "scale": float(scale)}
     start_kernel(few_kernel, (-(-num_rows // rows), -(-width // block)), tensors, numbers, shape)
-    if ordered.shape[0] > LIMIT:
+    num = ordered.shape[0]
+    if num > LIMIT:
         block = _block(width, 64)
-        shape = {**fixed, "BLOCK_D": block, "AT_ONCE": 128, "num_warps": 8}
-        grid = -(-ordered.shape[0] // LIMIT), -(-width // block)
-        start_kernel(many_kernel, grid, {**tensors, "Sorted": ordered}, {"scale": float(scale)}, shape)
+        shape = {"WIDTH": width, "BLOCK_D": block, "AT_ONCE": 128, "SEGMENT": SEGMENT, "num_warps": 8}
+        tensors["Sorted"] = ordered
+        tensors["Partial"] = out.new_empty(-(-num // SEGMENT), width) if num > SEGMENT else out
+        if num > SEGMENT:
+            needed = {name: tensors[name] for name in ("X", "Order", "Sorted", "Starts", "Partial")}
+            start_kernel(segment_kernel, (-(-num // SEGMENT), -(-width // block)), needed, {}, shape)
+        grid = -(-num // LIMIT), -(-width // block)
+        shape |= {"LIMIT": LIMIT, "ONTO": onto is not None}
+        start_kernel(many_kernel, grid, tensors, {"scale": float(scale)}, shape)
     return out
 
 
