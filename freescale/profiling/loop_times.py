@@ -51,7 +51,8 @@ def measure_loop(
         config: the recipe.
         ranks: who takes part.
         most_samples: of a rank.
-        hiding: by the schedule that hides embedding traffic, which several ranks have.
+        hiding: by the schedule that hides embedding traffic, which several ranks have. One rank alone makes batches
+            ready beside its compute, as that schedule does.
         folder: the same on all ranks; one of its own if there is no other.
     """
     with tempfile.TemporaryDirectory(prefix="freescale-profile-") as own:
@@ -116,8 +117,8 @@ def short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folde
         ),
         data=replace(config.data, global_batch=samples * ranks.num_ranks, global_tokens=None),
         eval=replace(config.eval, max_users=1),
-        # Several ranks, which are to be foretold, load in turn.
-        pipeline=replace(config.pipeline, ahead=False, prioritized=hiding, decide_every=None),
+        # Several ranks, which are to be foretold, load in turn, or while the compute that they have queued runs.
+        pipeline=replace(config.pipeline, ahead=hiding, prioritized=hiding, decide_every=None),
         trace=replace(config.trace, enabled=True, kernels=True),
     )
     seen: list[AccountedStep] = []

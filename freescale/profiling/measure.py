@@ -160,7 +160,11 @@ def _measure_gpu(
     steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
     say("what a step costs the host")
     alone = Ranks(rank=0, num_ranks=1, device=device)
-    times = {**_fits(steps), "host": measure_loop(config, alone, most_samples=most_samples).host}
+    hosts = {
+        name: measure_loop(config, alone, most_samples=most_samples, hiding=hiding).host
+        for name, hiding in (("host", False), ("host_hiding", True))
+    }
+    times = {**_fits(steps), **hosts}
     say("copies, and compute beside them")
     rates = {**measure_gpu(device), **_batch_rates(steps, times)}
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.

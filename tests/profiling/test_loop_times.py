@@ -12,6 +12,7 @@ from freescale.profiling import loop_times
 from freescale.profiling.loop_times import line_over_tokens
 from freescale.recipe import load_config
 from freescale.train.accounts.notes import Notes
+from tests.pipeline.loading.test_ahead import threads_ahead
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, these_ranks
 
@@ -58,3 +59,26 @@ def test_the_usual_host_of_cpu_ranks_is_that_of_half_of_the_steps():
     steps = [4.0, 9.0, 5.0, 6.0, 30.0]
     assert loop_times.usual_host_ms(steps, on_cpu=True) == 6.0
     assert loop_times.usual_host_ms(steps, on_cpu=False) == 5.0
+
+
+@pytest.mark.parametrize("hiding", [False, True])
+def test_one_rank_makes_batches_ready_beside_its_compute_where_traffic_is_hidden(
+    hiding: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Loading counts as the host's time in a schedule that loads in turn, and nowhere else."""
+    seen = []
+    take = loop_times.take_steps
+
+    def watched(run: Any, schedule: Any) -> None:
+        step = run.train_step.run
+
+        def one(*args: Any, **options: Any) -> Any:
+            seen.append(bool(threads_ahead()))
+            return step(*args, **options)
+
+        monkeypatch.setattr(run.train_step, "run", one)
+        take(run, schedule)
+
+    monkeypatch.setattr(loop_times, "take_steps", watched)
+    loop_times.short_run(load_config(None, SMALL), these_ranks(), samples=2, hiding=hiding, folder=tmp_path)
+    assert set(seen) == {hiding}
