@@ -1,10 +1,12 @@
-"""What 8, 64 and 256 GPUs would give for DLRMv4: a prediction, from measured rates of another model on an H200.
+"""What 8, 64 and 256 GPUs would give for DLRMv4: a prediction, from its measured compute on one H200.
 
     PYTHONPATH=. python benchmarks/dlrmv4_simulate.py [--profile FILE]
 
-No GPU is needed. Compute follows from the profile that ships (8 HSTU layers of width 512, measured on an H200), scaled
-to three layers of DLRMv4: attention by its pairs, the rest by the FLOPs of its products (7 D^2 a token and layer, not
-5). With --profile, one that was measured with recipes/mlperf_twin.yaml is taken as it is.
+No GPU is needed. How compute grows with lengths follows from the profile that ships (8 HSTU layers of width 512,
+measured on an H200), scaled to three layers of DLRMv4: attention by its pairs, the rest by the FLOPs of its products (7
+D^2 a token and layer, not 5). How long it takes is what `dlrmv4_speed.py` measured: forward and backward of all lengths
+are scaled by one number, so that a sample of the mean takes that. With --profile, one that was measured with
+recipes/mlperf_twin.yaml is taken as it is.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ PUBLISHED = {8192: (8, 160), 16_384: (16, 112), 32_768: (32, 83)}
 """MI350s and minutes, evaluations included."""
 EVAL_SHARE = 2_058_204 / 3 / 2_293_760
 """An evaluation costs a third of a training pass over its samples; one a block, from the first that counts on."""
+MEASURED_MS = {False: 107.5 / 256, True: 87.4 / 256}
+"""Forward and backward of a sample of real length on an H200, last layer whole and short: docs/mlperf.md, Speed."""
 CASES = ((8, 8192), (16, 16_384), (64, 32_768), (256, 32_768))
 
 
-def derived(short: bool) -> dict[str, Any]:
-    """The profile that ships, for three layers of DLRMv4."""
+def derived(short: bool, lengths: np.ndarray) -> dict[str, Any]:
+    """The profile that ships, for three layers of DLRMv4 that take as long as they were measured to."""
     profile: dict[str, Any] = json.loads((Path(sim.__file__).parent / "profiles" / "h200.json").read_text())
     layers = 3 / profile["model"]["layers"]
     token, square = layers * 7 / 5, layers
@@ -44,9 +48,15 @@ def derived(short: bool) -> dict[str, Any]:
         short
     ):  # keys and values of all tokens are 2 of 7 parts of a layer's products, and nearly no pair is left
         token, square = token * (2 + 2 / 7) / 3, square * 2 / 3
-    for name in ("forward", "backward"):
-        profile["times"][name]["per_token_ms"] *= token
-        profile["times"][name]["per_square_ms"] *= square
+    parts = [profile["times"][name] for name in ("forward", "backward")]
+    for part in parts:
+        part["per_token_ms"] *= token
+        part["per_square_ms"] *= square
+    tokens, squares = float(lengths.mean()), float(np.mean(lengths.astype(float) ** 2))
+    before = sum(part["per_token_ms"] * tokens + part["per_square_ms"] * squares for part in parts)
+    for part in parts:
+        part["per_token_ms"] *= MEASURED_MS[short] / before
+        part["per_square_ms"] *= MEASURED_MS[short] / before
     profile["model"] |= {"kind": "stu", "layers": 3, "dense_parameters": DENSE}
     return profile
 
@@ -79,7 +89,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         lengths = Path(folder) / "lengths.npy"
-        np.save(lengths, np.array(real_lengths(4000, seed=1, users=200)) + 9)
+        real = np.array(real_lengths(4000, seed=1, users=200)) + 9
+        np.save(lengths, real)
         print(
             "prediction; minutes to AUC 0.75 by the reference's mean number of samples, evaluations from its grid"
         )
@@ -90,7 +101,7 @@ def main() -> None:
         for short in (False, True):
             profile = options.profile or Path(folder) / f"profile-{short}.json"
             if options.profile is None:
-                profile.write_text(json.dumps(derived(short)))
+                profile.write_text(json.dumps(derived(short, real)))
             for cluster in options.clusters:
                 for gpus, batch in CASES:
                     found = simulate(profile, lengths, cluster, gpus, batch)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         can_fuse_stu,
         fused_layer,
         fused_stu_layer,
+        fused_stu_targets,
         gate,
         input_states,
         plain_norm,

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from freescale.kernels.hstu.parts import add_product, gate, project_targets, project_uvqk
     from freescale.kernels.hstu.reference import plain_norm, stu_gate, unit
     from freescale.kernels.hstu.softmax import sampled_softmax
-    from freescale.kernels.hstu.stu import STUWeights, can_fuse_stu, fused_stu_layer, stu_project
+    from freescale.kernels.hstu.stu import (
+        STUWeights,
+        can_fuse_stu,
+        fused_stu_layer,
+        fused_stu_targets,
+        stu_project,
+    )
     from freescale.kernels.hstu.summed import Sum, Taken, sum_taken
 else:
     __getattr__, __dir__ = open_door(__name__)

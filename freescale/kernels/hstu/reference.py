@@ -143,6 +143,27 @@ def fused_stu_layer(
     return x_TD + linear(gated, weights.output)
 
 
+def fused_stu_targets(
+    x_TD: Tensor,
+    index_K: Tensor,
+    weights: STUWeights,
+    batch: WholeBatch,
+    *,
+    heads: int,
+    alpha: float,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """u, attended values and states of some tokens: those of the whole layer, of which the others are thrown away."""
+    wide = stu_project(x_TD, weights.norm, weights.norm_bias, weights.uvqk, weights.uvqk_bias)
+    u, *vqk = wide.chunk(4, dim=1)
+    v, q, k = (part.unflatten(1, (heads, -1)) for part in vqk)
+    attended = hstu_attention(
+        q, k, v, batch.layout.offsets, scale=scale, alpha=alpha, mask=batch.mask, backend="reference"
+    )
+    u, attended, own = (x.index_select(0, index_K) for x in (u, attended.flatten(1), x_TD))
+    return u, attended, own
+
+
 def sum_taken(parts: Sequence[Taken]) -> Tensor:
     """[T, D] sum over the parts of scale * table[picks]; what is picked below 0 is nothing."""
     return torch.stack([part.states() for part in parts]).sum(0)

@@ -105,6 +105,35 @@ def fused_stu_layer(
     return _Layer.apply(x_TD, *weights, batch, heads, alpha, scale, dropped)  # type: ignore[no-untyped-call]
 
 
+def fused_stu_targets(
+    x_TD: Tensor,
+    index_K: Tensor,
+    weights: STUWeights,
+    batch: WholeBatch,
+    *,
+    heads: int,
+    alpha: float,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """u, attended values and states of some tokens, [K, D] each: what a last layer needs that is wanted for them alone.
+
+    Keys and values are of all tokens, u and queries of these. Arguments as in `fused_stu_layer`, and:
+
+    Args:
+        x_TD: states.
+        index_K: the tokens, each once.
+        weights: of the layer.
+        batch: with a mask under which all others see nothing.
+        heads: of the attention.
+        alpha: multiplies the scores before their SiLU.
+        scale: multiplies them after it.
+    """
+    batch.layout.check(batch.mask)
+    found = _OfTargets.apply(x_TD, index_K, *weights[:4], batch, heads, alpha, scale)  # type: ignore[no-untyped-call]
+    u, attended, own = found
+    return u, attended, own
+
+
 class _NormProject(torch.autograd.Function):
     """Norm(x) W + b; keeps the norm without its weights, and what its rows were divided by."""
 
@@ -141,10 +170,17 @@ class _NormProject(torch.autograd.Function):
         tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": residual, "DX": dx}
         options = {"RESIDUAL": past is not None}
         _by_rows(kernels.norm_backward_kernel, normed.shape[1], tensors, options, numbers=_FEW)
-        d_weight = torch.addr(norm[:, None] * d_narrow, norm_bias, d_bias)
-        return dx, (d_narrow * weight).sum(1), weight @ d_bias, d_weight, d_bias
+        return dx, *_through_product(d_narrow, d_bias, norm, norm_bias, weight)
 
     backward = staticmethod(once_differentiable(lambda ctx, grad: (*_NormProject.gradients(ctx, grad), None)))  # type: ignore[assignment]
+
+
+def _through_product(
+    d_narrow: Tensor, d_bias: Tensor, norm: Tensor, norm_bias: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of norm, norm_bias, weight and bias from those of norm * weight and of what is added."""
+    d_weight = torch.addr(norm[:, None] * d_narrow, norm_bias, d_bias)
+    return (d_narrow * weight).sum(1), weight @ d_bias, d_weight, d_bias
 
 
 class _Gate:
@@ -257,3 +293,89 @@ class _Layer(torch.autograd.Function):
         return (
             dx, d_norm, d_norm_bias, d_uvqk, d_uvqk_bias, d_gate, d_gate_bias, d_output, *(None,) * 5,
         )  # fmt: skip
+
+
+class _OfTargets(torch.autograd.Function):
+    """Projections and attention where few tokens are wanted.
+
+    By parts, keys and values would get gradients of their own that are copied side by side, and states two of all
+    tokens that are added up, one of them nearly all zeros.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        index: Tensor,
+        norm: Tensor,
+        norm_bias: Tensor,
+        uvqk: Tensor,
+        uvqk_bias: Tensor,
+        batch: WholeBatch,
+        heads: int,
+        alpha: float,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kernels = kernels_of("hstu.triton.stu")
+        dtype, x = compute_dtype(x), last_dense(x)
+        normed = torch.empty(x.shape, dtype=dtype, device=x.device)
+        rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        tensors = {"X": x, "Out": normed, "Rstd": rstd, "Residual": normed}
+        _by_rows(kernels.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0), "RESIDUAL": False})
+        of_own, of_all = _own_and_all((norm[:, None] * uvqk).to(dtype))
+        own_added, all_added = _own_and_all(torch.addmv(uvqk_bias, uvqk.t(), norm_bias).to(dtype))
+        picked = normed.index_select(0, index)
+        u, q_own = torch.addmm(own_added, picked, of_own).chunk(2, dim=1)
+        vk = torch.addmm(all_added, normed, of_all).chunk(2, dim=1)
+        q = torch.zeros_like(normed).index_copy_(0, index, q_own)
+        v, k, q = (part.unflatten(1, (heads, -1)) for part in (*vk, q))
+        attention, work = _Kept(), batch.layout.work
+        attended = FusedAttention.forward(
+            attention, q, k, v, None, None, None, work, batch.mask, alpha, scale,
+            tiles_for(q.shape[2], q.dtype, work.mean_length, biased=False),
+        )  # fmt: skip
+        saved = (index, normed, rstd, picked, of_own, of_all, norm, norm_bias, uvqk)
+        ctx.save_for_backward(*attention.saved_tensors, *saved)
+        ctx.parts, ctx.counts = [attention], [len(attention.saved_tensors)]
+        attention.saved_tensors = ()
+        ctx.heads, ctx.padded, ctx.dtype = heads, batch.layout.padded, x.dtype
+        return u.contiguous(), attended.flatten(1).index_select(0, index), x.index_select(0, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, du: Tensor, da: Tensor, d_own: Tensor) -> tuple[Tensor | None, ...]:
+        kernels = kernels_of("hstu.triton.stu")
+        (attention,) = _given_back(ctx)
+        index, normed, rstd, picked, of_own, of_all, norm, norm_bias, weight = ctx.saved_tensors[-9:]
+        width, heads = normed.shape[1], ctx.heads
+        d_attended = torch.zeros_like(normed).index_copy_(0, index, da.to(normed.dtype))
+        # Gradients of v and k are written side by side, as the product takes them; those of pads stay 0.
+        room = normed.new_zeros if ctx.padded else normed.new_empty
+        wide, dq = room(len(normed), 2 * width), room(len(normed), width)
+        dv, dk = (part.unflatten(1, (heads, -1)) for part in wide.chunk(2, dim=1))
+        FusedAttention.gradients(
+            attention, d_attended.unflatten(1, (heads, -1)), (dq.unflatten(1, (heads, -1)), dk, dv)
+        )
+        d_uq = torch.cat([du.to(normed.dtype), dq.index_select(0, index)], dim=1)
+        both = weight_gradient(picked, d_uq), weight_gradient(normed, wide)
+        d_narrow = _in_order(*both).to(weight.dtype)
+        d_bias = _in_order(*(each.sum(0, dtype=torch.float32) for each in (d_uq, wide))).to(weight.dtype)
+        d_normed = product(wide, of_all.t())
+        d_normed.index_add_(0, index, product(d_uq, of_own.t()))
+        dx = torch.empty(normed.shape, dtype=ctx.dtype, device=normed.device)
+        tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": normed, "DX": dx}
+        _by_rows(kernels.norm_backward_kernel, width, tensors, {"RESIDUAL": False}, numbers=_FEW)
+        dx.index_add_(0, index, d_own.to(dx.dtype))
+        return dx, None, *_through_product(d_narrow, d_bias, norm, norm_bias, weight), *(None,) * 4
+
+
+def _own_and_all(uvqk: Tensor) -> tuple[Tensor, Tensor]:
+    """What is of some tokens alone, u and q, and what is of all, v and k, of four parts side by side."""
+    u, v, q, k = uvqk.chunk(4, dim=-1)
+    return torch.cat([u, q], dim=-1), torch.cat([v, k], dim=-1)
+
+
+def _in_order(of_own: Tensor, of_all: Tensor) -> Tensor:
+    """Back from `_own_and_all`."""
+    (u, q), (v, k) = of_own.chunk(2, dim=-1), of_all.chunk(2, dim=-1)
+    return torch.cat([u, v, q, k], dim=-1)

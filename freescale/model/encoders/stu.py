@@ -23,6 +23,7 @@ from freescale.kernels import (
     Taken,
     can_fuse_stu,
     fused_stu_layer,
+    fused_stu_targets,
     stu_gate,
     stu_project,
     sum_taken,
@@ -72,18 +73,9 @@ class STULayer(nn.Module):
         if batch is not None:
             if isinstance(view, RequestView) and view.one_candidate:
                 batch = batch._replace(mask=None)
-            weights = STUWeights(
-                self.norm,
-                self.norm_bias,
-                self.uvqk,
-                self.uvqk_bias,
-                self.gate,
-                self.gate_bias,
-                self.output,
-            )
             return fused_stu_layer(
                 x_TD,
-                weights,
+                self._weights,
                 batch,
                 heads=self.heads,
                 alpha=self.alpha,
@@ -99,6 +91,19 @@ class STULayer(nn.Module):
     def of_targets(self, x_TD: Tensor, view: RequestView, number: int) -> Tensor:
         """The same for the candidates alone, [K, D]: keys and values of all tokens, the rest of candidates."""
         index = view.target_index
+        u, attended, own = self._of_targets(x_TD, index, view, number)
+        keys = keys_of_tokens(self.dropout, index)
+        dropped = None if keys is None else self.dropout.mask(u.shape, keys)
+        return own + linear(stu_gate(u, attended, self.gate, self.gate_bias, dropped), self.output)
+
+    def _of_targets(
+        self, x_TD: Tensor, index: Tensor, view: RequestView, number: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """u, attended values and states of the candidates."""
+        batch = view.only_targets.fusable_batch(time=False) if can_fuse_stu(x_TD, heads=self.heads) else None
+        if batch is not None:
+            options = {"heads": self.heads, "alpha": self.alpha, "scale": self.scale}
+            return fused_stu_targets(x_TD, index, self._weights, batch, **options)
         (w_u, w_v, w_q, w_k), (b_u, b_v, b_q, b_k) = self.uvqk.chunk(4, dim=1), self.uvqk_bias.chunk(4)
         of_all = torch.cat([w_v, w_k], dim=1), torch.cat([b_v, b_k])
         v, k = stu_project(x_TD, self.norm, self.norm_bias, *of_all).chunk(2, dim=1)
@@ -107,9 +112,19 @@ class STULayer(nn.Module):
         u, q = stu_project(own, self.norm, self.norm_bias, *asking, fused=False).to(v.dtype).chunk(2, dim=1)
         q = torch.zeros_like(v).index_copy(0, index, q * self.alpha)
         attended = self._attention(q, k, v, view.only_targets, number).index_select(0, index)
-        keys = keys_of_tokens(self.dropout, index)
-        dropped = None if keys is None else self.dropout.mask(u.shape, keys)
-        return own + linear(stu_gate(u, attended, self.gate, self.gate_bias, dropped), self.output)
+        return u, attended, own
+
+    @property
+    def _weights(self) -> STUWeights:
+        return STUWeights(
+            self.norm,
+            self.norm_bias,
+            self.uvqk,
+            self.uvqk_bias,
+            self.gate,
+            self.gate_bias,
+            self.output,
+        )
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, view: View, number: int) -> Tensor:
         q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))

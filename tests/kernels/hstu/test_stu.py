@@ -64,6 +64,43 @@ def test_a_layer_as_one_function_is_the_layer_by_its_parts(monkeypatch, targets,
         )
 
 
+@pytest.mark.parametrize(("targets", "dropout"), [((1, 1, 1), 0.0), ((2, 1, 3), 0.3)])
+def test_a_short_layer_by_fused_kernels_is_the_one_by_its_parts(monkeypatch, targets, dropout):
+    torch.manual_seed(3)
+    layer, batch = STULayer(dim=DIM, heads=2, length=50, dropout=dropout), batch_of(targets)
+    layer.dropout.site = 3
+    for param in layer.parameters():
+        param.data.add_(torch.randn_like(param) * 0.2)
+    x = torch.randn(TOKENS, DIM).requires_grad_()
+    grad = torch.randn(sum(targets), DIM)
+
+    def run(of):
+        view = request_view(batch, SequenceLayout(batch.offsets), None)
+        with dropout_keys(seed=0, step=0, batch=batch):
+            out = of(view)
+        return [out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)]
+
+    whole = run(lambda view: layer(x, view, 0).index_select(0, view.target_index))
+    plain = run(lambda view: layer.of_targets(x, view, 0))
+    view = request_view(batch, SequenceLayout(batch.offsets), None)
+    named = dict(layer.named_parameters())
+    weights = stu.STUWeights(*(named[name] for name in stu.STUWeights._fields))
+    of_targets, index = view.only_targets.fusable_batch(time=False), view.target_index
+    options = {"heads": 2, "alpha": layer.alpha, "scale": layer.scale}
+    for found, expected in zip(
+        stu.fused_stu_targets(x, index, weights, of_targets, **options),
+        reference.fused_stu_targets(x, index, weights, of_targets, **options),
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(encoder, "can_fuse_stu", lambda x, *, heads: True)
+    fused = run(lambda view: layer.of_targets(x, view, 0))
+    for name, *each in zip(("out", "x", *named), fused, plain, whole):
+        for expected in each[1:]:
+            torch.testing.assert_close(
+                each[0], expected, rtol=1e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
 def test_the_norm_and_its_product():
     torch.manual_seed(1)
     given = [torch.randn(*shape).requires_grad_() for shape in ((9, DIM), (DIM,), (DIM,), (DIM, 10), (10,))]
