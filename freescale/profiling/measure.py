@@ -62,7 +62,7 @@ def measure_profile(
             allowed=", ".join(DEVICES),
             next_step="freescale profile --device cpu, or `freescale doctor` to see which devices there are",
         )
-    began = time.monotonic()
+    began, load = time.monotonic(), os.getloadavg()[0]
     if virtual_gpus:
         check_request(virtual_gpus, nproc=1, device=device)
         found = _measure_shared(config, virtual_gpus, seconds, most_samples, say)
@@ -88,12 +88,23 @@ def measure_profile(
             "shapes": len(steps.steps["forward"]),
             "gaps": "host",
             "cores": os.cpu_count(),
-            "load_average": round(os.getloadavg()[0], 2),
+            "load_average": round(load, 2),
             "machine": platform.machine(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "freescale": __version__,
         },
+    )
+
+
+def disturbed(profile: Profile) -> str | None:
+    """What to say where others used the machine when it began to be measured; None where they did not."""
+    load, cores = float(profile.facts["load_average"]), int(profile.facts["cores"])
+    if load <= cores / 4:
+        return None
+    return (
+        f"others used this machine: load average {load:.1f} on {cores} cores before it began, so times are too long; "
+        "measure again when it is idle"
     )
 
 

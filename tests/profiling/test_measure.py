@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,20 @@ def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 <= profile.jitter < 5
     assert parse_profile(profile.to_json(), where="test") == profile
     assert len(said) == 3
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.4, False), (3.1, True)])
+def test_a_profile_of_a_busy_machine_is_said_to_be_one(
+    load: float, said: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measure, "measure_side_by_side", pretend)
+    monkeypatch.setattr(measure.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(measure.os, "cpu_count", lambda: 2)
+    out = tmp_path / "profile.json"
+    options = ["--device", "cpu", "--seconds", "1", "--samples", "4", "--out", str(out), *SMALL]
+    shown = CliRunner().invoke(app, ["profile", *options], catch_exceptions=False).output
+    assert json.loads(out.read_text())["facts"]["load_average"] == load
+    assert ("load average 3.1 on 2 cores" in " ".join(shown.split())) is said
 
 
 @pytest.mark.parametrize("device", ["tpu", "CPU", "cuda:1", ""])
