@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from freescale.data.features.feature_source import ItemFeatures
 from freescale.data.features.feature_statistics import Statistics
+from freescale.data.pools import PoolIndex, PoolRule
 from freescale.data.schema.feature import Schema
 from freescale.data.schema.reading import checked_schema
 from freescale.data.source import Histories, IntArray, ItemCatalog
@@ -34,6 +35,7 @@ from freescale.data.sources._twin_listener import (
 from freescale.errors import DataError
 from freescale.registry import register
 
+Columns = dict[str, npt.NDArray[np.generic]]
 NAME = "dlrmv4_twin"
 CROSS_ROWS = {
     "user_x_artist": 100_000_000,
@@ -60,7 +62,7 @@ class TwinOptions:
 
 
 class TwinSource:
-    """The twin: a SequenceSource and FeatureSource whose users are made when they are first asked for, then kept.
+    """The twin: a SequenceSource, FeatureSource and IndexedSource whose users are made when first asked for, then kept.
 
     Args:
         num_users: items, albums, artists and rows of crosses are the benchmark's, divided alike.
@@ -91,6 +93,7 @@ class TwinSource:
         )
         self._lengths = num_events(num_users, scale=length_scale)
         self._made: dict[int, Listener] = {}
+        self._pools: dict[PoolRule, PoolIndex] = {}
         self.schema = _schema(num_users)
         self.statistics: Statistics = {}
 
@@ -133,20 +136,30 @@ class TwinSource:
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
-        listeners = [self._listener(row) for row in rows.tolist()]
         offsets = np.concatenate([[0], np.cumsum(self._lengths[rows])]).astype(np.int64)
-        time = _joined([each.time for each in listeners])
-        action = _joined([each.action for each in listeners])
-        played = (action == LISTENED) | (action == SKIPPED)
-        columns: dict[str, npt.NDArray[np.generic]] = {
-            "item": _joined([each.item for each in listeners]) + 1,
-            "time": time,
-            "action": action,
-            "organic": _joined([each.organic for each in listeners]),
-            "hour": time % DAY_S // 3600,
-            "listened": np.where(played, action == LISTENED, np.nan).astype(np.float32),
-        }
+        columns = _columns([self._listener(row) for row in rows.tolist()])
         return Histories(users=rows + 1, offsets=offsets, columns=columns)
+
+    @cached_property
+    def offsets(self) -> IntArray:
+        """[rows + 1] where histories begin among all events."""
+        return np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int64)
+
+    def events(self, rows: IntArray, places: IntArray, offsets: IntArray) -> Histories:
+        """The events at these places among all events, as histories of these rows; makes all users."""
+        columns = {name: column[places] for name, column in self._all.items()}
+        return Histories(users=np.asarray(rows, np.int64) + 1, offsets=offsets, columns=columns)
+
+    def pools(self, rule: PoolRule) -> PoolIndex:
+        """Where the events of each kind stand among all events; makes all users."""
+        if rule not in self._pools:
+            self._pools[rule] = PoolIndex(self._all[rule.column], self.offsets, rule)
+        return self._pools[rule]
+
+    @cached_property
+    def _all(self) -> Columns:
+        """Of all users, one after the other: a batch of long histories takes a few of their events from here."""
+        return _columns([self._listener(row) for row in range(self.world.num_users)])
 
     def true_odds(self, rows: Sequence[int] | IntArray) -> npt.NDArray[np.float64]:
         """[events] of these rows, one after the other: how likely each was to be listened to, were it played."""
@@ -169,6 +182,21 @@ def make_twin(path: str, options: TwinOptions, *, seed: int) -> TwinSource:
         days=options.days,
         seed=seed,
     )
+
+
+def _columns(listeners: Sequence[Listener]) -> Columns:
+    """What is known of the events of these users, one after the other."""
+    time = _joined([each.time for each in listeners])
+    action = _joined([each.action for each in listeners])
+    played = (action == LISTENED) | (action == SKIPPED)
+    return {
+        "item": _joined([each.item for each in listeners]) + 1,
+        "time": time,
+        "action": action,
+        "organic": _joined([each.organic for each in listeners]),
+        "hour": time % DAY_S // 3600,
+        "listened": np.where(played, action == LISTENED, np.nan).astype(np.float32),
+    }
 
 
 def _joined(parts: list[IntArray]) -> IntArray:

@@ -6,6 +6,7 @@ stand. What they compute says `reference`, which is also what other devices and 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ _COMPILED = (torch.float32, torch.float64)
 _WIDEST = 8192
 _WORTH_COMPILED = 512
 """Ids; fewer are hashed before a process that has loaded no loops would have loaded them."""
+_HASH_LOOPS = "freescale.kernels.rows.hash_loops"
 IntArray = npt.NDArray[np.int64]
 
 
@@ -67,7 +69,7 @@ def crossed_ids(start: int, members: Sequence[IntArray], none: int) -> IntArray:
         members: [n] ids each.
         none: says that there is no id.
     """
-    if len(members[0]) < _WORTH_COMPILED:
+    if len(members[0]) < _WORTH_COMPILED and _HASH_LOOPS not in sys.modules:
         return reference.crossed_ids(start, members, none)
     from freescale.kernels.rows import hash_loops
 

@@ -7,6 +7,7 @@ import pytest
 
 from freescale.data import check_source
 from freescale.data.features.feature_source import FeatureSource
+from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
 from freescale.data.sources._twin_listener import DAY_S, FIRST_DAY, LIKED, LISTENED, SKIPPED, num_events
 from freescale.data.sources.dlrmv4_twin import CROSS_ROWS, TwinSource
 from freescale.errors import DataError
@@ -113,3 +114,26 @@ def test_a_thousandth_has_the_statistics_of_the_whole():
     assert np.concatenate(sizes).mean() == pytest.approx(2663, rel=0.02)
     assert np.concatenate(likes).mean() == pytest.approx(105, rel=0.15)
     assert 9_000 < on_last_day < 15_000
+
+
+def test_single_events_are_those_of_whole_histories():
+    twin = TwinSource(num_users=6, length_scale=0.02, seed=4)
+    rows = np.array([3, 0, 3])
+    whole = twin.read(rows)
+    first = twin.offsets[rows]
+    picks = [np.array([0, 2, 5]), np.array([1]), np.arange(4)]
+    places = np.concatenate([start + own for start, own in zip(first, picks)])
+    offsets = np.cumsum([0, *map(len, picks)])
+    found = twin.events(rows, places, offsets)
+    assert isinstance(twin, IndexedSource)
+    np.testing.assert_array_equal(found.users, whole.users)
+    for name, column in whole.columns.items():
+        expected = [column[start + own] for start, own in zip(whole.offsets, picks)]
+        np.testing.assert_array_equal(found.columns[name], np.concatenate(expected))
+        assert found.columns[name].dtype == column.dtype
+    rule = PoolRule("action", (1, 2, 4), 5, 40)
+    ends = np.minimum([30, 20, 9], twin.lengths[rows])
+    ours, _ = twin.pools(rule).spans(rows, ends)
+    theirs, cuts = PoolIndex(whole.columns["action"], whole.offsets, rule).spans(np.arange(3), ends)
+    shift = np.repeat(first - whole.offsets[:-1], np.diff(cuts))
+    np.testing.assert_array_equal(ours, theirs + shift)
