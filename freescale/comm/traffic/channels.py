@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
 from freescale.comm import AloneTransport, Transport
+from freescale.comm.traffic.node_stages import NodeGroups, NodeStages
 from freescale.comm.traffic.priority import Channels
 from freescale.comm.transports import kind_for_cpu, kind_for_ids, make_transport
 
@@ -17,12 +21,22 @@ def open_channels(
     kind: str = "auto",
     ids: str = "auto",
     timeout_s: float = 600.0,
+    nodes: NodeGroups | None = None,
 ) -> Channels:
-    """Connections between the ranks of a group that nothing else uses: rows travel by `kind`, ids by `ids`."""
+    """Connections between the ranks of a group that nothing else uses: rows travel by `kind`, ids by `ids`.
+
+    With `nodes` they travel once a node: connections are those between nodes, and others inside this one.
+    """
     if group is None:
         alone = AloneTransport()
         return Channels(express=alone, bulk=alone, ids=alone)
     device = torch.device(device)
+    if nodes is not None:
+        inside, between = (
+            open_channels(members, device=device, kind=way, ids=ids, timeout_s=timeout_s)
+            for members, way in _ways(nodes, kind, device)
+        )
+        return replace(between, inside=inside)
     express, bulk = (open_channel(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
     way, _ = kind_for_ids(group, kind, device=device, ids=ids)
     if device.type == "cpu" and way in (kind, bulk.name):
@@ -30,6 +44,30 @@ def open_channels(
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
     own = open_ids_channel(group, device=device, kind=kind, ids=ids, timeout_s=timeout_s)
     return Channels(express=express, bulk=bulk, ids=own)
+
+
+def open_node_stages(
+    groups: NodeGroups,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+    wrap: Callable[[Transport], Transport] = lambda transport: transport,
+) -> NodeStages:
+    """The connections of a table's own exchanges, where rows travel once a node; `wrap` is put around each."""
+    inside, between = (
+        wrap(open_channel(members, device=device, kind=way, timeout_s=timeout_s))
+        for members, way in _ways(groups, kind, torch.device(device))
+    )
+    return NodeStages(groups, inside, between)
+
+
+def _ways(
+    nodes: NodeGroups, kind: str, device: torch.device
+) -> tuple[tuple[dist.ProcessGroup, str], tuple[dist.ProcessGroup, str]]:
+    """How rows travel inside a node and between nodes: as the recipe says; CPU ranks of a node by sockets if it does not."""
+    local = "local" if kind == "auto" and device.type == "cpu" else kind
+    return (nodes.inside, local), (nodes.between, kind)
 
 
 def open_channel(
