@@ -38,7 +38,7 @@ class CommSection:
     )
     dedup: Literal["rank", "node"] = key(
         "rank",
-        "rows are asked for, and their gradients sent, once a rank; or once a node, by one of its ranks for all of them",
+        "rows are asked for, and gradients sent, once a rank; or once a node, by one of its ranks for all of them",
         free=True,
     )
     timeout_s: float = key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)

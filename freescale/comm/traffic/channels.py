@@ -11,7 +11,7 @@ import torch.distributed as dist
 from freescale.comm import AloneTransport, Transport
 from freescale.comm.traffic.node_stages import NodeGroups, NodeStages
 from freescale.comm.traffic.priority import Channels
-from freescale.comm.transports import kind_for_cpu, kind_for_ids, make_transport
+from freescale.comm.transports import is_foreign, kind_for_cpu, kind_for_ids, make_transport
 
 
 def open_channels(
@@ -33,8 +33,8 @@ def open_channels(
     device = torch.device(device)
     if nodes is not None:
         inside, between = (
-            open_channels(members, device=device, kind=way, ids=ids, timeout_s=timeout_s)
-            for members, way in _ways(nodes, kind, device)
+            open_channels(members, device=device, kind=way, ids=ids_way, timeout_s=timeout_s)
+            for members, way, ids_way in _ways(nodes, device, kind, ids)
         )
         return replace(between, inside=inside)
     express, bulk = (open_channel(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
@@ -57,17 +57,19 @@ def open_node_stages(
     """The connections of a table's own exchanges, where rows travel once a node; `wrap` is put around each."""
     inside, between = (
         wrap(open_channel(members, device=device, kind=way, timeout_s=timeout_s))
-        for members, way in _ways(groups, kind, torch.device(device))
+        for members, way, _ in _ways(groups, torch.device(device), kind)
     )
     return NodeStages(groups, inside, between)
 
 
 def _ways(
-    nodes: NodeGroups, kind: str, device: torch.device
-) -> tuple[tuple[dist.ProcessGroup, str], tuple[dist.ProcessGroup, str]]:
-    """How rows travel inside a node and between nodes: as the recipe says; CPU ranks of a node by sockets if it does not."""
-    local = "local" if kind == "auto" and device.type == "cpu" else kind
-    return (nodes.inside, local), (nodes.between, kind)
+    nodes: NodeGroups, device: torch.device, kind: str, ids: str = "auto"
+) -> tuple[tuple[dist.ProcessGroup, str, str], tuple[dist.ProcessGroup, str, str]]:
+    """How rows and ids travel inside a node, and between nodes: as the recipe says, or CPU values of a node by sockets."""
+    by_sockets = kind == "auto" and device.type == "cpu"
+    ids_by_sockets = ids == "auto" and (kind == "auto" or not is_foreign(kind))
+    inside = "local" if by_sockets else kind, "local" if ids_by_sockets else ids
+    return (nodes.inside, *inside), (nodes.between, kind, ids)
 
 
 def open_channel(

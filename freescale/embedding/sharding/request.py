@@ -185,7 +185,7 @@ def find_overlap(before: Request, after: Request, *, channel: Transport) -> tupl
 def find_overlaps(
     pairs: Sequence[tuple[Request, Request]], *, channel: Transport, inside: Transport | None = None
 ) -> list[tuple[Overlap, Overlap]]:
-    """The same for several tables, (batch, next batch) each; all bits travel together, by relays where there are some."""
+    """The same for several tables, (batch, next batch) each; all bits travel together, by relays if there are some."""
     requests = [request for pair in pairs for request in pair]
     owned = [mark for before, after in pairs for mark in overlap(before.owned.unique, after.owned.unique)]
     heard = _tell(owned, [request.owned for request in requests], [each.route for each in requests], channel)

@@ -1,4 +1,4 @@
-"""Rows asked for once a node: the rows and sums of one stage, in an order that is fixed, and fewer bytes between nodes."""
+"""Rows once a node: the rows and sums of one stage, in an order that is fixed, and fewer bytes between nodes."""
 
 from __future__ import annotations
 
