@@ -195,7 +195,8 @@ def schedule_opener(
         stages = embedding.stages
         channels = row_channels(config, ranks, None if stages is None else stages.groups)
         if not on_one_machine():
-            progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}")
+            inside = "" if channels.inside is None else f"; in the node by {channels.inside.ids.name}"
+            progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}{inside}")
         return PrioritizedSchedule(
             batches,
             **shared,

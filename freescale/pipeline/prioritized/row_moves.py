@@ -263,6 +263,8 @@ class RowMoves:
 
     def _gather(self, flight: InFlightBatch[B], name: str, subset: RowSubset, where: str) -> Tensor:
         self._order.read(flight.step, name, subset.owned.wanted, stage=where)
+        if subset.relay is not None:
+            record_stream(subset.relay.inverse)
         return self._embedding.tables[name].gather(record_stream(subset.owned.wanted))
 
     def _apply(

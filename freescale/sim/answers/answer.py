@@ -130,7 +130,9 @@ def simulate_answer(
     window: dict[str, Any] = {"window": wanted.window, "token_cap": wanted.token_cap}
     combinations = [one if one == BASELINE else replace(one, **window) for one in LADDER[:-1]]
     if wanted.node_dedup:
-        combinations.append(replace(wanted, node_dedup=False))  # what it adds stands beside what it is added to
+        combinations.append(
+            replace(wanted, node_dedup=False)
+        )  # what it adds stands beside what it is added to
     combinations = [one for one in combinations if one != wanted] + [wanted]
     largest = asked[-1]
     ladder = list(table(setting, asked, combinations, num_steps=num_steps, failures=failures))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def measure_out(
     shape = (num_steps, num_ranks)
     times, work, cpu = setting.profile.times, setting.workload, setting.profile.device == "cpu"
     slow = setting.noise(shape) * setting.scale() / setting.speeds(num_ranks)
-    placed = {"even": features.even_owners, "num_ranks": num_ranks, "seed": setting.seed}
+    placed: dict[str, Any] = {"even": features.even_owners, "num_ranks": num_ranks, "seed": setting.seed}
     rows = owners = moved_rows(work, loads, dedup=features.dedup, **placed)
     hops = None
     if features.node_dedup and can_hop(setting.cluster, num_ranks):
@@ -165,7 +166,7 @@ def measure_out(
             # The urgent chain begins when the model is through: it computes beside the sum of dense gradients, in
             # which the training thread stands still most of the time, and holds that up.
             beside_sum = gather_late + update_urgent
-    how = {
+    how: dict[str, Any] = {
         "prioritized": features.prioritized,
         "splits": features.splits,
         "stored_share": work.stored_share,

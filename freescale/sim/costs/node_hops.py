@@ -1,7 +1,7 @@
 """Rows asked for once a node: one hop between nodes, of what a node wants, and one inside it, of what a rank wants.
 
-    a rank     ──inside──>  a relay: 1 / ranks of a node of what its node wants  ──between──>  the owner, asked once a node
-    messages   7                                                                 31            for 32 nodes of 8
+    a rank   ──inside──>   a relay: its share of what the node wants   ──between──>   the owner, asked once a node
+             7 messages                                                31 messages    for 32 nodes of 8
 
 Assumed, since no cluster has run it: ids of the ranks of a node are drawn independently; a relay copies rows out, and
 sums gradients, in the time an owner would gather as many; the hops follow each other and share nothing.
