@@ -10,23 +10,26 @@ import numpy as np
 import pytest
 
 from freescale.errors import ConfigError
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small
+from tests.test_one_curve_features import TABLES
 
 KEYS = ("model.dtype=float64", "run.steps=5", "pipeline.decide_every=null")
 
 
-def train_on_two_nodes(rank: int, folder: Path) -> list[dict[str, Any]]:
+def train_on_two_nodes(rank: int, folder: Path, tables: tuple[str, ...]) -> list[dict[str, Any]]:
     os.environ.update(LOCAL_WORLD_SIZE="2", GROUP_RANK=str(rank // 2))
     return [
-        train_small([*KEYS, "comm.dedup=node", f"pipeline.prioritized={way}"], folder / way)
+        train_small([*KEYS, *tables, "comm.dedup=node", f"pipeline.prioritized={way}"], folder / way)
         for way in ("true", "false")
     ]
 
 
-def test_a_run_keeps_the_curve_of_one_rank(tmp_path: Path) -> None:
-    alone = train_small([*KEYS, "comm.dedup=node"], tmp_path / "alone")
-    hidden, plain = run_on_ranks(train_on_two_nodes, 4, tmp_path, timeout=100)[0]
+@pytest.mark.parametrize("tables", [(), slow(TABLES)], ids=["items", "six tables"])
+def test_a_run_keeps_the_curve_of_one_rank(tmp_path: Path, tables: tuple[str, ...]) -> None:
+    alone = train_small([*KEYS, *tables, "comm.dedup=node"], tmp_path / "alone")
+    hidden, plain = run_on_ranks(train_on_two_nodes, 4, tmp_path, tables, timeout=100)[0]
     assert hidden["losses"] == plain["losses"]
     np.testing.assert_allclose(hidden["losses"], alone["losses"], rtol=1e-9)
     assert len(alone["losses"]) == 5

@@ -65,7 +65,7 @@ def open_node_stages(
 def _ways(
     nodes: NodeGroups, device: torch.device, kind: str, ids: str = "auto"
 ) -> tuple[tuple[dist.ProcessGroup, str, str], tuple[dist.ProcessGroup, str, str]]:
-    """How rows and ids travel inside a node, and between nodes: as the recipe says; else a node's CPU values by sockets."""
+    """How rows and ids travel inside a node and between nodes; by itself CPU values of a node go by sockets."""
     by_sockets = kind == "auto" and device.type == "cpu"
     ids_by_sockets = ids == "auto" and (kind == "auto" or not is_foreign(kind))
     inside = "local" if by_sockets else kind, "local" if ids_by_sockets else ids
