@@ -20,6 +20,7 @@ from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import ConfigError
+from tests.effort import slow
 from tests.pipeline.two_paths import random_batches, state_bits, train_plainly, train_prioritized
 from tests.ranks import run_on_ranks
 
@@ -43,11 +44,10 @@ def specs(dtype: torch.dtype) -> list[TableSpec]:
     ]
 
 
-def same_as_one_stage(rank: int, nodes: tuple[int, ...]) -> None:
-    stages = stages_on(nodes, rank)
+def same_as_one_stage(rank: int, stages: NodeStages) -> None:
     tables = specs(torch.float64)
     once, often = (ShardedEmbedding(tables, stages=each) for each in (stages, None))
-    for step, batch in enumerate(random_batches(3, tables, 6, rank, 4)):
+    for step, batch in enumerate(random_batches(3, tables, 5, rank, 4)):
         ours, theirs = once.lookups(batch), often.lookups(batch)
         for name, asked in batch.items():
             got, expected = ours[name], theirs[name]
@@ -65,63 +65,64 @@ def same_as_one_stage(rank: int, nodes: tuple[int, ...]) -> None:
         torch.testing.assert_close(table.weight, often.tables[name].weight, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("nodes", LAYOUTS[1:])
-def test_rows_and_updates_are_those_of_one_stage(nodes: tuple[int, ...]) -> None:
-    run_on_ranks(same_as_one_stage, 4, nodes)
-
-
-def sum_of_one_row(rank: int) -> float:
-    stages = stages_on(LAYOUTS[0], rank)
-    spec = TableSpec(name="item", num_rows=8, dim=1, optimizer=SGD(), init_std=0.0)
-    embedding = ShardedEmbedding([spec], stages=stages)
-    lookup = embedding.lookup("item", torch.tensor([5]))
-    # In float32 1 + 2^25 is 2^25: what is left says what was added to what first.
-    lookup.rows.grad = torch.tensor([[(1.0, 1.0, 2.0**25, -(2.0**25))[rank]]])
-    embedding.update(lookup, lr=-1.0, step=1)
-    return float(embedding.lookup("item", torch.tensor([5])).rows)
-
-
-def test_gradients_are_summed_in_the_node_before_they_leave_it() -> None:
-    # By rank it would be ((1 + 1) + 2^25) - 2^25 = 0; by node it is (1 + 1) + (2^25 - 2^25).
-    assert run_on_ranks(sum_of_one_row, 4) == [2.0] * 4
-
-
-def same_bits(rank: int, nodes: tuple[int, ...], options: dict[str, Any]) -> tuple[float, float]:
-    stages = stages_on(nodes, rank)
+def same_bits(rank: int, stages: NodeStages, options: dict[str, Any]) -> float:
+    """Rows that neighbouring batches share."""
     tables = specs(torch.float32)
-    batches = random_batches(5, tables, 12, rank, 4)
+    batches = random_batches(5, tables, 9, rank, 4)
     plain, ours = (ShardedEmbedding(tables, stages=stages) for _ in range(2))
     expected = train_plainly(plain, batches)
-    losses, traffic = train_prioritized(ours, batches, **options)
+    channels = open_channels(dist.group.WORLD, nodes=stages.groups)
+    assert channels.inside is not None
+    assert (channels.express.name, channels.inside.express.name) == ("collective", "local")
+    losses, traffic = train_prioritized(ours, batches, channels=channels, **options)
     assert losses == expected
     assert state_bits(ours) == state_bits(plain)
-    return sum(step.shared_rows for step in traffic), sum(step.parked_rows for step in traffic)
+    return sum(step.shared_rows for step in traffic)
+
+
+def both(rank: int, nodes: tuple[int, ...], options: dict[str, Any]) -> float:
+    stages = stages_on(nodes, rank)
+    same_as_one_stage(rank, stages)
+    return same_bits(rank, stages, options)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "options"), [(LAYOUTS[0], {"check": True}), (LAYOUTS[2], {"beside": True, "chunk_mb": 1e-4})]
+    ("nodes", "options"),
+    [
+        (LAYOUTS[0], {"check": True}),
+        (LAYOUTS[2], {"beside": True, "chunk_mb": 1e-4}),
+        slow(LAYOUTS[1], {"beside": True, "check": True}),
+    ],
 )
-def test_prioritized_has_the_bits_of_plain(nodes: tuple[int, ...], options: dict[str, Any]) -> None:
-    shared, _ = map(sum, zip(*run_on_ranks(same_bits, 4, nodes, options)))
-    assert shared > 100
+def test_rows_and_updates_are_those_of_one_stage_and_prioritized_has_the_bits_of_plain(
+    nodes: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    assert sum(run_on_ranks(both, 4, nodes, options)) > 60
 
 
-def bytes_between(rank: int) -> tuple[int, int]:
-    """All ranks ask for the same 40 rows: how many of them this rank's node fetches from the other one."""
+def one_row_and_many(rank: int) -> tuple[float, int, int]:
+    """What is left of a row's gradients; rows that this rank gets from the other node, once a node and once a rank."""
     stages = stages_on(LAYOUTS[0], rank)
-    spec = TableSpec(name="item", num_rows=80, dim=4, optimizer=SGD())
+    spec = TableSpec(name="item", num_rows=80, dim=1, optimizer=SGD(), init_std=0.0)
     once, often = (ShardedEmbedding([spec], stages=each) for each in (stages, None))
+    lookup = once.lookup("item", torch.tensor([50]))
+    # In float32 1 + 2^25 is 2^25: what is left says what was added to what first.
+    lookup.rows.grad = torch.tensor([[(1.0, 1.0, 2.0**25, -(2.0**25))[rank]]])
+    once.update(lookup, lr=-1.0, step=1)
     asked = torch.arange(0, 80, 2)
-    staged, plain = (each.lookup("item", asked).route for each in (once, often))
-    assert staged is not None
-    assert plain is not None
+    staged, plain = (each.lookup("item", asked) for each in (once, often))
+    assert staged.route is not None
+    assert plain.route is not None
     other = [each for each in range(4) if each // 2 != rank // 2]
-    return staged.send[1 - rank // 2], sum(plain.send[each] for each in other)
+    rows = staged.route.send[1 - rank // 2], sum(plain.route.send[each] for each in other)
+    return float(staged.rows.detach()[25]), *rows
 
 
-def test_a_row_that_all_ranks_want_reaches_a_node_once() -> None:
-    once, often = map(sum, zip(*run_on_ranks(bytes_between, 4)))
-    assert (once, often) == (2 * 20, 4 * 20)
+def test_gradients_are_summed_in_the_node_and_rows_reach_it_once() -> None:
+    left, once, often = zip(*run_on_ranks(one_row_and_many, 4))
+    # By rank it would be ((1 + 1) + 2^25) - 2^25 = 0; by node it is (1 + 1) + (2^25 - 2^25).
+    assert left == (2.0,) * 4
+    assert (sum(once), sum(often)) == (2 * 20, 4 * 20)
 
 
 def refused(rank: int, nodes: tuple[int, ...]) -> str:
@@ -137,16 +138,3 @@ def test_where_it_cannot_be_is_refused_in_words() -> None:
     assert why_no_node_stages([[0, 1], [2, 3]]) is None
     assert "nodes have 1 to 2 ranks" in (why_no_node_stages([[0, 1], [2]]) or "")
     assert "one rank a node" in (why_no_node_stages([[0], [1]]) or "")
-
-
-def channel_names(rank: int) -> tuple[str, ...]:
-    os.environ.update(LOCAL_WORLD_SIZE="2", GROUP_RANK=str(rank // 2))
-    assert dist.group.WORLD is not None
-    channels = open_channels(dist.group.WORLD, nodes=open_node_groups(dist.group.WORLD))
-    assert channels.inside is not None
-    assert (channels.express.num_ranks, channels.inside.express.num_ranks) == (2, 2)
-    return channels.express.name, channels.inside.express.name
-
-
-def test_ranks_of_a_node_talk_over_sockets() -> None:
-    assert run_on_ranks(channel_names, 4) == [("collective", "local")] * 4
