@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
-from freescale.comm.traffic import Route
+from freescale.comm.traffic import Relay, Route
 from freescale.embedding import Lookup, ShardedEmbedding
 
 ID_BYTES = 8
@@ -142,8 +142,17 @@ def off_rank_bytes(route: Route, rank: int, row_bytes: int) -> int:
     return row_bytes * (sum(route.send) - route.send[rank] + sum(route.receive) - route.receive[rank])
 
 
-def served_bytes(route: Route, rank: int, row_bytes: int) -> int:
-    """Bytes of rows that this rank sends as their owner."""
+def travelled_bytes(route: Route, relay: Relay | None, embedding: ShardedEmbedding, row_bytes: int) -> int:
+    """The same; where rows travel once a node, what goes to ranks of this one and what goes to others."""
+    if relay is None or embedding.stages is None:
+        return off_rank_bytes(route, embedding.rank, row_bytes)
+    inside = off_rank_bytes(relay.route, embedding.stages.inside.rank, row_bytes)
+    return inside + off_rank_bytes(route, embedding.stages.between.rank, row_bytes)
+
+
+def served_bytes(route: Route, embedding: ShardedEmbedding, row_bytes: int) -> int:
+    """Bytes of rows that this rank sends as their owner; to other nodes alone, where they travel once a node."""
+    rank = embedding.rank if embedding.stages is None else embedding.stages.between.rank
     return row_bytes * (sum(route.receive) - route.receive[rank])
 
 
@@ -162,5 +171,5 @@ def count_plain(traffic: Traffic, lookups: Iterable[Lookup], embedding: ShardedE
         width = lookup.rows.shape[1] * (stored + lookup.rows.itemsize) + ID_BYTES
         counted = traffic.of(lookup.table)
         counted.unique_rows += len(lookup.unique)
-        traffic.served_bytes += served_bytes(lookup.route, embedding.rank, lookup.rows.shape[1] * stored)
-        counted.moved(off_rank_bytes(lookup.route, embedding.rank, width), exposed=True)
+        traffic.served_bytes += served_bytes(lookup.route, embedding, lookup.rows.shape[1] * stored)
+        counted.moved(travelled_bytes(lookup.route, lookup.relay, embedding, width), exposed=True)

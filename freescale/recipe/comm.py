@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from freescale.recipe.reading.keys import extra_keys, key
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from freescale.comm import Transport
-    from freescale.comm.traffic import Channels
+    from freescale.comm.traffic import Channels, NodeGroups
     from freescale.comm.world import Ranks
     from freescale.recipe.config import Config
 
@@ -35,6 +35,11 @@ class CommSection:
         free=True,
         family="transport",
         besides=("auto",),
+    )
+    dedup: Literal["rank", "node"] = key(
+        "rank",
+        "rows are asked for, and gradients sent, once a rank; or once a node, by one of its ranks for all of them",
+        free=True,
     )
     timeout_s: float = key(600.0, "a collective that takes longer ends the run", at_least=1, free=True)
     silent_s: float = key(
@@ -63,10 +68,9 @@ def channel(config: Config, ranks: Ranks, *, device: torch.device | None = None)
     return TracedTransport(open_channel(ranks.group, device=device, **how))
 
 
-def row_channels(config: Config, ranks: Ranks) -> Channels:
-    """The connections of prioritized traffic, their exchanges recorded."""
-    from freescale.comm.traffic import Channels, open_channels
-    from freescale.comm.transports import TracedTransport
+def row_channels(config: Config, ranks: Ranks, nodes: NodeGroups | None = None) -> Channels:
+    """The connections of prioritized traffic, their exchanges recorded; with `nodes` rows travel once a node."""
+    from freescale.comm.traffic import open_channels
 
     opened = open_channels(
         ranks.group,
@@ -74,7 +78,16 @@ def row_channels(config: Config, ranks: Ranks) -> Channels:
         kind=config.comm.transport,
         ids=config.comm.ids,
         timeout_s=ranks.timeout_s,
+        nodes=nodes,
     )
+    return _recorded(opened)
+
+
+def _recorded(opened: Channels) -> Channels:
+    from freescale.comm.traffic import Channels
+    from freescale.comm.transports import TracedTransport
+
     bulk = TracedTransport(opened.bulk)
     ids = bulk if opened.ids is opened.bulk else TracedTransport(opened.ids)
-    return Channels(express=TracedTransport(opened.express), bulk=bulk, ids=ids)
+    inside = None if opened.inside is None else _recorded(opened.inside)
+    return Channels(express=TracedTransport(opened.express), bulk=bulk, ids=ids, inside=inside)

@@ -192,9 +192,11 @@ def schedule_opener(
         if not hides_traffic(config, embedding, ranks):
             ahead = prepares_ahead(config, ranks, tables)
             return PlainSchedule(batches, **shared, ahead=ahead, padder=padder, rows_in_step=rows_in_step)
-        channels = row_channels(config, ranks)
+        stages = embedding.stages
+        channels = row_channels(config, ranks, None if stages is None else stages.groups)
         if not on_one_machine():
-            progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}")
+            inside = "" if channels.inside is None else f"; in the node by {channels.inside.ids.name}"
+            progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}{inside}")
         return PrioritizedSchedule(
             batches,
             **shared,

@@ -12,7 +12,7 @@ from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
 from freescale.data import BatchFeatures, Feature, SequenceSource
-from freescale.embedding import plan_rows
+from freescale.embedding import ShardedEmbedding, plan_rows
 from freescale.model import moe_layers
 from freescale.recipe import (
     Config,
@@ -75,13 +75,22 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         for name, reason in slow.items():
             facts["run"][f"{name} rows"] = f"updated operation by operation, not by one kernel: {reason}"
     if run.ranks.num_ranks > 1 and plans:
-        facts["run"]["rows travel by"] = describe_transport(run.state.embedding.transport)
+        facts["run"]["rows travel by"] = rows_in_words(run.state.embedding)
         asked = expected_ids(config, source, features, num_ranks=run.ranks.num_ranks)
         for row in plan_rows(plans, unique_ids=asked):
             facts.setdefault("plan", {})[f"rank {row['rank']} {row['table']}"] = (
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
     return facts
+
+
+def rows_in_words(embedding: ShardedEmbedding) -> str:
+    """How rows travel, and whether once a rank or once a node."""
+    if (stages := embedding.stages) is None:
+        return describe_transport(embedding.transport)
+    between, inside = describe_transport(stages.between), describe_transport(stages.inside)
+    count = stages.groups.num_nodes
+    return f"once a node, {count} nodes of {stages.inside.num_ranks}: between them {between}; inside {inside}"
 
 
 def features_in_words(config: Config, features: BatchFeatures) -> str:

@@ -11,9 +11,22 @@ if TYPE_CHECKING:
         open_channels,
         open_cpu_channel,
         open_ids_channel,
+        open_node_stages,
     )
     from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
     from freescale.comm.traffic.expert_exchange import ExpertExchange
+    from freescale.comm.traffic.node_stages import (
+        Carry,
+        NodeGroups,
+        NodeStages,
+        Relay,
+        TravelOrder,
+        carry_to_askers,
+        carry_to_owners,
+        open_node_groups,
+        send_keys_by_node,
+        why_no_node_stages,
+    )
     from freescale.comm.traffic.priority import Channels, Deadline, Gate, TrafficQueue
     from freescale.comm.traffic.routing import (
         OwnedKeys,

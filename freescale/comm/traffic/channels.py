@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
 from freescale.comm import AloneTransport, Transport
+from freescale.comm.traffic.node_stages import NodeGroups, NodeStages
 from freescale.comm.traffic.priority import Channels
-from freescale.comm.transports import kind_for_cpu, kind_for_ids, make_transport
+from freescale.comm.transports import is_foreign, kind_for_cpu, kind_for_ids, make_transport
 
 
 def open_channels(
@@ -17,12 +21,22 @@ def open_channels(
     kind: str = "auto",
     ids: str = "auto",
     timeout_s: float = 600.0,
+    nodes: NodeGroups | None = None,
 ) -> Channels:
-    """Connections between the ranks of a group that nothing else uses: rows travel by `kind`, ids by `ids`."""
+    """Connections between the ranks of a group that nothing else uses: rows travel by `kind`, ids by `ids`.
+
+    With `nodes` they travel once a node: connections are those between nodes, and others inside this one.
+    """
     if group is None:
         alone = AloneTransport()
         return Channels(express=alone, bulk=alone, ids=alone)
     device = torch.device(device)
+    if nodes is not None:
+        inside, between = (
+            open_channels(members, device=device, kind=way, ids=ids_way, timeout_s=timeout_s)
+            for members, way, ids_way in _ways(nodes, device, kind, ids)
+        )
+        return replace(between, inside=inside)
     express, bulk = (open_channel(group, device=device, kind=kind, timeout_s=timeout_s) for _ in range(2))
     way, _ = kind_for_ids(group, kind, device=device, ids=ids)
     if device.type == "cpu" and way in (kind, bulk.name):
@@ -30,6 +44,32 @@ def open_channels(
     # Ids come from the CPU and are split there. A way of their own spares a GPU rank every wait for its device.
     own = open_ids_channel(group, device=device, kind=kind, ids=ids, timeout_s=timeout_s)
     return Channels(express=express, bulk=bulk, ids=own)
+
+
+def open_node_stages(
+    groups: NodeGroups,
+    *,
+    device: torch.device | str = "cpu",
+    kind: str = "auto",
+    timeout_s: float = 600.0,
+    wrap: Callable[[Transport], Transport] = lambda transport: transport,
+) -> NodeStages:
+    """The connections of a table's own exchanges, where rows travel once a node; `wrap` is put around each."""
+    inside, between = (
+        wrap(open_channel(members, device=device, kind=way, timeout_s=timeout_s))
+        for members, way, _ in _ways(groups, torch.device(device), kind)
+    )
+    return NodeStages(groups, inside, between)
+
+
+def _ways(
+    nodes: NodeGroups, device: torch.device, kind: str, ids: str = "auto"
+) -> tuple[tuple[dist.ProcessGroup, str, str], tuple[dist.ProcessGroup, str, str]]:
+    """How rows and ids travel inside a node and between nodes; by itself CPU values of a node go by sockets."""
+    by_sockets = kind == "auto" and device.type == "cpu"
+    ids_by_sockets = ids == "auto" and (kind == "auto" or not is_foreign(kind))
+    inside = "local" if by_sockets else kind, "local" if ids_by_sockets else ids
+    return (nodes.inside, *inside), (nodes.between, kind, ids)
 
 
 def open_channel(

@@ -110,11 +110,13 @@ class Channels:
         express: urgent rows and gradients, started by the training thread.
         bulk: rows and gradients that have time.
         ids: ids and masks, which live on the CPU; on CPU ranks the same connection as `bulk`.
+        inside: where rows travel once a node, those between the ranks of this one; the others are between nodes then.
     """
 
     express: Transport
     bulk: Transport
     ids: Transport
+    inside: Channels | None = None
 
 
 class Ticket(Generic[T]):

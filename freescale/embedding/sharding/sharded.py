@@ -21,19 +21,20 @@ from torch import Tensor
 
 from freescale import trace
 from freescale.comm import Transport
-from freescale.comm.traffic import Bundle, OwnedKeys, routes_by_edges
+from freescale.comm.traffic import NodeStages, OwnedKeys
 from freescale.comm.transports import make_transport
 from freescale.comm.world import all_reduce
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.sharding.plan import TableSpec, plan_tables
 from freescale.embedding.sharding.request import check_range
+from freescale.embedding.sharding.row_exchange import RowExchange
 from freescale.embedding.sharding.table_state import TableState
 from freescale.embedding.tables.direct import DirectLookup, PlannedRows
 from freescale.embedding.tables.home import Home, merged
 from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
 from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
 from freescale.kernels.runtime import on_device
-from freescale.trace import compute, stage
+from freescale.trace import compute
 
 
 class ShardedEmbedding(TableState):
@@ -48,6 +49,7 @@ class ShardedEmbedding(TableState):
         device: where the rows live.
         replicate_below_mb: tables smaller than this (state included) are held by every rank.
         transport: how rows travel; chosen by device and machine unless given.
+        stages: connections by which rows travel once a node (`comm/traffic/node_stages.py`), not once a rank.
 
     Examples:
         >>> embedding = ShardedEmbedding([TableSpec(name="item", num_rows=1000, dim=64, optimizer=SGD())])
@@ -64,13 +66,14 @@ class ShardedEmbedding(TableState):
         device: torch.device | str = "cpu",
         replicate_below_mb: float = 0.0,
         transport: Transport | None = None,
+        stages: NodeStages | None = None,
     ) -> None:
         ranks = _world() if group == "world" else group
         channel = transport or make_transport(ranks, device=device)
         plans = plan_tables(specs, num_ranks=channel.num_ranks, replicate_below_mb=replicate_below_mb)
         super().__init__(plans, rank=channel.rank, group=ranks, device=device)
-        self.transport, self.num_ranks = channel, channel.num_ranks
-        self._edges = {name: torch.tensor(plan.edges(), device=device) for name, plan in self.plans.items()}
+        self.transport, self.num_ranks, self.stages = channel, channel.num_ranks, stages
+        self._exchange = RowExchange(plans, transport=channel, stages=stages, device=device)
         self._pending: list[Lookup | DirectLookup] = []
         self._num_steps = 0
 
@@ -195,28 +198,25 @@ class ShardedEmbedding(TableState):
 
     def _fetch(self, found: Mapping[str, UniqueRows]) -> dict[str, Lookup]:
         """Rows of tables that are spread over the ranks."""
-        channel, tables = self.transport, [self.tables[name] for name in found]
-        rows = [each.unique for each in found.values()]
-        with stage("exchange counts"):
-            routes = routes_by_edges(rows, [self._edges[name] for name in found], channel=channel)
-        send, receive = [route.send for route in routes], [route.receive for route in routes]
-        with stage("exchange ids"):
-            asked = Bundle.of(rows, send=send, receive=receive).start(channel).wait()
-            wanted = [each - table.first_row for each, table in zip(asked, tables)]
+        tables = [self.tables[name] for name in found]
+        asked = self._exchange.ask(list(found), [each.unique for each in found.values()])
         with compute("gather rows"):
-            gathered = [table.gather(each) for table, each in zip(tables, wanted)]
-        with stage("exchange rows"):
-            coming = Bundle.of(gathered, send=receive, receive=send).start(channel)
-            with compute("find own rows"):
-                # Needed for the update only, so done while rows travel.
-                owned = [
+            gathered = [table.gather(each) for table, each in zip(tables, asked.wanted)]
+        owned: list[OwnedKeys | RowPlan] = []
+
+        def find_own() -> None:
+            with compute("find own rows"):  # needed for the update only
+                owned.extend(
                     OwnedKeys.of(each) if table.not_fused is not None else table.plan(each)
-                    for table, each in zip(tables, wanted)
-                ]
-            arrived = coming.wait()
+                    for table, each in zip(tables, asked.wanted)
+                )
+
+        arrived = self._exchange.deliver(gathered, asked, meanwhile=find_own)
         return {
-            name: Lookup(name, as_leaf(values), each.inverse, each.unique, route, own)
-            for (name, each), values, route, own in zip(found.items(), arrived, routes, owned)
+            name: Lookup(name, as_leaf(values), each.inverse, each.unique, route, own, relay)
+            for (name, each), values, route, own, relay in zip(
+                found.items(), arrived, asked.routes, owned, asked.relays
+            )
         }
 
     def _update(self, lookups: Sequence[Lookup | DirectLookup], *, lr: float, step: int) -> None:
@@ -244,13 +244,8 @@ class ShardedEmbedding(TableState):
         if not lookups:
             return []
         routes = [lookup.route for lookup in lookups if lookup.route is not None]
-        with stage("send row gradients home"):
-            bundle = Bundle.of(
-                [lookup.gradient() for lookup in lookups],
-                send=[route.send for route in routes],
-                receive=[route.receive for route in routes],
-            )
-            arrived = bundle.start(self.transport).wait()
+        grads, relays = [lookup.gradient() for lookup in lookups], [lookup.relay for lookup in lookups]
+        arrived = self._exchange.collect(grads, routes, relays)
         with compute("sum row gradients"):
             return [self._summed(lookup, values) for lookup, values in zip(lookups, arrived)]
 

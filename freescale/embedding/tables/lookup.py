@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freescale.comm.traffic import OwnedKeys, Route
+from freescale.comm.traffic import OwnedKeys, Relay, Route
 from freescale.embedding.tables.table import as_compute
 from freescale.kernels.rows import RowPlan, take
 
@@ -41,6 +41,7 @@ class Lookup:
         unique: [U] row numbers, ascending.
         route: how they came, and how their gradients go home; None where every rank holds the table.
         owned: the local rows that all ranks asked from this one, which it will update.
+        relay: what the ranks of this node ask this one to fetch; None where every rank asks the owners itself.
     """
 
     table: str
@@ -49,6 +50,7 @@ class Lookup:
     unique: Tensor
     route: Route | None = None
     owned: OwnedKeys | RowPlan | None = None
+    relay: Relay | None = None
 
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each id asked for; gradients of equal ids add up in a fixed order."""

@@ -117,7 +117,12 @@ class PrioritizedPipeline(Generic[B]):
         self._moves = RowMoves(
             embedding,
             channels=channels
-            or open_channels(embedding.group, device=embedding.device, kind=embedding.transport.name),
+            or open_channels(
+                embedding.group,
+                device=embedding.device,
+                kind=embedding.transport.name,
+                nodes=None if embedding.stages is None else embedding.stages.groups,
+            ),
             queue=self.queue,
             side=self._side,
             order=self.order,

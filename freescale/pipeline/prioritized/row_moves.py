@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TypeVar
 
 from torch import Tensor
 
-from freescale.comm.traffic import Bundle, Channels, Deadline, TrafficQueue
+from freescale.comm import Transport
+from freescale.comm.traffic import (
+    Bundle,
+    Carry,
+    Channels,
+    Deadline,
+    Relay,
+    Route,
+    TrafficQueue,
+    TravelOrder,
+    carry_to_askers,
+    carry_to_owners,
+)
 from freescale.embedding import Lookup, RowSubset, ShardedEmbedding, exchange_all_ids, find_overlaps
 from freescale.kernels.runtime import on_device, to_host
 from freescale.pipeline.prioritized.in_flight import InFlightBatch, TableFlight
 from freescale.pipeline.prioritized.order_check import RowOrder
 from freescale.pipeline.streams import BackgroundExecutor, CopyStream, record_stream
-from freescale.pipeline.traffic import ID_BYTES, Traffic, off_rank_bytes, served_bytes
+from freescale.pipeline.traffic import ID_BYTES, Traffic, served_bytes, travelled_bytes
 from freescale.trace import compute, stage
 
 B = TypeVar("B")
@@ -26,7 +39,7 @@ class RowMoves:
 
     Args:
         embedding: the tables.
-        channels: connections.
+        channels: connections; with some inside a node, rows are asked for once a node.
         queue: whose gate is shut while a rank stands still for rows.
         side: where bulk travels.
         order: hears of every read and update.
@@ -45,6 +58,11 @@ class RowMoves:
         self._channels, self._queue, self._side = channels, queue, side
         self._order = order
         self._copies = CopyStream(embedding.device)
+        self._orders: dict[str, TravelOrder] = {}
+        if embedding.stages is not None:
+            assert channels.inside is not None, "rows of these tables travel once a node"
+            groups, plans = embedding.stages.groups, embedding.plans.items()
+            self._orders = {name: TravelOrder(groups, block_rows=plan.block_rows) for name, plan in plans}
 
     # On the communication thread, two batches ahead.
 
@@ -61,7 +79,13 @@ class RowMoves:
         self._queue.gate.wait(Deadline.IDS)
         with stage("exchange ids", step=flight.step + 1):
             plans, rows = [self._embedding.plan_of(name) for name in asked], map(to_host, asked.values())
-            requests = exchange_all_ids(plans, list(rows), channel=self._channels.ids)
+            requests = exchange_all_ids(
+                plans,
+                list(rows),
+                channel=self._channels.ids,
+                inside=self._inside_ids,
+                orders=[self._orders[name] for name in asked] if self._orders else (),
+            )
         for request in requests:
             self._order.uses(flight.step, request.table, request.owned.unique)
             inverse = on_device(request.inverse, self._embedding.device)
@@ -75,6 +99,10 @@ class RowMoves:
             self._to_device(table)
             self._count_ids(flight, name)
 
+    @property
+    def _inside_ids(self) -> Transport | None:
+        return None if self._channels.inside is None else self._channels.inside.ids
+
     def _travels(self, name: str) -> bool:
         return not self._embedding.plan_of(name).replicated
 
@@ -82,7 +110,8 @@ class RowMoves:
         """Mark what two batches share: it waits in one and hurries in the other."""
         names = [name for name in after.tables if name in before.tables]
         pairs = [(before.tables[name].request, after.tables[name].request) for name in names]
-        for name, (first, second) in zip(names, find_overlaps(pairs, channel=self._channels.ids)):
+        found = find_overlaps(pairs, channel=self._channels.ids, inside=self._inside_ids)
+        for name, (first, second) in zip(names, found):
             earlier, later = before.tables[name], after.tables[name]
             urgent, parked = earlier.request.split(first)
             later.late, later.early = later.request.split(second)
@@ -108,17 +137,12 @@ class RowMoves:
                     self._gather(flight, name, subset, "fetch NOL rows")
                     for name, subset in zip(flight.tables, subsets)
                 ]
-            arrived = self._send(
-                leaving,
-                [subset.route.receive for subset in subsets],
-                [subset.route.send for subset in subsets],
-                flight,
-                list(flight.tables),
-                deadline=Deadline.NOL_ROWS,
+            arrived = carry_to_askers(
+                leaving, *_hops(subsets), self._bulk(flight, list(flight.tables), deadline=Deadline.NOL_ROWS)
             )
             for (name, table), rows in zip(flight.tables.items(), arrived):
                 storage[name] = rows
-                if table.late is not None:
+                if table.late is not None or table.early.relay is not None:
                     storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
                     storage[name].index_copy_(0, record_stream(table.early.index), rows)
                 self._count(flight.traffic, name, table.early, rows, exposed=not flight.hidden)
@@ -132,13 +156,8 @@ class RowMoves:
                 record_stream(grad).index_select(0, record_stream(subset.index))
                 for grad, subset in zip(grads.values(), subsets, strict=True)
             ]
-            arrived = self._send(
-                leaving,
-                [subset.route.send for subset in subsets],
-                [subset.route.receive for subset in subsets],
-                flight,
-                list(grads),
-                deadline=Deadline.NOL_GRADIENTS,
+            arrived = carry_to_owners(
+                leaving, *_hops(subsets), self._bulk(flight, list(grads), deadline=Deadline.NOL_GRADIENTS)
             )
         with stage("apply NOL gradients", step=flight.step + 1), compute("update rows"):
             for name, subset, home in zip(grads, subsets, arrived):
@@ -160,11 +179,7 @@ class RowMoves:
                 for name, subset in late.items():
                     leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
                     self._count(beside or flight.traffic, name, subset, leaving[-1], exposed=beside is None)
-            routes = [subset.route for subset in late.values()]
-            bundle = Bundle.of(
-                leaving, send=[route.receive for route in routes], receive=[route.send for route in routes]
-            )
-            arrived = bundle.start(self._channels.express).wait()
+            arrived = carry_to_askers(leaving, *_hops(list(late.values())), self._express)
             for (name, subset), rows in zip(late.items(), arrived):
                 record_stream(storage[name]).index_copy_(0, subset.index, rows)
 
@@ -187,7 +202,7 @@ class RowMoves:
                 subset = table.urgent
                 if subset is None:
                     subset = self._for_update(table.request.whole(), name)
-                    leaving.append(grad)
+                    leaving.append(grad if subset.relay is None else grad.index_select(0, subset.index))
                 else:
                     left[name] = grad
                     leaving.append(grad.index_select(0, subset.index))
@@ -196,12 +211,7 @@ class RowMoves:
                     self._count(account, name, table.parked, grad, exposed=False)
                 self._count(account, name, subset, grad, exposed=beside is None)
                 urgent.append(subset)
-            bundle = Bundle.of(
-                leaving,
-                send=[subset.route.send for subset in urgent],
-                receive=[subset.route.receive for subset in urgent],
-            )
-            arrived = bundle.start(self._channels.express).wait()
+            arrived = carry_to_owners(leaving, *_hops(urgent), self._express)
         with stage("apply OL gradients", step=flight.step + 1), compute("update rows"):
             for name, subset, home in zip(flight.tables, urgent, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
@@ -209,28 +219,41 @@ class RowMoves:
 
     # What the stages share.
 
-    def _send(
-        self,
-        leaving: list[Tensor],
-        send: list[list[int]],
-        receive: list[list[int]],
-        flight: InFlightBatch[B],
-        names: list[str],
-        *,
-        deadline: Deadline,
+    def _express(
+        self, values: Sequence[Tensor], send: Sequence[list[int]], receive: Sequence[list[int]], inside: bool
     ) -> list[Tensor]:
-        """Move bulk of several tables in one transfer, from inside a job."""
-        largest = [flight.tables[name].request.route.largest for name in names]
-        bundle = Bundle.of(leaving, send=send, receive=receive, largest=largest)
-        arrived = self._side.send(
-            self._channels.bulk,
-            bundle.message,
-            deadline=deadline,
-            send=bundle.send,
-            receive=bundle.receive,
-            largest=bundle.largest,
-        )
-        return bundle.open(arrived)
+        """Move what is urgent of several tables in one transfer."""
+        bundle = Bundle.of(values, send=send, receive=receive)
+        return bundle.start(self._hop(inside).express).wait()
+
+    def _bulk(self, flight: InFlightBatch[B], names: list[str], *, deadline: Deadline) -> Carry:
+        """Moves bulk of these tables in one transfer, from inside a job."""
+        requests = [flight.tables[name].request for name in names]
+
+        def carry(
+            values: Sequence[Tensor],
+            send: Sequence[list[int]],
+            receive: Sequence[list[int]],
+            inside: bool,
+        ) -> list[Tensor]:
+            routes = [each.relay.route if inside and each.relay else each.route for each in requests]
+            largest = [route.largest for route in routes]
+            bundle = Bundle.of(values, send=send, receive=receive, largest=largest)
+            arrived = self._side.send(
+                self._hop(inside).bulk,
+                bundle.message,
+                deadline=deadline,
+                send=bundle.send,
+                receive=bundle.receive,
+                largest=bundle.largest,
+            )
+            return bundle.open(arrived)
+
+        return carry
+
+    def _hop(self, inside: bool) -> Channels:
+        """The connections to relays of this node, or to the owners."""
+        return self._channels.inside if inside and self._channels.inside else self._channels
 
     def _for_update(self, subset: RowSubset, name: str) -> RowSubset:
         """Where the table lives, in the form its update takes."""
@@ -240,6 +263,8 @@ class RowMoves:
 
     def _gather(self, flight: InFlightBatch[B], name: str, subset: RowSubset, where: str) -> Tensor:
         self._order.read(flight.step, name, subset.owned.wanted, stage=where)
+        if subset.relay is not None:
+            record_stream(subset.relay.inverse)
         return self._embedding.tables[name].gather(record_stream(subset.owned.wanted))
 
     def _apply(
@@ -257,19 +282,27 @@ class RowMoves:
         self._order.updated(flight.step, name, owned.unique, stage="apply gradients")
 
     def _count(self, traffic: Traffic, name: str, subset: RowSubset, rows: Tensor, *, exposed: bool) -> None:
-        count = off_rank_bytes(subset.route, self._embedding.rank, rows.shape[1] * rows.itemsize)
+        row_bytes = rows.shape[1] * rows.itemsize
+        count = travelled_bytes(subset.route, subset.relay, self._embedding, row_bytes)
         traffic.of(name).moved(count, exposed=exposed)
 
     def _count_ids(self, flight: InFlightBatch[B], name: str) -> None:
-        table, rank = flight.tables[name], self._embedding.rank
+        table, embedding = flight.tables[name], self._embedding
         request, traffic = table.request, flight.traffic.of(name)
         traffic.unique_rows += len(request.unique)
         spec = self._embedding.plan_of(name).spec
-        flight.traffic.served_bytes += served_bytes(request.route, rank, spec.dim * spec.dtype.itemsize)
+        row_bytes = spec.dim * spec.dtype.itemsize
+        flight.traffic.served_bytes += served_bytes(request.route, embedding, row_bytes)
         traffic.shared_rows += 0 if table.late is None else len(table.late.index)
-        moved = off_rank_bytes(request.route, rank, ID_BYTES)
-        moved += 2 * _COUNT_BYTES * (len(request.route.send) - 1)
+        hops = [request.route] if request.relay is None else [request.route, request.relay.route]
+        moved = travelled_bytes(request.route, request.relay, embedding, ID_BYTES)
+        moved += sum(2 * _COUNT_BYTES * (len(hop.send) - 1) for hop in hops)
         if table.late is not None:
             # Two masks, this batch's and the one before's, of about as many bits.
-            moved += off_rank_bytes(request.route, rank, 1) // 4
+            moved += travelled_bytes(request.route, request.relay, embedding, 1) // 4
         traffic.moved(moved, exposed=not flight.hidden)
+
+
+def _hops(subsets: Sequence[RowSubset]) -> tuple[list[Route], list[Relay | None]]:
+    """Between relays, or askers, and owners; and those who collect rows for a node, where there are some."""
+    return [subset.route for subset in subsets], [subset.relay for subset in subsets]

@@ -194,6 +194,7 @@ def _known_ids(
 
 
 def _build_embedding(config: Config, planned: dict[str, _Planned], ranks: Ranks) -> ShardedEmbedding:
+    from freescale.comm.traffic import open_node_groups, open_node_stages
     from freescale.comm.transports import TracedTransport, make_transport
     from freescale.embedding import ShardedEmbedding
 
@@ -202,11 +203,21 @@ def _build_embedding(config: Config, planned: dict[str, _Planned], ranks: Ranks)
     transport = make_transport(
         ranks.group, device=ranks.device, kind=config.comm.transport, timeout_s=ranks.timeout_s
     )
+    stages = None
+    if ranks.group is not None and config.comm.dedup == "node":
+        stages = open_node_stages(
+            open_node_groups(ranks.group, timeout_s=ranks.timeout_s),
+            device=ranks.device,
+            kind=config.comm.transport,
+            timeout_s=ranks.timeout_s,
+            wrap=TracedTransport,
+        )
     return ShardedEmbedding(
         [_spec(config, table) for table in planned.values()],
         group=ranks.group,
         device=ranks.device,
         transport=transport if ranks.num_ranks == 1 else TracedTransport(transport),
+        stages=stages,
     )
 
 

@@ -129,6 +129,10 @@ def simulate_answer(
             changed(setting, wanted, sweep[0], value)  # mistakes are told before the work
     window: dict[str, Any] = {"window": wanted.window, "token_cap": wanted.token_cap}
     combinations = [one if one == BASELINE else replace(one, **window) for one in LADDER[:-1]]
+    if wanted.node_dedup:
+        combinations.append(
+            replace(wanted, node_dedup=False)
+        )  # what it adds stands beside what it is added to
     combinations = [one for one in combinations if one != wanted] + [wanted]
     largest = asked[-1]
     ladder = list(table(setting, asked, combinations, num_steps=num_steps, failures=failures))
@@ -192,6 +196,16 @@ def _notes(answer: Answer) -> list[str]:
         notes.append(
             "Between nodes no SM-free transport has run: there exchanges go by kernels. cluster.sm_free_network=1 asks "
             "what one would give."
+        )
+    if asked.node_dedup and not as_shipped(answer.setting, asked, largest).node_dedup:
+        notes.append(
+            f"Rows are asked for once a rank: once a node needs deduplication, and several full nodes of "
+            f"{answer.setting.cluster.gpus_per_node} {word}s."
+        )
+    elif asked.node_dedup:
+        notes.append(
+            "node dedup has not run on a cluster: ids of a node's ranks are taken to be drawn independently, and a "
+            "rank that collects rows for its node to copy and sum them as fast as an owner gathers them."
         )
     if asked.postpone and not as_shipped(answer.setting, asked, largest).postpone:
         notes.append(

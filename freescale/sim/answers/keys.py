@@ -29,6 +29,7 @@ _FEATURES = {
     "features.sm_free": "true or false; between nodes with cluster.sm_free_network=1 only",
     "features.even_owners": "true or false: the most popular rows dealt evenly to their owners",
     "features.postpone": "true or false: weight gradients beside rows that travel, where the profile has timed them",
+    "features.node_dedup": "true or false: rows asked for once a node (comm.dedup=node); between full nodes only",
     "features.window": "steps planned together",
     "features.token_cap": "most tokens of a rank, in means",
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from freescale.sim.costs.durations import Durations, measure_out
 from freescale.sim.costs.links import Links
+from freescale.sim.costs.node_hops import can_hop
 from freescale.sim.costs.plans import Loads, plan_loads
 from freescale.sim.costs.rank_links import links_of
 from freescale.sim.costs.setting import Features, Setting
@@ -56,7 +57,10 @@ def as_shipped(setting: Setting, features: Features, num_ranks: int) -> Features
     sm_free = features.sm_free
     if setting.profile.device != "cpu":
         sm_free = setting.is_sm_free(features, num_ranks)
-    return replace(features, sm_free=sm_free, postpone=features.postpone and setting.knows_weights)
+    has_links = setting.profile.device == "cpu" or setting.profile.shared_by > 1
+    by_node = features.node_dedup and features.dedup and not has_links and can_hop(setting.cluster, num_ranks)
+    postpone = features.postpone and setting.knows_weights
+    return replace(features, sm_free=sm_free, postpone=postpone, node_dedup=by_node)
 
 
 def unique_features(setting: Setting, combinations: Sequence[Features], num_ranks: int) -> list[Features]:
@@ -104,6 +108,7 @@ class Prediction:
         cost_per_billion: dollars for 10^9 tokens.
         exposed_mb: sent and received by a rank while it stands still.
         hidden_mb: the same under compute.
+        network_mb: of both, to and from ranks of other nodes.
         busiest_owner: what the busiest owner of rows sends, over the mean of all.
     """
 
@@ -124,6 +129,7 @@ class Prediction:
     cost_per_billion: float
     exposed_mb: float
     hidden_mb: float
+    network_mb: float
     busiest_owner: float
 
     def as_row(self) -> dict[str, Any]:
@@ -247,6 +253,7 @@ def summarise(
         cost_per_billion=hours_per_billion * num_ranks * setting.cluster.price_per_gpu_hour,
         exposed_mb=made.durations.exposed_bytes / 1e6,
         hidden_mb=made.durations.hidden_bytes / 1e6,
+        network_mb=made.durations.network_bytes / 1e6,
         busiest_owner=made.durations.busiest_owner,
     )
 

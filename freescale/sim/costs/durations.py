@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from freescale.balance import COEFFICIENTS, FloatArray
 from freescale.errors import ConfigError
 from freescale.sim.costs.links import Links
-from freescale.sim.costs.moved_rows import ID_BYTES, moved_rows
+from freescale.sim.costs.moved_rows import ID_BYTES, MovedRows, moved_rows
+from freescale.sim.costs.node_hops import NodeHops, can_hop
 from freescale.sim.costs.plans import Loads
 from freescale.sim.costs.rank_links import links_of, measured_s, measured_sum
 from freescale.sim.costs.setting import Features, Setting
@@ -26,6 +28,7 @@ class Durations:
         weights: gradients of weights that are computed after the rows' have left.
         contention: the part of `compute` that is this slowing down.
         lead: from the first bucket of dense gradients to the end of the backward, or of `weights`.
+        network_bytes: of rows, gradients and ids, that a rank sends to other nodes and receives from them.
     """
 
     control: FloatArray
@@ -56,6 +59,7 @@ class Durations:
     exposed_bytes: float
     hidden_bytes: float
     busiest_owner: float = 1.0
+    network_bytes: float = 0.0
 
 
 def measure_out(
@@ -69,9 +73,12 @@ def measure_out(
     shape = (num_steps, num_ranks)
     times, work, cpu = setting.profile.times, setting.workload, setting.profile.device == "cpu"
     slow = setting.noise(shape) * setting.scale() / setting.speeds(num_ranks)
-    rows = moved_rows(
-        work, loads, dedup=features.dedup, even=features.even_owners, num_ranks=num_ranks, seed=setting.seed
-    )
+    placed: dict[str, Any] = {"even": features.even_owners, "num_ranks": num_ranks, "seed": setting.seed}
+    rows = owners = moved_rows(work, loads, dedup=features.dedup, **placed)
+    hops = None
+    if features.node_dedup and can_hop(setting.cluster, num_ranks):
+        hops = NodeHops(setting.cluster, num_ranks)
+        owners = moved_rows(work, loads, dedup=True, **placed, local=hops.local)
     links, own_links = Links(links_of(setting, num_ranks), num_ranks), setting.profile.has_links
     sm_free = setting.is_sm_free(features, num_ranks)
 
@@ -83,10 +90,24 @@ def measure_out(
         busiest = num_bytes if served is None else np.maximum(num_bytes, served.max(axis=1, keepdims=True))
         return links.all_to_all(busiest, sm_free=sm_free)
 
-    def both_ways(num_bytes: FloatArray, served: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def both_ways(which: str) -> tuple[FloatArray, FloatArray]:
         """Rows on their way out, as they are stored, and their gradients on their way home."""
         share = work.stored_share
-        return travel(share * num_bytes, share * served), travel(num_bytes, served)
+        num_bytes, served = _bytes_of(rows, which)
+        if hops is None:
+            return travel(share * num_bytes, share * served), travel(num_bytes, served)
+        asked, at_owners = _bytes_of(owners, which)
+        between = np.maximum(asked, at_owners.max(axis=1, keepdims=True))
+        inside = np.maximum(num_bytes, hops.busiest_relay(served))
+        out, home = (
+            hops.travel(part * between, part * inside, sm_free=sm_free) + relay_work[which]
+            for part in (share, 1.0)
+        )
+        return out, home
+
+    # What a relay does with rows that pass: it copies them out, or sums their gradients.
+    handed_on = {"moved": rows.moved, "shared": rows.shared, "alone": rows.alone}
+    relay_work = {} if hops is None else {name: at_owner(each, "gather") for name, each in handed_on.items()}
 
     forward, backward = (
         times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares) * slow
@@ -99,10 +120,13 @@ def measure_out(
         for nbytes in (work.dense_bytes, min(work.dense_bytes, work.bucket_bytes))
     )
     flat = np.ones(shape)
-    early_rows, parked_grads = both_ways(rows.alone_bytes, rows.served_alone_bytes)
+    early_rows, parked_grads = both_ways("alone")
     find = times["find"].seconds(tokens=rows.asked) * slow
     if own_links:
         counts, ids, masks = flat * links.latency(), travel(rows.moved * ID_BYTES), travel(rows.moved * 0.25)
+    elif hops is not None and features.prioritized:
+        counts, ids = (flat * seconds for seconds in hops.host_messages())
+        masks = ids
     elif features.prioritized:
         counts = ids = masks = flat * links.host_messages()
         if links.ids_in_two_stages:
@@ -110,8 +134,12 @@ def measure_out(
     else:
         # Where nothing is hidden ids travel as rows do, from device to device.
         counts, ids = travel(flat * ID_BYTES * num_ranks), travel(rows.moved * ID_BYTES)
+        if hops is not None:
+            each = flat * ID_BYTES
+            counts = hops.travel(each * hops.num_nodes, each * hops.local, sm_free=sm_free)
+            ids = hops.travel(owners.moved * ID_BYTES, rows.moved * ID_BYTES, sm_free=sm_free)
         masks = np.zeros(shape)
-    update_parked, gather_early = (at_owner(rows.served_alone, name) for name in ("update", "gather"))
+    update_parked, gather_early = (at_owner(owners.served_alone, name) for name in ("update", "gather"))
     beside = np.zeros(shape)
     if features.prioritized:
         beside = early_rows + parked_grads + (ids + masks if own_links else 0.0)
@@ -119,11 +147,11 @@ def measure_out(
     contention = _slowing(setting, compute, beside, dense_total, sm_free=sm_free)
     if features.prioritized and num_ranks > 1 and not own_links:
         # Kernels beside the compute take its SMs and its memory for as long as they would run alone.
-        contention = contention + update_parked + gather_early
-    rows_out, grads = both_ways(rows.moved_bytes, rows.served_bytes)
-    gather, gather_late = at_owner(rows.served, "gather"), at_owner(rows.served_shared, "gather")
-    update, update_urgent = at_owner(rows.served, "update"), at_owner(rows.served_shared, "update")
-    late_rows, urgent_grads = both_ways(rows.shared_bytes, rows.served_shared_bytes)
+        contention = contention + update_parked + gather_early + 2 * relay_work.get("alone", 0.0)
+    rows_out, grads = both_ways("moved")
+    gather, gather_late = at_owner(owners.served, "gather"), at_owner(owners.served_shared, "gather")
+    update, update_urgent = at_owner(owners.served, "update"), at_owner(owners.served_shared, "update")
+    late_rows, urgent_grads = both_ways("shared")
     beside_sum = np.zeros(shape)
     if cpu and features.prioritized:
         # One core a rank: all that the plain schedule does with rows is still done, and hiding adds to it. What the
@@ -138,12 +166,16 @@ def measure_out(
             # The urgent chain begins when the model is through: it computes beside the sum of dense gradients, in
             # which the training thread stands still most of the time, and holds that up.
             beside_sum = gather_late + update_urgent
-    exposed, hidden = rows.bytes_of_a_rank(
-        num_ranks,
-        prioritized=features.prioritized,
-        splits=features.splits,
-        stored_share=work.stored_share,
-    )
+    how: dict[str, Any] = {
+        "prioritized": features.prioritized,
+        "splits": features.splits,
+        "stored_share": work.stored_share,
+    }
+    exposed, hidden = rows.bytes_of_a_rank(num_ranks if hops is None else hops.local, **how)
+    network = _away_from_node(exposed + hidden, setting, num_ranks)
+    if hops is not None:
+        more = owners.bytes_of_a_rank(hops.num_nodes, **how)
+        exposed, hidden, network = exposed + more[0], hidden + more[1], sum(more)
     return Durations(
         # Hosts of GPUs add the losses of a step up when it is long past.
         control=flat * (measured_s(setting, "control_us", num_ranks) if own_links else 0.0),
@@ -174,8 +206,24 @@ def measure_out(
         masks=masks,
         exposed_bytes=exposed,
         hidden_bytes=hidden,
-        busiest_owner=rows.busiest_owner,
+        busiest_owner=owners.busiest_owner,
+        network_bytes=network,
     )
+
+
+def _bytes_of(rows: MovedRows, which: str) -> tuple[FloatArray, FloatArray]:
+    """Bytes asked for, and served by owners: all, those `shared` with the next batch, or those `alone`."""
+    if which == "moved":
+        return rows.moved_bytes, rows.served_bytes
+    if which == "shared":
+        return rows.shared_bytes, rows.served_shared_bytes
+    return rows.alone_bytes, rows.served_alone_bytes
+
+
+def _away_from_node(num_bytes: float, setting: Setting, num_ranks: int) -> float:
+    """Of bytes that go to and come from all other ranks alike, those of other nodes."""
+    local = min(setting.cluster.gpus_per_node, num_ranks)
+    return num_bytes * (num_ranks - local) / max(1, num_ranks - 1)
 
 
 def _weight_gradients(setting: Setting, loads: Loads, features: Features, num_ranks: int) -> FloatArray:

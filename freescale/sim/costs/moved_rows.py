@@ -93,8 +93,11 @@ def moved_rows(
     even: bool = False,
     num_ranks: int = 1,
     seed: int = 0,
+    local: int = 1,
 ) -> MovedRows:
     """All tables together, since one exchange moves their rows.
+
+    With `local` ranks a node: what relays ask for, each for all ranks of its node, of 1 / local of the rows.
 
     Without `dedup` every occurrence travels, but owners are taken to be no more unequal than with it: in truth the one
     that has the most popular row would serve many times the mean. That flatters runs without deduplication.
@@ -109,13 +112,19 @@ def moved_rows(
         drawn = float(asked.sum())
         ids = IdModel(table.rows, table.zipf, float(np.sum(negatives)) / drawn if drawn > 0 else 0.0)
         other = float(asked.sum(axis=1).mean())
-        if dedup:
+        if local > 1:
+            together = asked.reshape(len(asked), -1, local).sum(axis=2)
+            moved, shared = (
+                np.repeat(rows / local, local, axis=1)
+                for rows in (ids.distinct(together), ids.shared(together, other))
+            )
+        elif dedup:
             moved, shared = ids.distinct(asked), ids.shared(asked, other)
         else:
             moved, shared = asked, asked * ids.shared_occurrences(other)
         of_table = {
             "ids": ids,
-            "draws": round(float(asked.mean())),
+            "draws": round(local * float(asked.mean())),
             "other": round(other),
             "num_ranks": num_ranks,
             "even": even,

@@ -27,6 +27,7 @@ class Features:
             either way.
         even_owners: the most popular rows are dealt evenly to their owners, not as hashing does.
         postpone: weight gradients are computed while shared rows travel; only where traffic is hidden.
+        node_dedup: every distinct row of a node travels between nodes once, not once for each rank that wants it.
         window: steps planned together.
         token_cap: most tokens of a rank, in means.
     """
@@ -37,6 +38,7 @@ class Features:
     sm_free: bool = True
     even_owners: bool = False
     postpone: bool = False
+    node_dedup: bool = False
     window: int = 1
     token_cap: float | None = 1.10
 
@@ -53,6 +55,7 @@ class Features:
         parts += ["SM-free"] if self.sm_free else []
         parts += ["even owners"] if self.even_owners else []
         parts += ["postpone"] if self.postpone else []
+        parts += ["node dedup"] if self.node_dedup else []
         parts += [f"window {self.window}"] if self.window > 1 else []
         return " + ".join(parts) or "all off"
 
