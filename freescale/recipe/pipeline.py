@@ -132,12 +132,12 @@ def schedule_opener(
     from freescale.comm.transports import describe_transport
     from freescale.comm.world import on_one_machine
     from freescale.pipeline import (
-        TABLE,
         LayoutPlanner,
         ParcelLoader,
         ParcelMaker,
         PlainSchedule,
         PrioritizedSchedule,
+        RowFinder,
         load_batches,
     )
     from freescale.recipe.comm import row_channels
@@ -160,8 +160,8 @@ def schedule_opener(
     def open_schedule(first_step: int) -> Schedule:
         num_steps = timetable.total_steps - first_step
         if padder is not None and alone and workers:
-            table = embedding.plan_of(TABLE).spec
-            maker = ParcelMaker(sampler, examples, id_map, table, padder)
+            finder = RowFinder.of(embedding, id_map, tables.features)
+            maker = ParcelMaker(sampler, examples, finder, padder)
             return PlainSchedule(
                 ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers),
                 embedding=embedding,
