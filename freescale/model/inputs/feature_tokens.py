@@ -139,7 +139,6 @@ class FeatureTokens(nn.Module):
         last = on_device(torch.from_numpy(places.last), vectors.device)
         return TokenSequence(vectors, longer, SequenceLayout(longer.offsets, device=vectors.device), last)
 
-
     def _padded(
         self,
         vectors_TD: Tensor,

@@ -46,9 +46,7 @@ class RowFinder:
     features: FeatureIds | None = None
 
     @classmethod
-    def of(
-        cls, embedding: ShardedEmbedding, id_map: IdMap, features: FeatureIds | None = None
-    ) -> RowFinder:
+    def of(cls, embedding: ShardedEmbedding, id_map: IdMap, features: FeatureIds | None = None) -> RowFinder:
         """For the tables of an embedding."""
         return cls(id_map, {name: plan.spec for name, plan in embedding.plans.items()}, features)
 

@@ -88,7 +88,7 @@ def test_parcels_of_replayed_sizes_have_the_bytes_the_rank_would_send(tmp_path, 
                 wanted.num_bytes,
                 wanted.num_rows,
             )
-            assert torch.equal(ours.unique, wanted.unique)
+            assert torch.equal(ours.unique["item"], wanted.unique["item"])
             same = ours.memory[0][: ours.num_bytes] == wanted.memory[0][: ours.num_bytes]
             assert same.float().mean() > 0.99, "but for the bytes between two tables"
             padder._replayed.add(wanted.key)
@@ -100,7 +100,7 @@ def test_parcels_of_replayed_sizes_have_the_bytes_the_rank_would_send(tmp_path, 
 
 def test_an_error_of_the_data_comes_through(tmp_path, padded_runs, monkeypatch):
     maker = maker_of(tmp_path, monkeypatch)
-    monkeypatch.setattr(type(maker.id_map), "rows", refuse)
+    monkeypatch.setattr(type(maker.finder.id_map), "rows", refuse)
     loader = ParcelLoader(maker, first_step=0, num_steps=2, workers=1)
     with pytest.raises(DataError, match="no such id"):
         loader.next()
