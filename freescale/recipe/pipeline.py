@@ -155,7 +155,7 @@ def schedule_opener(
 
     # A parcel is a whole step.
     alone = padder is not None and ranks.num_ranks == 1 and config.optim.accumulate == 1
-    workers = loader_processes(config, replayed=alone)
+    workers = loader_processes(config, replayed=alone, features=tables.features is not None)
 
     def open_schedule(first_step: int) -> Schedule:
         num_steps = timetable.total_steps - first_step

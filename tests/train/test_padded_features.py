@@ -204,4 +204,5 @@ def test_places_of_padded_sequences_are_those_of_plain_ones(
     back = np.full(samples * front + room.tokens * (1 + after), longer.num_tokens - 1)
     back[source_of] = plain.order[1]
     assert made.back.tolist() == back.tolist()
-    assert (made.order >= 0).all() and (made.order < len(back)).all()
+    assert (made.order >= 0).all()
+    assert (made.order < len(back)).all()

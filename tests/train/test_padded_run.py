@@ -72,6 +72,9 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
         ("ffn.kind=moe", "experts"),
         ("model.mask=window model.window=8", "model.mask=window"),
         ("embedding.id_map=zero_collision", "learns"),
+        ("synthetic.features=true", None),
+        ("synthetic.features=true tokens.join=mlp optim.accumulate=2", None),
+        ("synthetic.features=true tables.user.map=zero_collision tables.user.rows=128", "learns"),
     ],
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):

@@ -100,8 +100,9 @@ class PaddedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Places for tokens."""
-        return int(self.key[1])
+        """Places for tokens, those of features among them."""
+        _, *longer = self.key[0][len(self.num_rows) :]
+        return int(longer[0] if longer else self.key[1])
 
     @property
     def in_one_piece(self) -> bool:
