@@ -103,7 +103,8 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], *, rtol: float = 1
 def test_a_padded_step_is_that_of_the_batch_alone(
     source: DictSource, how: str, kind: str, parts: int
 ) -> None:
-    keys = (f"tokens.join={how}", f"model.kind={kind}", f"optim.accumulate={parts}", *MOVING)
+    # Rows move by their gradients; weights do not: Adam makes a step even of a gradient that is rounding alone.
+    keys = (f"tokens.join={how}", f"model.kind={kind}", f"optim.accumulate={parts}", "optim.clip_norm=0.5")
     plain, padded = (after_one_step(run_of(source, *keys, padded=each)) for each in (False, True))
     assert_same(padded, plain)
 
