@@ -20,7 +20,8 @@ EXACT = (*SMALL, "run.steps=12", "run.eval_every=0", "model.dtype=float64", "opt
 
 
 def tables_of(run):
-    return RunTables(run.state.embedding, dict(run.state.id_maps))
+    items = run.train_step._encode_items.__self__
+    return RunTables(run.state.embedding, dict(run.state.id_maps), getattr(items, "ids", None))
 
 
 def small_run(tmp_path, *keys):
@@ -81,6 +82,13 @@ def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
     run, config, _ = small_run(tmp_path, *SMALL, *key.split())
     found = why_not(config, run.state.model, tables_of(run))
     assert found is None if reason is None else reason in found
+
+
+def test_items_made_by_other_modules_have_a_reason(tmp_path):
+    run, config, _ = small_run(tmp_path, *SMALL, "synthetic.features=true")
+    run.state.model.items = torch.nn.Identity()
+    found = why_not(config, run.state.model, tables_of(run))
+    assert found == "item vectors are made by towers (tokens.join=towers)"
 
 
 def test_large_batches_are_computed_as_usual(tmp_path):
