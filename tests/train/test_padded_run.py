@@ -73,9 +73,11 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
         ("ffn.kind=moe", "experts"),
         ("model.mask=window model.window=8", "model.mask=window"),
         ("embedding.id_map=zero_collision", "learns"),
-        ("synthetic.features=true", None),
-        ("synthetic.features=true tokens.join=mlp optim.accumulate=2", None),
+        ("synthetic.features=true", "run.capture=features replays them"),
+        ("synthetic.features=true run.capture=features", None),
+        ("synthetic.features=true run.capture=features tokens.join=mlp optim.accumulate=2", None),
         ("synthetic.features=true tables.user.map=zero_collision tables.user.rows=128", "learns"),
+        ("run.capture=features", None),
     ],
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
@@ -109,3 +111,4 @@ def test_large_batches_are_computed_as_usual(tmp_path):
 def test_capture_is_off_or_by_itself():
     assert load_config(None, []).run.capture == "auto"
     assert load_config(None, ["run.capture=off"]).run.capture == "off"
+    assert load_config(None, ["run.capture=features"]).run.capture == "features"
