@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from freescale.pipeline.loading.loader import load_batches, naming_lost_workers
     from freescale.pipeline.loading.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.loading.stream_balance import BalancedBatch, StreamBalancer
-    from freescale.pipeline.padding.padder import RAW_IDS, PaddedBatch, PaddedViews, Padder
+    from freescale.pipeline.padding.padded_batch import PaddedBatch, PaddedViews
+    from freescale.pipeline.padding.padder import RAW_IDS, Padder
     from freescale.pipeline.padding.sizes import PaddingSizes, RowCounts, foresee_sizes
     from freescale.pipeline.padding.source import padded_size
     from freescale.pipeline.padding.step_numbers import StepNumbers, pack_numbers

@@ -29,7 +29,8 @@ from freescale.pipeline.loading.ahead import Ahead, ReadAhead
 from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loading.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.loading.parcel_loader import ParcelLoader
-from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.streams import record_stream
 from freescale.pipeline.traffic import Traffic, count_plain
 

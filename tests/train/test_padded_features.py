@@ -189,7 +189,8 @@ def test_places_of_padded_sequences_are_those_of_plain_ones(
 ) -> None:
     from freescale.data import TokenRule
     from freescale.kernels import LayoutRoom, SequenceLayout
-    from freescale.model.inputs.feature_tokens import _padded_places, _Places
+    from freescale.model.inputs.feature_tokens import _Places
+    from freescale.model.inputs.padded_places import padded_places
     from freescale.pipeline.padding.source import PaddingSource
 
     rule = TokenRule(front, after)
@@ -200,7 +201,7 @@ def test_places_of_padded_sequences_are_those_of_plain_ones(
     starts, longer_room = source.longer
     layout = SequenceLayout(torch.from_numpy(offsets), room=room)
     longer = SequenceLayout(torch.from_numpy(starts), room=longer_room)
-    made, plain = _padded_places(layout, longer, rule), _Places.of(offsets, rule)
+    made, plain = padded_places(layout, longer, rule), _Places.of(offsets, rule)
     real, events, samples = len(plain.order[0]), int(offsets[-1]), len(offsets) - 1
     assert starts[-1] == real < longer.num_tokens
     assert made.event[:real].tolist() == plain.event.tolist()

@@ -36,7 +36,8 @@ from freescale.errors import FreeScaleError, TrainingError
 from freescale.kernels.runtime import HostRoom
 from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.loader import live_as_long_as_the_rank
-from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.padding.source import PaddingSource, Template
 
 _PLACES = 2

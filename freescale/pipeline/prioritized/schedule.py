@@ -15,7 +15,8 @@ from freescale.pipeline.ids.feature_ids import FeatureIds
 from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loading.loader import PlannedBatch
-from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.prioritized.in_flight import ReadyRows
 from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.schedule import ReadyBatch, end_loading

@@ -27,9 +27,7 @@ from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
 from freescale.train.compute.recorder import Recorder
-
-Rows = Mapping[str, Tensor]
-"""Unique rows, or their gradients, by table."""
+from freescale.train.compute.row_room import RowRoom, Rows
 
 VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
 """Item vectors of a batch from the unique rows of all tables, and the rows that its tokens read beside them."""
@@ -49,46 +47,6 @@ _FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while
 def rows_of_items(rows: Rows, batch: SequenceBatch) -> tuple[Tensor, Rows]:
     """Where item vectors are rows of their table, and there is no other."""
     return rows[TABLE], {}
-
-
-class _RowRoom:
-    """Where the rows of batches and their gradients lie, for all batches with room for as many.
-
-    Args:
-        places: by table, how many rows.
-        like: by table, what rows look like.
-        clean: keep zeros behind the rows of a batch. Pads read the last row and nothing the others, so what stands
-            there does not matter; but where rows are multiplied, all of them are.
-    """
-
-    def __init__(self, places: Mapping[str, int], like: Rows, *, clean: bool) -> None:
-        self._plain = {name: like[name].new_zeros(num, like[name].shape[1]) for name, num in places.items()}
-        self.rows = {name: each.detach().requires_grad_() for name, each in self._plain.items()}
-        self.grad = {name: torch.zeros_like(each) for name, each in self._plain.items()}
-        self._clean, self._filled = clean, dict.fromkeys(places, 0)
-        if clean:
-            some = next(iter(self._plain.values()))
-            self._zero = some.new_zeros(())
-            self._number = torch.arange(max(places.values()), device=some.device)[:, None]
-
-    @torch.no_grad()
-    def fill(self, rows: Rows) -> None:
-        """Copy the rows of a batch to where they are read."""
-        places = [self._plain[name][: len(each)] for name, each in rows.items()]
-        torch._foreach_copy_(places, [each.detach() for each in rows.values()])
-        for name, each in rows.items():
-            if self._clean and len(each) < self._filled[name]:
-                self._plain[name][len(each) : self._filled[name]].zero_()
-            self._filled[name] = len(each)
-
-    @torch.no_grad()
-    def read(self, name: str, rows: Tensor, count: Tensor) -> None:
-        """The same of a table's rows, of which the device knows how many are real."""
-        if self._clean:
-            real = self._number[: len(rows)] < count
-            torch.where(real, as_compute(rows), self._zero, out=self._plain[name])
-        else:
-            self._plain[name].copy_(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +108,7 @@ class PaddedCompute:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
-        self._rooms: dict[tuple[int, ...], _RowRoom] = {}
+        self._rooms: dict[tuple[int, ...], RowRoom] = {}
         self._like: Rows | None = None
         self._replays = 0
         self._ahead = False
@@ -254,22 +212,22 @@ class PaddedCompute:
             found.graph.replay()
         return self._loss, self._norm
 
-    def _room(self, padded: PaddedBatch) -> _RowRoom:
+    def _room(self, padded: PaddedBatch) -> RowRoom:
         places = tuple(padded.num_rows.values())
         if places not in self._rooms:
             assert self._like is not None
             made_of_rows = self._vectors_of is not rows_of_items
-            self._rooms[places] = _RowRoom(padded.num_rows, self._like, clean=made_of_rows)
+            self._rooms[places] = RowRoom(padded.num_rows, self._like, clean=made_of_rows)
         return self._rooms[places]
 
-    def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
+    def _compute(self, room: RowRoom, views: PaddedViews) -> None:
         if self._whole is not None:
             self._read_step(self._whole, room, views)
         self._forward_backward(room, views)
         if self._whole is not None:
             self._update(self._whole, room, views)
 
-    def _forward_backward(self, room: _RowRoom, views: PaddedViews) -> None:
+    def _forward_backward(self, room: RowRoom, views: PaddedViews) -> None:
         """Loss and gradients to where they belong."""
         with self._precision():
             vectors, tables = self._vectors_of(room.rows, views.batch)
@@ -286,7 +244,7 @@ class PaddedCompute:
             torch._foreach_copy_([to for to, _ in pairs], [grad for _, grad in pairs])
 
     @torch.no_grad()
-    def _read_step(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
+    def _read_step(self, whole: WholeStep, room: RowRoom, views: PaddedViews) -> None:
         """The numbers of the step, and the rows of its batch; behind the real ones stand numbers nobody reads."""
         whole.dropout_key.copy_(views.numbers.dropout_key)
         whole.dense_lr.copy_(views.numbers.dense_lr)
@@ -294,7 +252,7 @@ class PaddedCompute:
             room.read(name, table.gather(views.unique[name]), numbers.real_rows)
 
     @torch.no_grad()
-    def _update(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
+    def _update(self, whole: WholeStep, room: RowRoom, views: PaddedViews) -> None:
         """Rows, then weights."""
         for (name, table), numbers in zip(whole.tables.items(), views.numbers.tables, strict=True):
             rows, grad = views.unique[name], room.grad[name]
