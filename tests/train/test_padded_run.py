@@ -93,6 +93,13 @@ def test_items_made_by_other_modules_have_a_reason(tmp_path):
     assert found == "item vectors are made by towers (tokens.join=towers)"
 
 
+def test_what_was_asked_for_and_cannot_be_is_told(tmp_path):
+    _, _, heard = small_run(tmp_path, *SMALL, "run.capture=features")
+    (told,) = (event["text"] for event in heard.of("notice"))
+    assert "run.capture=features needs a GPU" in told
+    assert not small_run(tmp_path, *SMALL)[2].of("notice")
+
+
 def test_large_batches_are_computed_as_usual(tmp_path):
     run, config, _ = small_run(tmp_path, *SMALL)
     assert (

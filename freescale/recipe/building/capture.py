@@ -61,6 +61,8 @@ def build_capture(
         progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
+        if config.run.capture == "features":
+            tell(f"run.capture=features needs a GPU, and this runs on {ranks.device.type}")
         return Capture()
     reason = why_not(
         config, model, tables, usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate)[1]
