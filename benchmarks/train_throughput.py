@@ -29,7 +29,7 @@ from freescale.kernels import unit
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.model.heads import RetrievalHead
 from freescale.model.recommender import Recommender
-from freescale.pipeline import PaddedBatch, Padder
+from freescale.pipeline import TABLE, PaddedBatch, Padder
 from freescale.train.compute.padded_compute import PaddedCompute
 from freescale.train.compute.recorder import Recorder
 
@@ -133,7 +133,7 @@ class Replayed:
     """Forward and backward as CUDA graphs, of batches made ready before: as captured training runs do it."""
 
     def __init__(self, model: Recommender, table: Tensor, longest: int) -> None:
-        self._padder = Padder(table.device, longest=longest, table_rows=NUM_ITEMS)
+        self._padder = Padder(table.device, longest=longest, table_rows={TABLE: NUM_ITEMS})
         recorder = Recorder(table.device)
         self._compute = PaddedCompute(
             model, list(model.parameters()), precision=nullcontext, recorder=recorder
@@ -143,27 +143,24 @@ class Replayed:
     def ready(self, batch: SequenceBatch) -> PaddedBatch:
         """The batch on its device, padded, its size recorded."""
         here = batch.to("cpu")
-        ids = {"item": here.tokens["item_index"], "target": here.tokens["target_index"]}
-        raw = SequenceBatch(here.offsets, ids, {"negatives": here.samples["negative_index"]})
-        inverse = torch.cat([*ids.values(), raw.samples["negatives"].flatten()])
         every = torch.arange(NUM_ITEMS)
         for _ in range(12):
-            made = self._padder.pad(raw, every, inverse, global_tokens=batch.num_tokens)
+            made = self._padder.pad(here, {TABLE: every}, global_tokens=batch.num_tokens)
             if self._compute.is_recorded(made):
                 return made
-            self._compute.run(self._table, made)
+            self._compute.run({TABLE: self._table}, made)
         raise SystemExit("FAILED: a size was not recorded")
 
     def gradients(self, padded: PaddedBatch, model: nn.Module) -> list[Tensor]:
         """Loss, gradient of the table, gradients of the parameters."""
-        loss, rows = self._compute.run(self._table, padded)
-        return [loss.clone(), rows.clone(), *(param.grad.clone() for param in model.parameters())]
+        loss, rows = self._compute.run({TABLE: self._table}, padded)
+        return [loss.clone(), rows[TABLE].clone(), *(param.grad.clone() for param in model.parameters())]
 
     def seconds(self, padded: PaddedBatch) -> float:
         """How long one replay takes, copies of the batch and of the rows included."""
         torch.cuda.synchronize()
         start = time.perf_counter()
-        self._compute.run(self._table, padded)
+        self._compute.run({TABLE: self._table}, padded)
         torch.cuda.synchronize()
         return time.perf_counter() - start
 

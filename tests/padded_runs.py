@@ -13,18 +13,20 @@ def padded_capture(
     ranks: Any,
     progress: Any,
     *,
+    model: Any,
     tables: Any,
     lr_factor: Any,
     sampler: Any,
     examples: Any,
-    **_: Any,
 ) -> Capture:
     """Takes the place of `build_capture` in `recipe.assembly`."""
     return assemble_capture(
         config,
         Recorder(ranks.device),
         ranks=ranks,
-        embedding=tables.embedding,
+        model=model,
+        tables=tables,
+        examples=examples,
         lr_factor=lr_factor,
         sizes=foreseen_sizes(sampler, examples, tables, num_parts=config.optim.accumulate),
     )

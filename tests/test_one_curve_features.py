@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freescale.recipe import assembly
 from tests.effort import slow
+from tests.padded_runs import padded_capture
 from tests.test_one_curve import assert_goes_on_with_other_ranks, assert_same_curve, on_ranks
 
 # The embedded data set has features of every kind but vectors; see docs/features.md.
@@ -51,6 +53,33 @@ def test_ranks_do_not_change_the_curve(num_ranks: int, ways: tuple[str, ...], st
     assert_same_curve(on_ranks(num_ranks, recipe), alone)
     # It goes down, too.
     assert np.mean(alone["losses"][-4:]) < np.mean(alone["losses"][:4])
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "ways"),
+    [
+        (2, ("model.dropout=0.2",)),
+        slow(2, ("pipeline.prioritized=false", "optim.accumulate=2")),
+        slow(4, ("tokens.join=mlp", "balance.enabled=false")),
+    ],
+    ids=["prioritized", "plain, parts", "four ranks, mlp"],
+)
+def test_padded_batches_do_not_change_the_curve(
+    num_ranks: int, ways: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As captured steps on GPUs take them; no map learns ids there."""
+    maps = (
+        "tables.item.map=direct",
+        "tables.item.dim=10",
+        "tables.user.map=hash",
+        "tables.user.rows=128",
+        "tables.user.dim=6",
+    )
+    kept = [key for key in TABLES if not key.startswith(("tables.item.", "tables.user."))]
+    recipe = (*kept, *maps, *ways, "run.steps=8")
+    alone = on_ranks(1, recipe)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
+    assert_same_curve(on_ranks(num_ranks, recipe), alone)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from freescale.pipeline.ids.batch_ids import ids_of, unique_rows, with_indices
     from freescale.pipeline.ids.batch_rows import TABLE, find_rows, look_up
     from freescale.pipeline.ids.feature_ids import Domain, FeatureIds, IdColumn
+    from freescale.pipeline.ids.row_finder import RowFinder
     from freescale.pipeline.loading.ahead import AHEAD
     from freescale.pipeline.loading.layouts import LayoutPlanner
     from freescale.pipeline.loading.loader import load_batches, naming_lost_workers
     from freescale.pipeline.loading.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.loading.stream_balance import BalancedBatch, StreamBalancer
-    from freescale.pipeline.padding.padder import PaddedBatch, PaddedViews, Padder
-    from freescale.pipeline.padding.sizes import PaddingSizes, foresee_sizes
+    from freescale.pipeline.padding.padded_batch import PaddedBatch, PaddedViews
+    from freescale.pipeline.padding.padder import RAW_IDS, Padder
+    from freescale.pipeline.padding.sizes import PaddingSizes, RowCounts, foresee_sizes
     from freescale.pipeline.padding.source import padded_size
     from freescale.pipeline.padding.step_numbers import StepNumbers, pack_numbers
     from freescale.pipeline.prioritized.adaptive import Switch

@@ -22,14 +22,15 @@ from freescale.balance import StepPlan
 from freescale.data import SequenceBatch
 from freescale.embedding import IdMap, Lookup, ShardedEmbedding, UniqueRows
 from freescale.kernels import SequenceLayout
-from freescale.pipeline.ids.batch_ids import unique_rows
 from freescale.pipeline.ids.batch_rows import NO_ROWS, TABLE, find_rows
 from freescale.pipeline.ids.feature_ids import FeatureIds
+from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.ahead import Ahead, ReadAhead
 from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loading.loader import LoadedBatches, PlannedBatch
 from freescale.pipeline.loading.parcel_loader import ParcelLoader
-from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.streams import record_stream
 from freescale.pipeline.traffic import Traffic, count_plain
 
@@ -149,6 +150,7 @@ class PlainSchedule:
         self._embedding = embedding
         self._id_map = id_map
         self._features = features
+        self._finder = RowFinder.of(embedding, id_map, features)
         self._device = device
         self._layouts = layouts if ahead else None
         self._ahead = None
@@ -228,17 +230,15 @@ class PlainSchedule:
         """The same in a fixed size: features and lists go to the device in one piece, unique rows beside it."""
         plan, batch = planned
         with traffic.exposed() if self._ahead is None else nullcontext():
-            spec = self._embedding.plan_of(TABLE).spec
-            rows, index = unique_rows(batch, self._id_map, spec, step=plan.step)
-            tokens = plan.divisor
-            padded = padder.pad(batch, rows, index, global_tokens=tokens, step=plan.step)
+            found = self._finder.find(batch, step=plan.step)
+            padded = padder.pad(*found, global_tokens=plan.divisor, step=plan.step)
         return self._with_padded(planned, padded, traffic)
 
     def _with_padded(self, planned: PlannedBatch, padded: PaddedBatch, traffic: Traffic) -> _Prepared:
         found = {}
         if not self._rows_in_step:
             # Nobody asks for the indices: the padded batch has them.
-            found = {TABLE: UniqueRows(padded.unique, padded.unique[:0])}
+            found = {name: UniqueRows(rows, rows[:0]) for name, rows in padded.unique.items()}
         return _Prepared(planned, planned.batch, found, traffic, padded=padded)
 
 

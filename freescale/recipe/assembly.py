@@ -37,6 +37,7 @@ from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,
     ExpertLoad,
+    FeaturedItems,
     ItemEncoder,
     OwnedParameters,
     Progress,
@@ -50,6 +51,7 @@ from freescale.train import (
     agree_on_data,
     id_reports,
     lengths_of_split_experts,
+    rows_of_items,
 )
 
 
@@ -131,7 +133,7 @@ def build_run(
         stop=stop,
         progress=progress,
         padder=capture.padder,
-        rows_in_step=capture.table is not None,
+        rows_in_step=capture.tables is not None,
         beside=postponed is not None,
     )
     train_step = TrainStep(
@@ -153,7 +155,8 @@ def build_run(
         transport=config.comm.transport,
         work=sample_work(config, features),
         recorder=capture.recorder,
-        table=capture.table,
+        tables=capture.tables,
+        vectors_of=items.vectors if isinstance(items, FeaturedItems) else rows_of_items,
         postpone_bytes=postponed,
         postpone_share=None if postponing is None else postponing.share,
     )

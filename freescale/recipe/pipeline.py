@@ -132,12 +132,12 @@ def schedule_opener(
     from freescale.comm.transports import describe_transport
     from freescale.comm.world import on_one_machine
     from freescale.pipeline import (
-        TABLE,
         LayoutPlanner,
         ParcelLoader,
         ParcelMaker,
         PlainSchedule,
         PrioritizedSchedule,
+        RowFinder,
         load_batches,
     )
     from freescale.recipe.comm import row_channels
@@ -155,13 +155,13 @@ def schedule_opener(
 
     # A parcel is a whole step.
     alone = padder is not None and ranks.num_ranks == 1 and config.optim.accumulate == 1
-    workers = loader_processes(config, replayed=alone)
+    workers = loader_processes(config, replayed=alone, features=tables.features is not None)
 
     def open_schedule(first_step: int) -> Schedule:
         num_steps = timetable.total_steps - first_step
         if padder is not None and alone and workers:
-            table = embedding.plan_of(TABLE).spec
-            maker = ParcelMaker(sampler, examples, id_map, table, padder)
+            finder = RowFinder.of(embedding, id_map, tables.features)
+            maker = ParcelMaker(sampler, examples, finder, padder)
             return PlainSchedule(
                 ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers),
                 embedding=embedding,

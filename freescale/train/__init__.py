@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from freescale.train.accounts.stalls import Stalls
     from freescale.train.agreement import from_first
     from freescale.train.compute.owned_parameters import OwnedParameters
+    from freescale.train.compute.padded_compute import rows_of_items
     from freescale.train.compute.recorder import Recorder
     from freescale.train.compute.step import TrainStep
     from freescale.train.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current

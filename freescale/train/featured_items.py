@@ -8,6 +8,7 @@ its share of the catalogue.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,13 @@ class FeaturedItems:
 
         tables = {name: values for name, values in rows.items() if name in self.of_tokens}
         return BatchItems(leaf, ready.batch, send_back, tables)
+
+    def vectors(
+        self, rows: Mapping[str, Tensor], batch: SequenceBatch
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The same inside the model's graph, for steps that are one piece of work; and the rows that tokens read."""
+        tables = {name: values for name, values in rows.items() if name in self.of_tokens}
+        return as_compute(self.join(batch.items, rows)), tables
 
     @torch.no_grad()
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:

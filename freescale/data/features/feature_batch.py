@@ -93,6 +93,14 @@ class BatchFeatures:
             for name in self._names(TARGET + each.name, each)
         )
 
+    def of_next_events(self) -> frozenset[str]:
+        """What batches hold of the events right behind theirs, by name; times are not among it."""
+        return frozenset(
+            (LABEL if each.outcome else TARGET) + name
+            for each in self._of_events()
+            for name in self._names(each.name, each)
+        )
+
     def tokens(self, histories: Histories, index: IntArray) -> Arrays:
         """Features of the events at these places, and of the events right behind them.
 

@@ -133,9 +133,10 @@ class EmbeddingTable:
 
     def step_numbers(self, *, lr: float, step: int) -> tuple[float, float, float, float]:
         """What `apply_counted` reads of a step, which counts from 1."""
+        own = lr * self._lr_scale
         if self._rule is None:
-            return (lr, 1.0, step % 65536, step // 65536)
-        return (*self._rule.numbers(lr=lr, step=step), step % 65536, step // 65536)
+            return (own, 1.0, step % 65536, step // 65536)
+        return (*self._rule.numbers(lr=own, step=step), step % 65536, step // 65536)
 
     def apply_counted(self, rows: Tensor, grad: Tensor, *, numbers: Tensor, count: Tensor) -> None:
         """Update the first `count` of these unique local rows.
@@ -161,7 +162,8 @@ class EmbeddingTable:
         step = int(low + 65536 * high)
         adam = self._rule is not None and self._rule.kind == "adam"
         lr = rate if self._rule is None else -rate * ((1 - self._rule.beta1**step) if adam else 1.0)
-        self.apply(rows[:real], grad[:real], lr=lr, step=step)
+        self._tell(rows[:real])
+        self._apply_plainly(rows[:real], grad[:real], lr=lr, step=step)
 
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Update these unique local rows with their summed gradients; step counts from 1."""

@@ -83,6 +83,8 @@ class SequenceLayout:
         self._runs: tuple[AttentionMask, SegmentRuns] | None = None
         self._rule_tiles: dict[int, tuple[MaskRule, RuleTiles]] = {}
         self._buckets: list[tuple[tuple[object, ...], Any]] = []
+        self.longer: SequenceLayout | None = None
+        """Of the same sequences with other tokens among theirs, where a padded batch brings it along."""
 
     @property
     def padded(self) -> bool:
@@ -109,6 +111,8 @@ class SequenceLayout:
         """From now on nothing is brought to the device: a recording would read it again when it is old."""
         self._alone = self._carrier = Sealed()
         self.work.seal()
+        if self.longer is not None:
+            self.longer.seal()
 
     def _fixed(self, *wish: Any) -> Tensor:
         """A list of a padded batch on its way to the device."""
@@ -166,6 +170,13 @@ class SequenceLayout:
             own = torch.searchsorted(starts, token, right=True) - 1
             return (token - starts[own]).masked_fill_(token >= starts[-1], 0)
         return token - torch.repeat_interleave(starts[:-1], starts.diff(), output_size=self.num_tokens)
+
+    @cached_property
+    def sequence_of_token(self) -> Tensor:
+        """[T] the number of the sequence that each token is in, worked out on the device; of pads that of the last."""
+        token = torch.arange(self.num_tokens, device=self.device)
+        own = torch.searchsorted(self.device_offsets, token, right=True) - 1
+        return own.clamp_(max=max(0, len(self.lengths) - 1))
 
     def token_tiles(self, block: int) -> Tensor:
         """[tiles, 3] sequence, first token and number of tokens of each run of up to `block` tokens of a sequence."""

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from freescale.data import Feature, SequenceBatch, TokenRule
 from freescale.kernels import SequenceLayout, Sum
+from freescale.kernels.rows import take
 from freescale.kernels.runtime import on_device, to_device
 from freescale.model.inputs.feature_join import FeatureJoin, How
+from freescale.model.inputs.padded_places import padded_places
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,36 @@ class FeatureTokens(nn.Module):
         """Whose rows are needed."""
         return {table for part in self.modules() if isinstance(part, FeatureJoin) for table in part.tables()}
 
-    def joined(self, vectors_TD: Tensor, batch: SequenceBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """[T, D] vectors of events from those of their items."""
+    def joined(
+        self,
+        vectors_TD: Tensor,
+        batch: SequenceBatch,
+        rows: Mapping[str, Tensor],
+        layout: SequenceLayout | None = None,
+    ) -> Tensor:
+        """[T, D] vectors of events from those of their items; `layout`: of a batch that may be padded."""
         if self.events is not None:
             vectors_TD = vectors_TD + self.events(batch.tokens, rows)
         if self.users is not None:
-            owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
-            owner = on_device(owner, vectors_TD.device)
-            vectors_TD = vectors_TD + self.users(batch.samples, rows).index_select(0, owner)
+            if layout is not None and layout.padded:
+                owner = layout.sequence_of_token
+            else:
+                owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
+                owner = on_device(owner, vectors_TD.device)
+            # Gradients of a user add up in a fixed order.
+            vectors_TD = vectors_TD + take(self.users(batch.samples, rows), owner)
         return vectors_TD
 
     def forward(
         self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout, rows: Mapping[str, Tensor]
     ) -> TokenSequence:
         """The sequence of a batch, from the vectors of its items and the unique rows of every table."""
-        vectors_TD = self.joined(vectors_TD, batch, rows)
+        vectors_TD = self.joined(vectors_TD, batch, rows, layout)
         if not self.extends:
             return TokenSequence(vectors_TD, batch, layout, None)
         assert self.kind is not None
+        if layout.longer is not None:
+            return self._padded(vectors_TD, batch, layout, layout.longer, rows)
         places = _Places.of(batch.offsets.numpy(), self.rule, batch.targets)
         kinds = iter(self.kind)
         used = on_device(torch.from_numpy(places.samples), vectors_TD.device)
@@ -125,6 +139,35 @@ class FeatureTokens(nn.Module):
         longer = _longer(batch, places, vectors.device)
         last = on_device(torch.from_numpy(places.last), vectors.device)
         return TokenSequence(vectors, longer, SequenceLayout(longer.offsets, device=vectors.device), last)
+
+    def _padded(
+        self,
+        vectors_TD: Tensor,
+        batch: SequenceBatch,
+        layout: SequenceLayout,
+        longer: SequenceLayout,
+        rows: Mapping[str, Tensor],
+    ) -> TokenSequence:
+        """The same of a padded batch: what stands where is worked out on the device, from where sequences begin."""
+        assert self.kind is not None
+        kinds = iter(self.kind)
+        front = [(part(batch.samples, rows) + next(kinds)).to(vectors_TD.dtype) for part in self.front]
+        after = [(part(batch.tokens, rows) + next(kinds)).to(vectors_TD.dtype) for part in self.after]
+        places = padded_places(layout, longer, self.rule)
+        vectors: Tensor = _Reordered.apply(  # type: ignore[no-untyped-call]
+            torch.cat([*front, vectors_TD, *after]), places.order, places.back
+        )
+        sequence = SequenceBatch(
+            offsets=longer.offsets,
+            tokens={
+                name: batch.tokens[name].index_select(0, places.event)
+                for name in ("time", "target_time")
+                if name in batch.tokens
+            },
+            samples={"row": batch.samples["row"]},
+            pads=longer.num_tokens - longer.num_real,
+        )
+        return TokenSequence(vectors, sequence, longer, places.last)
 
 
 class FrontPlaces(NamedTuple):

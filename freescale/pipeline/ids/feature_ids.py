@@ -67,6 +67,11 @@ class FeatureIds:
         """What is asked, in an order that is the same on every rank."""
         return tuple(self._columns)
 
+    @property
+    def columns(self) -> tuple[IdColumn, ...]:
+        """Features that have rows, table by table."""
+        return tuple(column for columns in self._columns.values() for column in columns)
+
     def rows(self, batch: SequenceBatch, *, step: int | None = None) -> dict[str, Tensor]:
         """The rows a batch asks of every table, for all its features one after the other."""
         return {table: self._rows(table, batch, step) for table in self._columns}

@@ -20,7 +20,7 @@ import pickle
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,12 +32,12 @@ import torch
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
-from freescale.embedding import IdMap, TableSpec
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.kernels.runtime import HostRoom
-from freescale.pipeline.ids.batch_ids import unique_rows
+from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.loader import live_as_long_as_the_rank
-from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.padding.source import PaddingSource, Template
 
 _PLACES = 2
@@ -68,24 +68,21 @@ class ParcelMaker:
     Args:
         sampler: plans steps.
         examples: reads them.
-        id_map: raw ids to rows; a formula.
-        table: whose rows these are.
+        finder: finds their rows; its maps are formulas.
         padder: knows sizes.
     """
 
     sampler: BalancedSampler
     examples: Examples
-    id_map: IdMap
-    table: TableSpec
+    finder: RowFinder
     padder: Padder
 
     def make(self, step: int) -> tuple[StepPlan, SequenceBatch, PaddingSource]:
         """Plan, read and map one step."""
         plan = self.sampler.plan(step)
         batch = self.examples.batch(plan.rows, step=step)
-        rows, index = unique_rows(batch, self.id_map, self.table, step=step)
-        tokens = plan.divisor
-        return plan, batch, self.padder.source(batch, rows, index, global_tokens=tokens, step=step)
+        found = self.finder.find(batch, step=step)
+        return plan, batch, self.padder.source(*found, global_tokens=plan.divisor, step=step)
 
 
 class _Written(NamedTuple):
@@ -96,8 +93,8 @@ class _Written(NamedTuple):
         plan: of the step.
         offsets: where its sequences stand.
         histories: which ones they are.
-        num_rows: places for rows in the parcel.
-        real_rows: unique rows.
+        num_rows: by table, places for rows in the parcel.
+        real_rows: by table, unique rows.
         template: number of the one that the parcel was written by; None: there is no parcel.
         source: what the parcel is to be made of, where there is none.
     """
@@ -106,8 +103,8 @@ class _Written(NamedTuple):
     plan: StepPlan
     offsets: np.ndarray[Any, Any]
     histories: np.ndarray[Any, Any]
-    num_rows: int
-    real_rows: int
+    num_rows: Mapping[str, int]
+    real_rows: Mapping[str, int]
     template: int | None
     source: PaddingSource | None
 
@@ -279,7 +276,7 @@ def _write(worker: _Worker, maker: ParcelMaker, step: int, place: int, templates
         offsets=batch.offsets.numpy(),
         histories=batch.samples["row"].numpy(),
         num_rows=source.num_rows,
-        real_rows=len(source.unique),
+        real_rows={name: len(rows) for name, rows in source.unique.items()},
         template=number,
         source=source if number is None else None,
     )

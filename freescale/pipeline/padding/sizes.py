@@ -2,7 +2,7 @@
 
 Every size is a recording of its own, and a step whose size is not recorded takes ten times as long as one that is
 replayed; on several ranks all others wait for it. So sizes are few, and known at the start: its first steps
-are planned as they will come, and their tokens covered by as few sizes as pay. Sequences and rows have one size.
+are planned as they will come, and their tokens covered by as few sizes as pay. Sequences, rows and items have one size.
 
     tokens of 32 steps   ··:·::::·:··           sizes   |    |     |        (the last one for what may still come)
 
@@ -13,8 +13,9 @@ from seed, data and recipe: never from what has been recorded yet, since a produ
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -34,22 +35,37 @@ _COARSE = 4
 """Unforeseen sizes lie 1/4 apart: they are rare, and should meet again."""
 
 
+class RowCounts(NamedTuple):
+    """What a batch asks for.
+
+    Args:
+        rows: unique rows, by table.
+        items: distinct items, where the batch says something of each.
+    """
+
+    rows: Mapping[str, int]
+    items: int = 0
+
+
 class PaddingSizes(NamedTuple):
     """Sizes to pad to; without any all are 1/16 apart.
 
     Args:
         tokens: ascending.
         samples: places for sequences.
-        rows: places for unique rows, and one for pads.
+        rows: by table, places for unique rows, and one for pads.
+        items: places for distinct items, and one for pads.
     """
 
     tokens: tuple[int, ...] = ()
     samples: int = 0
-    rows: int = 0
+    rows: Mapping[str, int] = MappingProxyType({})
+    items: int = 0
 
-    def holds(self, *, tokens: int, samples: int, rows: int) -> bool:
+    def holds(self, *, tokens: int, samples: int, rows: Mapping[str, int], items: int = 0) -> bool:
         """Whether such a size is one of these."""
-        return tokens in self.tokens and samples == self.samples and rows == self.rows
+        fixed = samples == self.samples and items == self.items
+        return tokens in self.tokens and fixed and dict(rows) == dict(self.rows)
 
     def tokens_for(self, num: int) -> int:
         """Places for so many tokens."""
@@ -64,13 +80,22 @@ class PaddingSizes(NamedTuple):
             return self.samples
         return padded_size(num, fewest=8, steps=_COARSE if self.samples else 16)
 
-    def rows_for(self, num: int, *, table_rows: int) -> int:
-        """Places for so many unique rows, and one for pads: all of a small table, else one of few sizes."""
-        if num < self.rows:
-            return self.rows
-        if 2 * table_rows <= 3 * num or table_rows < FEWEST:
-            return table_rows + 1
-        return min(table_rows + 1, padded_size(num + 1, steps=_COARSE))
+    def rows_for(self, table: str, num: int, *, table_rows: int) -> int:
+        """Places for so many unique rows of a table, and one for pads."""
+        return _places(num, foreseen=self.rows.get(table, 0), most=table_rows)
+
+    def items_for(self, num: int, *, num_items: int) -> int:
+        """Places for so many distinct items of a catalogue, and one for pads."""
+        return _places(num, foreseen=self.items, most=num_items)
+
+
+def _places(num: int, *, foreseen: int, most: int) -> int:
+    """Places for so many, and one for pads: what was foreseen, all of a small table, else one of few sizes."""
+    if num < foreseen:
+        return foreseen
+    if 2 * most <= 3 * num or most < FEWEST:
+        return most + 1
+    return min(most + 1, padded_size(num + 1, steps=_COARSE))
 
 
 UNFORESEEN = PaddingSizes()
@@ -78,28 +103,46 @@ UNFORESEEN = PaddingSizes()
 
 
 def foresee_sizes(
-    sampler: BalancedSampler, *, rows_of: Callable[[StepPlan], int], table_rows: int, num_parts: int = 1
+    sampler: BalancedSampler,
+    *,
+    rows_of: Callable[[StepPlan], RowCounts],
+    table_rows: Mapping[str, int],
+    num_items: int = 0,
+    num_parts: int = 1,
 ) -> PaddingSizes:
     """The sizes of this rank's batches.
 
     Args:
         sampler: plans the run.
-        rows_of: how many unique rows a planned batch asks for; asked once, for it has to be read.
-        table_rows: no batch has more.
+        rows_of: what a planned batch asks for; asked for few of them, for they have to be read.
+        table_rows: of every table; no batch has more.
+        num_items: of the catalogue, where batches say something of items.
         num_parts: micro-batches a step.
     """
     plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), _LOOKED_AT)]
     lengths = [sampler.batches.lengths_of(plan.rows) for plan in plans]
     parts = [part for each in lengths for part in _batch_of(each).split(num_parts)]
-    largest = plans[max(range(len(plans)), key=lambda step: int(lengths[step].sum()))]
+    read = {max(range(len(plans)), key=lambda step: int(lengths[step].sum()))}
+    if num_items:
+        # Rows of users and of negatives grow with the sequences, not with their tokens.
+        read.add(max(range(len(plans)), key=lambda step: len(plans[step].rows)))
     most_samples = max(len(part) for part in parts)
     samples = min(_with_reserve(most_samples), max(plan.global_samples for plan in plans))
-    rows = PaddingSizes().rows_for(_with_reserve(rows_of(largest)), table_rows=table_rows)
+    counts = [rows_of(plans[step]) for step in sorted(read)]
+    none = PaddingSizes()
     sizes = choose_sizes([part.num_tokens for part in parts])
     return PaddingSizes(
         tokens=(*sizes, padded_size(_with_reserve(sizes[-1]))),
         samples=padded_size(samples, fewest=8),
-        rows=rows,
+        rows={
+            name: none.rows_for(
+                name, _with_reserve(max(each.rows[name] for each in counts)), table_rows=table_rows[name]
+            )
+            for name in table_rows
+        },
+        items=none.items_for(_with_reserve(max(each.items for each in counts)), num_items=num_items)
+        if num_items
+        else 0,
     )
 
 

@@ -5,13 +5,15 @@ Nothing here knows a device, so that loader processes can write parcels (`parcel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from freescale.data import TokenRule
 from freescale.kernels import LayoutRoom
 from freescale.kernels.attention import ListFiller, is_long
 from freescale.kernels.runtime import HostRoom
@@ -45,32 +47,69 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PaddingSource:
-    """A batch on the CPU, and the size it is to have."""
+    """A batch on the CPU, and the size it is to have.
+
+    Args:
+        offsets: where its sequences stand, those without tokens behind the real ones included.
+        unique: by table, the numbers of its unique rows.
+        tokens: features with a value a token.
+        samples: features with a value a sequence.
+        room: of its tokens.
+        num_rows: by table, places for unique rows.
+        global_tokens: what the loss is divided by.
+        numbers: of the step.
+        items: features with a value a distinct item.
+        num_items: places for distinct items.
+        rule: how sequences grow by tokens of features; None: they do not.
+    """
 
     offsets: Array
-    unique: Array
+    unique: Mapping[str, Array]
     tokens: list[Feature]
     samples: list[Feature]
     room: LayoutRoom
-    num_rows: int
+    num_rows: Mapping[str, int]
     global_tokens: int
     numbers: Array
+    items: list[Feature] = field(default_factory=list)
+    num_items: int = 0
+    rule: TokenRule | None = None
 
     def padded(self) -> Iterator[tuple[Feature, tuple[int, ...]]]:
         """Unique rows, what the loss is divided by, the step's numbers, all features; each with its padded shape."""
-        yield Feature("unique", self.unique), (self.num_rows,)
+        for name, rows in self.unique.items():
+            yield Feature(name, rows), (self.num_rows[name],)
         yield Feature("divisor", np.array([max(1, self.global_tokens)], np.float64)), (1,)
         yield Feature("numbers", self.numbers), self.numbers.shape
-        sizes = ((self.tokens, self.room.tokens), (self.samples, len(self.offsets) - 1))
+        sizes = (
+            (self.tokens, self.room.tokens),
+            (self.samples, len(self.offsets) - 1),
+            (self.items, self.num_items),
+        )
         for features, size in sizes:
             for feature in features:
                 yield feature, (size, *feature.values.shape[1:])
 
+    @cached_property
+    def longer(self) -> tuple[Array, LayoutRoom] | None:
+        """Where sequences stand with tokens of features among theirs, and their room: at least one pad is in it."""
+        if self.rule is None:
+            return None
+        sizes = self.rule.tokens(np.diff(self.offsets))
+        places = self.room.tokens * (1 + self.rule.after) + len(sizes) * self.rule.front + 1
+        longest = self.rule.front + self.room.longest * (1 + self.rule.after)
+        room = LayoutRoom(tokens=-(-places // FEWEST) * FEWEST, longest=longest)
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), room
+
     @property
     def size(self) -> tuple[Any, ...]:
         """All that decides how large its tensors are, and which kernels they are computed by."""
-        kinds = ((f.name, f.values.dtype, f.values.shape[1:]) for f in (*self.tokens, *self.samples))
-        return self.room, len(self.offsets), self.num_rows, is_long(np.diff(self.offsets)), *kinds
+        kinds = (
+            (f.name, f.values.dtype, f.values.shape[1:]) for f in (*self.tokens, *self.samples, *self.items)
+        )
+        rows = (*self.num_rows.values(), self.num_items)
+        longer = None if self.longer is None else is_long(np.diff(self.longer[0]))
+        return self.room, len(self.offsets), rows, is_long(np.diff(self.offsets)), longer, *kinds
 
     def cut(self, num_tokens: int) -> PaddingSource:
         """As much of the batch as fits into places for so many tokens: whole sequences, then some without tokens."""
@@ -84,12 +123,23 @@ class PaddingSource:
         )
 
 
+Lists = list[tuple[Any, list[tuple[int, ...]]]]
+
+
 class Template(NamedTuple):
-    """How parcels of one size are filled: the lists behind the features, in their order."""
+    """How parcels of one size are filled: the lists behind the features, in their order.
+
+    Args:
+        key: of batches of this size.
+        num_bytes: of their parcels.
+        lists: of their sequences.
+        longer: of their sequences with tokens of features among theirs.
+    """
 
     key: tuple[Any, ...]
     num_bytes: int
-    lists: list[tuple[Any, list[tuple[int, ...]]]]
+    lists: Lists
+    longer: Lists
 
     def write(self, source: PaddingSource, room: HostRoom) -> None:
         """Write a batch of this size: what its parcel would hold, without any tensor of it."""
@@ -97,7 +147,12 @@ class Template(NamedTuple):
             values, to = feature.values, room.room_for(shape, feature.values.dtype)
             to[: len(values)] = values
             to[len(values) :] = feature.pad
-        filler = ListFiller(source.offsets, source.room)
-        for wish, shapes in self.lists:
-            filler.fill(wish, [room.room_for(shape, np.int64) for shape in shapes])
+        self._fill(self.lists, ListFiller(source.offsets, source.room), room)
+        if source.longer is not None:
+            self._fill(self.longer, ListFiller(*source.longer), room)
         assert room.filled == self.num_bytes
+
+    @staticmethod
+    def _fill(lists: Lists, filler: ListFiller, room: HostRoom) -> None:
+        for wish, shapes in lists:
+            filler.fill(wish, [room.room_for(shape, np.int64) for shape in shapes])

@@ -2,6 +2,8 @@
 
 0  unique rows that are real      1  key of the dropout masks      2  learning rate of the dense part
 3  .. 6  what the update of rows reads (`EmbeddingTable.step_numbers`)                              7  nothing
+
+Of every further table there are eight more, of which 0 and 3 to 6 are used.
 """
 
 from __future__ import annotations
@@ -17,36 +19,47 @@ from torch import Tensor
 NUM_NUMBERS = 8
 
 
-class StepNumbers(NamedTuple):
-    """The numbers where a step reads them.
+class TableNumbers(NamedTuple):
+    """The numbers of a table.
 
     Args:
         real_rows: [1] int64 unique rows that are real.
-        dropout_key: [1] int64.
-        dense_lr: [] float64.
         rows: [4] float64, of the update of rows.
     """
 
     real_rows: Tensor
+    rows: Tensor
+
+
+class StepNumbers(NamedTuple):
+    """The numbers where a step reads them.
+
+    Args:
+        dropout_key: [1] int64.
+        dense_lr: [] float64.
+        tables: of every table.
+    """
+
     dropout_key: Tensor
     dense_lr: Tensor
-    rows: Tensor
+    tables: tuple[TableNumbers, ...]
 
     @staticmethod
     def of(numbers: Tensor) -> StepNumbers:
         """Views of what `pack_numbers` made."""
         exact = numbers.view(torch.float64)
-        return StepNumbers(numbers[:1], numbers[1:2], exact[2], exact[3:7])
+        tables = tuple(
+            TableNumbers(numbers[first : first + 1], exact[first + 3 : first + 7])
+            for first in range(0, len(numbers), NUM_NUMBERS)
+        )
+        return StepNumbers(numbers[1:2], exact[2], tables)
 
 
-def pack_numbers(*, dropout_key: int, dense_lr: float, rows: Sequence[float]) -> npt.NDArray[Any]:
-    """[8] int64 the numbers of a step; the batch itself fills in how many rows it has."""
-    packed = np.zeros(NUM_NUMBERS, np.int64)
+def pack_numbers(*, dropout_key: int, dense_lr: float, rows: Sequence[Sequence[float]]) -> npt.NDArray[Any]:
+    """[8 tables] int64 the numbers of a step; the batch itself fills in how many rows it has."""
+    packed = np.zeros(NUM_NUMBERS * len(rows), np.int64)
     packed[1] = dropout_key
-    packed.view(np.float64)[2:7] = dense_lr, *rows
+    exact = packed.view(np.float64)
+    exact[2] = dense_lr
+    exact.reshape(-1, NUM_NUMBERS)[:, 3:7] = rows
     return packed
-
-
-def no_numbers(step: int) -> npt.NDArray[Any]:
-    """Of a step that reads none."""
-    return np.zeros(NUM_NUMBERS, np.int64)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from freescale.embedding import IdMap, ShardedEmbedding, learns_ids
 from freescale.errors import ConfigError
-from freescale.kernels.rows import unique
 from freescale.pipeline.ids.batch_rows import NO_ROWS, TABLE, asked_rows, indices
 from freescale.pipeline.ids.feature_ids import FeatureIds
+from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loading.loader import PlannedBatch
-from freescale.pipeline.padding.padder import PaddedBatch, Padder
+from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.prioritized.in_flight import ReadyRows
 from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD, PrioritizedPipeline
 from freescale.pipeline.schedule import ReadyBatch, end_loading
@@ -57,6 +58,7 @@ class PrioritizedSchedule:
         self._batches = batches
         self._id_map = id_map
         self._features = features
+        self._finder = RowFinder.of(embedding, id_map, features)
         self._device = device
         self._layouts = layouts
         self._made: dict[int, PreparedLayouts] = {}
@@ -74,7 +76,9 @@ class PrioritizedSchedule:
             padded = self._padded.pop(plan.step, None)
             if padded is not None:
                 padded.record_stream()
-                yield ReadyBatch(plan, batch, lookup, ready.traffic, loaded=batch, padded=padded)
+                yield ReadyBatch(
+                    *(plan, batch, lookup, ready.traffic), loaded=batch, padded=padded, lookups=ready.lookups
+                )
                 continue
             inverse = {name: each.inverse for name, each in ready.lookups.items()}
             indexed = indices(batch, inverse, self._features, self._device)
@@ -110,10 +114,8 @@ class PrioritizedSchedule:
         plan, batch = planned
         asked = asked_rows(batch, self._id_map, self._features, step=plan.step)
         if self._padder is not None:
-            tokens = plan.divisor
-            self._padded[plan.step] = self._padder.pad(
-                batch, *unique(asked[TABLE]), global_tokens=tokens, step=plan.step
-            )
+            found = self._finder.of_rows(batch, asked)
+            self._padded[plan.step] = self._padder.pad(*found, global_tokens=plan.divisor, step=plan.step)
         elif self._layouts is not None:
             self._made[plan.step] = self._layouts.plan(batch)
         return asked

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from freescale.balance import BalancedSampler, StepPlan
     from freescale.comm.world import Ranks
     from freescale.data import Examples
-    from freescale.embedding import EmbeddingTable, ShardedEmbedding
+    from freescale.embedding import EmbeddingTable
     from freescale.model import Recommender
-    from freescale.pipeline import Padder, PaddingSizes
+    from freescale.pipeline import Padder, PaddingSizes, RowCounts
     from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
     from freescale.train import Progress, Recorder
@@ -24,6 +24,10 @@ MOST_TOKENS = 65_536
 saves: 100,000 tokens of 8 layers took 40 ms padded and 29 ms as they are (one H200)."""
 
 
+UNTRIED = "proved on CPU ranks, where padded batches follow unpadded ones, and not yet on a GPU"
+"""Of steps with features."""
+
+
 @dataclass(frozen=True)
 class Capture:
     """What captured steps are made of; nothing where steps are computed as usual.
@@ -31,12 +35,12 @@ class Capture:
     Args:
         padder: pads batches.
         recorder: records their steps.
-        table: whose rows the steps read and update by themselves; None: rows are looked up and updated around them.
+        tables: whose rows the steps read and update by themselves; None: rows are looked up and updated around them.
     """
 
     padder: Padder | None = None
     recorder: Recorder | None = None
-    table: EmbeddingTable | None = None
+    tables: Mapping[str, EmbeddingTable] | None = None
 
 
 def build_capture(
@@ -57,6 +61,8 @@ def build_capture(
         progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
+        if config.run.capture == "features":
+            tell(f"run.capture=features needs a GPU, and this runs on {ranks.device.type}")
         return Capture()
     reason = why_not(
         config, model, tables, usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate)[1]
@@ -64,12 +70,18 @@ def build_capture(
     if reason is not None:
         tell(reason)
         return Capture()
+    if tables.features is not None:
+        progress.notice(
+            0, f"steps with features are replayed as CUDA graphs (run.capture=features): {UNTRIED}"
+        )
     recorder = Recorder(ranks.device, tell=tell)
     return assemble_capture(
         config,
         recorder,
         ranks=ranks,
-        embedding=tables.embedding,
+        model=model,
+        tables=tables,
+        examples=examples,
         lr_factor=lr_factor,
         sizes=foreseen_sizes(sampler, examples, tables, num_parts=config.optim.accumulate),
     )
@@ -83,17 +95,34 @@ def foreseen_sizes(
     A log grows: which windows there are when a run starts must not decide how its sums are rounded.
     """
     from freescale.balance import WindowBatches
-    from freescale.pipeline import TABLE, PaddingSizes, foresee_sizes, unique_rows
+    from freescale.pipeline import PaddingSizes, RowCounts, RowFinder, foresee_sizes
 
     if isinstance(sampler.batches, WindowBatches):
         return PaddingSizes()
-    table = tables.embedding.plan_of(TABLE).spec
+    finder = RowFinder.of(tables.embedding, tables.id_map, tables.features)
 
-    def rows_of(plan: StepPlan) -> int:
+    def rows_of(plan: StepPlan) -> RowCounts:
         batch = examples.batch(plan.rows, step=plan.step)
-        return len(unique_rows(batch, tables.id_map, table, step=plan.step)[0])
+        found = finder.find(batch, step=plan.step)
+        counts = {name: len(rows) for name, rows in found.unique.items()}
+        return RowCounts(counts, len(next(iter(batch.items.values()), ())))
 
-    return foresee_sizes(sampler, rows_of=rows_of, table_rows=table.num_rows, num_parts=num_parts)
+    return foresee_sizes(
+        sampler,
+        rows_of=rows_of,
+        table_rows=_table_rows(tables),
+        num_items=_num_items(tables, examples),
+        num_parts=num_parts,
+    )
+
+
+def _table_rows(tables: RunTables) -> dict[str, int]:
+    return {name: plan.spec.num_rows for name, plan in tables.embedding.plans.items()}
+
+
+def _num_items(tables: RunTables, examples: Examples) -> int:
+    """Of the catalogue, where batches say something of items."""
+    return 0 if tables.features is None else len(examples.source.items.ids)
 
 
 def assemble_capture(
@@ -101,51 +130,73 @@ def assemble_capture(
     recorder: Recorder,
     *,
     ranks: Ranks,
-    embedding: ShardedEmbedding,
+    model: Recommender,
+    tables: RunTables,
+    examples: Examples,
     lr_factor: Callable[[int], float],
     sizes: PaddingSizes | None = None,
 ) -> Capture:
     """The parts, for a run whose steps can be recorded."""
     from freescale.kernels.dropout import key_of_step
-    from freescale.pipeline import TABLE, Padder, PaddingSizes, pack_numbers
+    from freescale.pipeline import Padder, PaddingSizes, pack_numbers
 
-    table, seed = embedding.tables[TABLE], config.run.seed
+    held, seed = tables.embedding.tables, config.run.seed
 
     def numbers_of(step: int) -> Any:
         factor = lr_factor(step)
+        rate = config.embedding.lr * factor
         return pack_numbers(
             dropout_key=key_of_step(seed, step),
             dense_lr=config.optim.lr * factor,
-            rows=table.step_numbers(lr=config.embedding.lr * factor, step=step + 1),
+            rows=[table.step_numbers(lr=rate, step=step + 1) for table in held.values()],
         )
 
-    rows = embedding.plans[TABLE].spec.num_rows
+    rule = None if model.tokens is None or not model.tokens.extends else model.tokens.rule
     padder = Padder(
         ranks.device,
         longest=config.data.max_length,
-        table_rows=rows,
+        table_rows=_table_rows(tables),
         numbers_of=numbers_of,
         sizes=sizes or PaddingSizes(),
         num_parts=config.optim.accumulate,
+        num_items=_num_items(tables, examples),
+        rule=rule,
+        unread=_unread(model, tables, examples),
     )
     # Rows that travel or serve several micro-batches, and tables whose update is not one kernel, are dealt with around
     # the recorded part of a step.
     alone = ranks.num_ranks == 1 and config.optim.accumulate == 1
-    inside = alone and (table.not_fused is None or ranks.device.type == "cpu")
-    return Capture(padder, recorder, table if inside else None)
+    fused = all(table.not_fused is None for table in held.values())
+    inside = alone and (fused or ranks.device.type == "cpu")
+    return Capture(padder, recorder, held if inside else None)
+
+
+def _unread(model: Recommender, tables: RunTables, examples: Examples) -> frozenset[str]:
+    """Features of batches that no part of the model reads: ids that have rows, and what is said of the next event."""
+    from freescale.model import is_ours
+    from freescale.pipeline import RAW_IDS
+
+    if tables.features is None or examples.features is None:
+        return RAW_IDS
+    ids = {column.name for column in tables.features.columns}
+    if not (is_ours(model.encoder) and is_ours(model.head)):
+        return RAW_IDS | ids  # who knows what they look at
+    return RAW_IDS | ids | examples.features.of_next_events()
 
 
 def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
     from freescale.data import is_log
-    from freescale.model import drawn_by_rank, takes_pads
+    from freescale.model import FeatureJoin, drawn_by_rank, takes_pads
 
+    features = tables.features is not None
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
         >= MOST_TOKENS,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "item vectors are computed (items.kind)": config.items.kind != "ids",
-        "there are features besides items": tables.features is not None,
+        "item vectors are made by towers (tokens.join=towers)": features
+        and not isinstance(model.items, FeatureJoin),
         "data.path is a log, and older events have no loss": is_log(config.data.path),
         "rows are found on the GPU by a map that learns": tables.learns,
         f"model.mask={config.model.mask} hides more than what comes later": config.model.mask != "causal",
@@ -155,5 +206,7 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
         ),
         f"head.kind={config.head.kind} takes no padded batches": not takes_pads(model.head),
         "a module draws from torch's random numbers; freescale.Dropout does not": bool(drawn_by_rank(model)),
+        f"there are features besides items; run.capture=features replays them, {UNTRIED}": features
+        and config.run.capture != "features",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -15,7 +15,7 @@ batch cannot be recorded it is computed as usual, and the reason is told once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
-from freescale.pipeline import PaddedBatch, PaddedViews
+from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
 from freescale.train.compute.recorder import Recorder
+from freescale.train.compute.row_room import RowRoom, Rows
+
+VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
+"""Item vectors of a batch from the unique rows of all tables, and the rows that its tokens read beside them."""
 
 RECORD_AT = 2
 """How often a size that was not foreseen is met before it is recorded: what comes once never pays."""
@@ -39,12 +44,9 @@ _TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
 _FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while nothing is recorded"
 
 
-@dataclass(frozen=True, eq=False)
-class _RowRoom:
-    """Where the rows of batches and their gradients lie, for all batches with room for as many."""
-
-    rows: Tensor
-    grad: Tensor
+def rows_of_items(rows: Rows, batch: SequenceBatch) -> tuple[Tensor, Rows]:
+    """Where item vectors are rows of their table, and there is no other."""
+    return rows[TABLE], {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +63,13 @@ class WholeStep:
     """What a step does beside loss and gradients, where it reads and updates rows and weights by itself.
 
     Args:
-        table: whose rows batches name.
+        tables: whose rows batches name.
         dropout_key: [1] where masks are drawn by it.
         dense_lr: [] where the optimizer reads it.
         update: scales gradients and moves weights; returns the norm of the gradients, if it was asked for.
     """
 
-    table: EmbeddingTable
+    tables: Mapping[str, EmbeddingTable]
     dropout_key: Tensor
     dense_lr: Tensor
     update: Callable[[], Tensor | None]
@@ -80,11 +82,12 @@ class PaddedCompute:
     holds all gradients of parameters one after the other, for those who add them up over ranks.
 
     Args:
-        model: (rows, batch, layout) -> sum of the losses; the dense part, not wrapped.
+        model: (item vectors, batch, layout, rows) -> sum of the losses; the dense part, not wrapped.
         parameters: whose gradients are wanted.
         precision: a context in which the forward runs.
         recorder: records sizes that come often.
         whole: what else is done in a step, inside.
+        vectors_of: makes item vectors; they are rows of their table unless given.
     """
 
     def __init__(
@@ -95,8 +98,9 @@ class PaddedCompute:
         precision: Callable[[], AbstractContextManager[None]],
         recorder: Recorder,
         whole: WholeStep | None = None,
+        vectors_of: VectorsOf = rows_of_items,
     ) -> None:
-        self._whole = whole
+        self._whole, self._vectors_of = whole, vectors_of
         self._norm: Tensor | None = None
         self._model, self._parameters, self._precision = model, list(parameters), precision
         self._recorder = recorder
@@ -104,8 +108,8 @@ class PaddedCompute:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
-        self._rooms: dict[int, _RowRoom] = {}
-        self._like: Tensor | None = None
+        self._rooms: dict[tuple[int, ...], RowRoom] = {}
+        self._like: Rows | None = None
         self._replays = 0
         self._ahead = False
         self.usual: Counter[str] = Counter()
@@ -162,15 +166,15 @@ class PaddedCompute:
                     self._record(other)
         return None
 
-    def run(self, rows: Tensor, padded: PaddedBatch) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and the gradient of its rows; both are overwritten by the next call.
+    def run(self, rows: Rows, padded: PaddedBatch) -> tuple[Tensor, Rows]:
+        """The loss of a batch, and the gradients of its rows by table; both are overwritten by the next call.
 
         Gradients of the parameters are in their `.grad`.
         """
-        self._like = rows[:0].detach() if self._like is None else self._like
+        if self._like is None:
+            self._like = {name: each[:0].detach() for name, each in rows.items()}
         room = self._room(padded)
-        with torch.no_grad():
-            room.rows[: padded.real_rows].copy_(rows)
+        room.fill(rows)
         found = self._recordings.get(padded.key)
         if found is None:
             self._compute(room, padded.views)
@@ -178,18 +182,19 @@ class PaddedCompute:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
         self._hand_out()
-        return self._loss, room.grad[: padded.real_rows]
+        return self._loss, {name: grad[: padded.real_rows[name]] for name, grad in room.grad.items()}
 
-    def run_parts(self, rows: Tensor, parts: Sequence[PaddedBatch]) -> tuple[Tensor, Tensor]:
+    def run_parts(self, rows: Rows, parts: Sequence[PaddedBatch]) -> tuple[Tensor, Rows]:
         """The same of micro-batches of one batch, added up in their order."""
-        loss, grad = self.run(rows, parts[0])
+        loss, grads = self.run(rows, parts[0])
         if len(parts) == 1:
-            return loss, grad
-        sums = [loss.clone(), grad.clone(), self.flat.clone()]
+            return loss, grads
+        sums = [each.clone() for each in (loss, self.flat, *grads.values())]
         for part in parts[1:]:
-            torch._foreach_add_(sums, [*self.run(rows, part), self.flat])
-        self.flat.copy_(sums[2])
-        return sums[0], sums[1]
+            loss, grads = self.run(rows, part)
+            torch._foreach_add_(sums, [loss, self.flat, *grads.values()])
+        self.flat.copy_(sums[1])
+        return sums[0], dict(zip(grads, sums[2:]))
 
     def run_whole(self, padded: PaddedBatch) -> tuple[Tensor, Tensor | None]:
         """A whole step; its loss, and the norm of the gradients if asked for. The next call overwrites both."""
@@ -197,54 +202,61 @@ class PaddedCompute:
         if found is None:
             assert self._whole is not None
             if self._like is None:
-                weight = self._whole.table.weight
-                self._like = as_compute(weight.new_zeros(0, weight.shape[1]))
+                weights = {name: table.weight for name, table in self._whole.tables.items()}
+                self._like = {
+                    name: as_compute(each.new_zeros(0, each.shape[1])) for name, each in weights.items()
+                }
             self._compute(self._room(padded), padded.views)
         else:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
         return self._loss, self._norm
 
-    def _room(self, padded: PaddedBatch) -> _RowRoom:
-        """Rows that are not filled stay what they are: pads read the last one, which never is, and nothing the rest."""
-        if padded.num_rows not in self._rooms:
+    def _room(self, padded: PaddedBatch) -> RowRoom:
+        places = tuple(padded.num_rows.values())
+        if places not in self._rooms:
             assert self._like is not None
-            zeros = self._like.new_zeros(padded.num_rows, self._like.shape[1])
-            self._rooms[padded.num_rows] = _RowRoom(zeros.requires_grad_(), torch.zeros_like(zeros))
-        return self._rooms[padded.num_rows]
+            made_of_rows = self._vectors_of is not rows_of_items
+            self._rooms[places] = RowRoom(padded.num_rows, self._like, clean=made_of_rows)
+        return self._rooms[places]
 
-    def _compute(self, room: _RowRoom, views: PaddedViews) -> None:
+    def _compute(self, room: RowRoom, views: PaddedViews) -> None:
         if self._whole is not None:
             self._read_step(self._whole, room, views)
         self._forward_backward(room, views)
         if self._whole is not None:
             self._update(self._whole, room, views)
 
-    def _forward_backward(self, room: _RowRoom, views: PaddedViews) -> None:
+    def _forward_backward(self, room: RowRoom, views: PaddedViews) -> None:
         """Loss and gradients to where they belong."""
         with self._precision():
-            loss = self._model(room.rows, views.batch, views.layout) / views.divisor
+            vectors, tables = self._vectors_of(room.rows, views.batch)
+            loss = self._model(vectors, views.batch, views.layout, tables) / views.divisor
         # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
         with torch.autograd.set_multithreading_enabled(False):
-            found = torch.autograd.grad(loss, [room.rows, *self._parameters], allow_unused=True)
-        self._used = [grad is not None for grad in found[1:]]
-        pairs = [(to, grad) for to, grad in zip([room.grad, *self._grads], found) if grad is not None]
+            leaves = [*room.rows.values(), *self._parameters]
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        self._used = [grad is not None for grad in found[len(room.rows) :]]
+        places = [*room.grad.values(), *self._grads]
+        pairs = [(to, grad) for to, grad in zip(places, found) if grad is not None]
         with torch.no_grad():
             self._loss.copy_(loss.detach())
             torch._foreach_copy_([to for to, _ in pairs], [grad for _, grad in pairs])
 
     @torch.no_grad()
-    def _read_step(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
+    def _read_step(self, whole: WholeStep, room: RowRoom, views: PaddedViews) -> None:
         """The numbers of the step, and the rows of its batch; behind the real ones stand numbers nobody reads."""
         whole.dropout_key.copy_(views.numbers.dropout_key)
         whole.dense_lr.copy_(views.numbers.dense_lr)
-        room.rows.copy_(whole.table.gather(views.unique))
+        for (name, table), numbers in zip(whole.tables.items(), views.numbers.tables, strict=True):
+            room.read(name, table.gather(views.unique[name]), numbers.real_rows)
 
     @torch.no_grad()
-    def _update(self, whole: WholeStep, room: _RowRoom, views: PaddedViews) -> None:
+    def _update(self, whole: WholeStep, room: RowRoom, views: PaddedViews) -> None:
         """Rows, then weights."""
-        numbers = views.numbers
-        whole.table.apply_counted(views.unique, room.grad, numbers=numbers.rows, count=numbers.real_rows)
+        for (name, table), numbers in zip(whole.tables.items(), views.numbers.tables, strict=True):
+            rows, grad = views.unique[name], room.grad[name]
+            table.apply_counted(rows, grad, numbers=numbers.rows, count=numbers.real_rows)
         self._hand_out()
         norm = whole.update()
         if norm is not None:

@@ -1,7 +1,7 @@
 """One training step: forward and backward in micro-batches, dense update, rows sent home."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.compute.owned_parameters import OwnedParameters
-from freescale.train.compute.padded_compute import PaddedCompute, WholeStep
+from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
 from freescale.train.compute.recorder import RecordedUpdate, Recorder
 from freescale.train.compute.split_backward import SplitBackward, sum_of_all
 from freescale.train.extension import StepExtension
@@ -87,7 +87,8 @@ class TrainStep:
         transport: how they travel, and the numbers of a step.
         work: what a sequence of a length has to compute, kept with measured times.
         recorder: records steps of padded batches as CUDA graphs; without one batches must not be padded.
-        table: whose rows steps of padded batches read and update by themselves; they then come without rows.
+        tables: whose rows steps of padded batches read and update by themselves; they then come without rows.
+        vectors_of: makes item vectors in steps of padded batches, instead of `encode_items`.
         postpone_bytes: gradients of weights are computed after those of rows have left, and what is kept for them may
             take so much; None: in the plain order. Not with a recorder.
         postpone_share: step -> how much of what could be postponed is; all unless given.
@@ -113,7 +114,8 @@ class TrainStep:
         transport: str = "auto",
         work: SampleWork = WHOLE,
         recorder: Recorder | None = None,
-        table: EmbeddingTable | None = None,
+        tables: Mapping[str, EmbeddingTable] | None = None,
+        vectors_of: VectorsOf = rows_of_items,
         postpone_bytes: int | None = None,
         postpone_share: Callable[[int], float] | None = None,
     ) -> None:
@@ -167,10 +169,15 @@ class TrainStep:
             own = [param for param in self._parameters if param.requires_grad]
             self._dense_lr = _recordable(optimizer, ranks.device)
             whole = None
-            if table is not None:
-                whole = WholeStep(table, self._dropout_key, self._dense_lr, self._move_weights)
+            if tables is not None:
+                whole = WholeStep(tables, self._dropout_key, self._dense_lr, self._move_weights)
             self._padded = PaddedCompute(
-                model, own, precision=self._precision, recorder=recorder, whole=whole
+                model,
+                own,
+                precision=self._precision,
+                recorder=recorder,
+                whole=whole,
+                vectors_of=vectors_of,
             )
             self._is_whole = whole is not None
             self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
@@ -193,12 +200,12 @@ class TrainStep:
             param.grad = None  # as `zero_grad` does, without its hooks
         for extension in self.extensions:
             extension.begin(ready)
-        with self._precision():
-            items = self._encode_items(ready)
-        captured = None
+        captured, items = None, None
         if ready.padded is not None:
-            losses, captured = self._padded_forward_backward(ready.padded, ready, items)
+            losses, captured = self._padded_forward_backward(ready.padded, ready)
         else:
+            with self._precision():
+                items = self._encode_items(ready)
             self.timer.start(items.rows)
             losses = self._forward_backward(ready, items)
             self.timer.finish(ready.batch)
@@ -208,9 +215,10 @@ class TrainStep:
         counts = tuple(Readback(extension.counts(step)) for extension in self.extensions)
         if loss.here:  # on a CPU; on a GPU a loss that is not finite is found when the step is reported
             self.check(ready.plan, ready.batch.samples["row"], StepResult(loss, None, counts))
-        with _in_this_thread():
-            items.send_back()
-        all_reduce_gradients(self._item_parameters, self._ranks)
+        if items is not None:
+            with _in_this_thread():
+                items.send_back()
+            all_reduce_gradients(self._item_parameters, self._ranks)
         factor = self._lr_factor(step)
         # Rows first: dense gradients may be added up meanwhile.
         schedule.update(ready, lr=self._table_lr * factor)
@@ -288,16 +296,16 @@ class TrainStep:
             total += loss.detach().double()
         return total
 
-    def _padded_forward_backward(
-        self, padded: PaddedBatch, ready: ReadyBatch, items: BatchItems
-    ) -> tuple[Tensor, bool]:
+    def _padded_forward_backward(self, padded: PaddedBatch, ready: ReadyBatch) -> tuple[Tensor, bool]:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.are_recorded(padded.parts)
         with self.timer.padded(ready.batch, num_tokens=sum(part.num_tokens for part in padded.parts)):
-            loss, grad = self._padded.run_parts(items.rows, padded.parts)
-            # Gradients of rows may still be on their way when the next step overwrites them.
-            items.rows.grad = grad if self._flat_sum is None else grad.clone()
+            rows = {name: lookup.rows for name, lookup in ready.lookups.items()}
+            loss, grads = self._padded.run_parts(rows, padded.parts)
+            for name, grad in grads.items():
+                # Gradients of rows may still be on their way when the next step overwrites them.
+                rows[name].grad = grad if self._flat_sum is None else grad.clone()
         if self._flat_sum is not None:
             self.timer.handed_over()
             self._flat_sum.start(self._padded.flat)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
-from freescale.embedding.optimizer import updated
+from freescale.embedding.optimizer import rule_of, updated
 from freescale.embedding.tables import table as table_module
 from freescale.embedding.tables.table import EmbeddingTable, as_compute
 from freescale.kernels.rows.api import sum_by_row
@@ -185,3 +185,19 @@ def test_a_row_with_a_new_owner_knows_nothing_of_the_old_one(optimizer, dtype, m
     elsewhere.reset(torch.tensor([0, 1, 2]), keys)
     assert torch.equal(elsewhere.weight[:3], table.weight[rows])
     assert not torch.equal(table.weight[4], make_table(dtype=dtype).weight[3])
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda each: type(each).__name__)
+def test_numbers_on_the_device_move_rows_as_a_rate_does(optimizer):
+    """What steps that are recorded read; the rate of a table of its own is in it, for the fused kernel, too."""
+    tables = [EmbeddingTable(9, 4, optimizer=optimizer, dtype=torch.float64, lr_scale=0.25) for _ in range(2)]
+    rows, grad = torch.tensor([1, 4, 7, 0, 0]), torch.randn(5, 4, dtype=torch.float64)
+    for step in (1, 2, 3):
+        numbers = tables[0].step_numbers(lr=0.5, step=step)
+        assert numbers[0] == rule_of(optimizer).numbers(lr=0.125, step=step)[0]
+        numbers = torch.tensor(numbers, dtype=torch.float64)
+        tables[0].apply_counted(rows, grad, numbers=numbers, count=torch.tensor([3]))
+        tables[1].apply(rows[:3], grad[:3], lr=0.5, step=step)
+    torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=1e-12, atol=0)
+    for name, values in tables[1].state.items():
+        assert torch.equal(tables[0].state[name], values)

@@ -35,8 +35,9 @@ def make_batch(lengths, seed):
 
 
 def sent(padder, batch):
-    inverse = torch.cat([batch.tokens["item"], batch.tokens["target"], batch.samples["negatives"].flatten()])
-    return padder.pad(batch, torch.arange(ROWS), inverse, global_tokens=1)
+    indexed = batch.with_tokens(item_index=batch.tokens["item"], target_index=batch.tokens["target"])
+    indexed = indexed.with_samples(negative_index=batch.samples["negatives"])
+    return padder.pad(indexed, {"item": torch.arange(ROWS)}, global_tokens=1)
 
 
 def computed(layout, tokens, negatives, *, num_real):
@@ -87,7 +88,7 @@ def plain(batch):
 @pytest.fixture(scope="module")
 def padder():
     """One that has seen what the kernels ask for."""
-    padder = Padder(CPU, longest=LONGEST, table_rows=ROWS)
+    padder = Padder(CPU, longest=LONGEST, table_rows={"item": ROWS})
     batch = make_batch(LENGTHS[0], 1)
     views = sent(padder, batch).views
     computed(
@@ -122,7 +123,7 @@ def test_kernels_compute_the_batch_whose_lists_lie_in_memory(padder):
 
 def test_a_sealed_layout_refuses_lists_that_do_not_travel(padder):
     batch = make_batch(LENGTHS[0], 1)
-    views = Padder(CPU, longest=LONGEST, table_rows=ROWS)
+    views = Padder(CPU, longest=LONGEST, table_rows={"item": ROWS})
     layout = sent(views, batch).views.layout
     layout.seal()
     with pytest.raises(RuntimeError, match="does not travel"):

@@ -63,11 +63,17 @@ def test_a_run_is_that_of_batches_loaded_in_the_rank(tmp_path, padded_runs, keys
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_parcels_of_replayed_sizes_have_the_bytes_the_rank_would_send(tmp_path, padded_runs, monkeypatch):
-    maker = maker_of(tmp_path, monkeypatch)
+@pytest.mark.parametrize(
+    "keys", [(), ("synthetic.features=true", "tables.genre.dim=5")], ids=["items", "features"]
+)
+def test_parcels_of_replayed_sizes_have_the_bytes_the_rank_would_send(
+    tmp_path, padded_runs, monkeypatch, keys
+):
+    maker = maker_of(tmp_path, monkeypatch, *keys)
     padder = maker.padder
-    padder._wishes.note("device_offsets")
-    padder._wishes.note("tiles", "queries", 64, 32, None)
+    for wishes in (padder._wishes, padder._longer_wishes):
+        wishes.note("device_offsets")
+        wishes.note("tiles", "queries", 64, 32, None)
     loader = ParcelLoader(maker, first_step=3, num_steps=12, workers=2)
     written = []
     monkeypatch.setattr(
@@ -88,7 +94,8 @@ def test_parcels_of_replayed_sizes_have_the_bytes_the_rank_would_send(tmp_path, 
                 wanted.num_bytes,
                 wanted.num_rows,
             )
-            assert torch.equal(ours.unique, wanted.unique)
+            assert ours.unique.keys() == ours.num_rows.keys() == maker.finder.tables.keys()
+            assert all(torch.equal(rows, wanted.unique[name]) for name, rows in ours.unique.items())
             same = ours.memory[0][: ours.num_bytes] == wanted.memory[0][: ours.num_bytes]
             assert same.float().mean() > 0.99, "but for the bytes between two tables"
             padder._replayed.add(wanted.key)
@@ -100,7 +107,7 @@ def test_parcels_of_replayed_sizes_have_the_bytes_the_rank_would_send(tmp_path, 
 
 def test_an_error_of_the_data_comes_through(tmp_path, padded_runs, monkeypatch):
     maker = maker_of(tmp_path, monkeypatch)
-    monkeypatch.setattr(type(maker.id_map), "rows", refuse)
+    monkeypatch.setattr(type(maker.finder.id_map), "rows", refuse)
     loader = ParcelLoader(maker, first_step=0, num_steps=2, workers=1)
     with pytest.raises(DataError, match="no such id"):
         loader.next()
@@ -174,6 +181,7 @@ def test_processes_come_by_themselves_only_where_steps_are_replayed(monkeypatch)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     config = load_config(None, [])
     assert loader_processes(config, replayed=True) == 4
+    assert loader_processes(config, replayed=True, features=True) == 8
     assert loader_processes(config, replayed=False) == 0
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert loader_processes(config, replayed=True) == 0

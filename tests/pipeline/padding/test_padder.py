@@ -76,7 +76,7 @@ def indexed(batch):
     with_index = batch.with_tokens(item_index=item, target_index=target).with_samples(
         negative_index=negative.view(-1, NEGATIVES)
     )
-    return unique, inverse, with_index
+    return unique, with_index
 
 
 def compute_of(model):
@@ -91,7 +91,7 @@ def compute_of(model):
 )
 def test_padded_computes_what_the_batch_alone_computes(kind, lengths, seed):
     batch = make_batch(lengths, np.random.default_rng(seed))
-    unique, inverse, with_index = indexed(batch)
+    unique, with_index = indexed(batch)
     model = make_model(kind)
     rows = torch.randn(len(unique), DIM, dtype=torch.float64)
 
@@ -100,46 +100,50 @@ def test_padded_computes_what_the_batch_alone_computes(kind, lengths, seed):
     wanted = torch.autograd.grad(loss, [leaf, *model.parameters()])
     loss = loss.detach()
 
-    padder = Padder(CPU, longest=LONGEST, table_rows=30)
-    padded = padder.pad(batch, unique, inverse, global_tokens=77)
+    padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30})
+    padded = padder.pad(with_index, {"item": unique}, global_tokens=77)
     assert padded.views.batch.pads == padded.views.layout.num_tokens - batch.num_tokens
-    got_loss, row_grad = compute_of(model).run(rows, padded)
+    got_loss, row_grads = compute_of(model).run({"item": rows}, padded)
     assert float(got_loss) == pytest.approx(float(loss), rel=1e-12)
-    for got, want in zip([row_grad, *(p.grad for p in model.parameters())], wanted, strict=True):
+    for got, want in zip([row_grads["item"], *(p.grad for p in model.parameters())], wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_what_stands_in_pads_changes_no_bit(kind):
     batch = make_batch([7, 0, 31, 2], np.random.default_rng(3))
-    unique, inverse, _ = indexed(batch)
+    unique, with_index = indexed(batch)
     model, rows = make_model(kind), torch.randn(len(unique), DIM, dtype=torch.float64)
     results = []
     for poison in (False, True):
-        padded = Padder(CPU, longest=LONGEST, table_rows=30).pad(batch, unique, inverse, global_tokens=9)
+        padded = Padder(CPU, longest=LONGEST, table_rows={"item": 30}).pad(
+            with_index, {"item": unique}, global_tokens=9
+        )
         compute = compute_of(model)
-        compute.run(rows, padded)  # makes room for rows
+        compute.run({"item": rows}, padded)  # makes room for rows
         if poison:
             real = batch.num_tokens
             for name in ("time", "target_time"):
                 padded.views.batch.tokens[name][real:] = -(2**62)
             padded.views.batch.samples["negative_index"][len(batch) :] = 0
             for room in compute._rooms.values():
-                room.rows.data[len(unique) : -1] = torch.nan
-                room.rows.data[-1] = 1e3
-        loss, row_grad = compute.run(rows, padded)
-        results.append([loss.clone(), row_grad.clone(), *(p.grad.clone() for p in model.parameters())])
+                room.rows["item"].data[len(unique) : -1] = torch.nan
+                room.rows["item"].data[-1] = 1e3
+        loss, row_grads = compute.run({"item": rows}, padded)
+        results.append(
+            [loss.clone(), row_grads["item"].clone(), *(p.grad.clone() for p in model.parameters())]
+        )
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_batches_of_a_size_take_each_others_place():
     draws = np.random.default_rng(5)
-    padder = Padder(CPU, longest=LONGEST, table_rows=30)
+    padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30})
     made = []
     for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
         batch = make_batch(lengths, draws)
-        unique, inverse, _ = indexed(batch)
-        made.append(padder.pad(batch, unique, inverse, global_tokens=9))
+        unique, with_index = indexed(batch)
+        made.append(padder.pad(with_index, {"item": unique}, global_tokens=9))
     assert len({padded.key for padded in made}) == 1
     assert all(padded.in_one_piece for padded in made)
     memory = torch.empty(made[0].num_bytes, dtype=torch.uint8)
@@ -155,16 +159,18 @@ def test_batches_of_a_size_take_each_others_place():
 
 def test_micro_batches_add_up_to_the_batch():
     batch = make_batch([7, 0, 31, 2, 20], np.random.default_rng(3))
-    unique, inverse, _ = indexed(batch)
+    unique, with_index = indexed(batch)
     model, rows = make_model(), torch.randn(len(unique), DIM, dtype=torch.float64)
     results = []
     for num_parts in (1, 2, 3):
-        padder = Padder(CPU, longest=LONGEST, table_rows=30, num_parts=num_parts)
-        padded = padder.pad(batch, unique, inverse, global_tokens=9)
+        padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30}, num_parts=num_parts)
+        padded = padder.pad(with_index, {"item": unique}, global_tokens=9)
         assert len(padded.parts) == num_parts
         assert sum(part.views.layout.num_real for part in padded.parts) == batch.num_tokens
-        loss, row_grad = compute_of(model).run_parts(rows, padded.parts)
-        results.append([loss.clone(), row_grad.clone(), *(p.grad.clone() for p in model.parameters())])
+        loss, row_grads = compute_of(model).run_parts({"item": rows}, padded.parts)
+        results.append(
+            [loss.clone(), row_grads["item"].clone(), *(p.grad.clone() for p in model.parameters())]
+        )
     for other in results[1:]:
         for got, want in zip(other, results[0], strict=True):
             torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
@@ -183,15 +189,15 @@ WISHES = [
 
 def test_what_is_only_written_is_what_would_be_sent():
     draws = np.random.default_rng(6)
-    padder = Padder(CPU, longest=LONGEST, table_rows=30)
+    padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30})
     for wish in WISHES:
         padder._wishes.note(*wish)
     padder._wishes.took(2**20)
     made = []
     for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
         batch = make_batch(lengths, draws)
-        unique, inverse, _ = indexed(batch)
-        made.append(padder.pad(batch, unique, inverse, global_tokens=9))
+        unique, with_index = indexed(batch)
+        made.append(padder.pad(with_index, {"item": unique}, global_tokens=9))
         made[0].replayed.add(made[0].key)
     assert [padded.sent is None for padded in made] == [False, True, True]
     assert len({padded.key for padded in made}) == 1
@@ -200,7 +206,7 @@ def test_what_is_only_written_is_what_would_be_sent():
         here = memoryview(padded.memory[0][: padded.num_bytes].numpy())
         there = memoryview(other.memory[0].numpy())
         begin = 0
-        assert torch.equal(padded.unique, other.unique)
+        assert torch.equal(padded.unique["item"], other.unique["item"])
         for itemsize, *shape in other.key[4:]:
             end = begin + itemsize * int(np.prod(shape))
             assert here[begin:end] == there[begin:end]

@@ -10,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance import BalancedSampler
-from freescale.pipeline import PaddingSizes, foresee_sizes, padded_size
+from freescale.pipeline import PaddingSizes, RowCounts, foresee_sizes, padded_size
 from freescale.pipeline.padding.sizes import _PRICE, choose_sizes
 
 TABLE_ROWS = 5000
+
+
+def rows_of(plan):
+    return RowCounts({"item": len(plan.rows)})
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12))
@@ -31,11 +35,11 @@ def test_no_other_sizes_cost_less(tokens):
 
 @given(st.lists(st.integers(1, 10**5), min_size=1, max_size=6, unique=True), st.integers(0, 10**6))
 def test_a_batch_takes_the_smallest_size_that_holds_it(sizes, num):
-    chosen = PaddingSizes(tokens=tuple(sorted(sizes)), samples=40, rows=300)
+    chosen = PaddingSizes(tokens=tuple(sorted(sizes)), samples=40, rows={"item": 300})
     holding = [size for size in sizes if size >= num]
     assert chosen.tokens_for(num) == (min(holding) if holding else padded_size(num, steps=4))
     assert chosen.samples_for(num) >= num
-    assert chosen.rows_for(min(num, TABLE_ROWS), table_rows=TABLE_ROWS) > min(num, TABLE_ROWS)
+    assert chosen.rows_for("item", min(num, TABLE_ROWS), table_rows=TABLE_ROWS) > min(num, TABLE_ROWS)
 
 
 def test_without_foresight_sizes_lie_a_sixteenth_apart():
@@ -51,13 +55,13 @@ def test_nearly_every_batch_of_a_long_run_has_a_size_that_was_foreseen(num_ranks
         sampler = BalancedSampler(lengths, global_batch=192, num_ranks=num_ranks, rank=rank, seed=3)
         sizes = foresee_sizes(
             sampler,
-            rows_of=lambda plan, asked=asked: asked.append(plan) or len(plan.rows),
-            table_rows=TABLE_ROWS,
+            rows_of=lambda plan, asked=asked: asked.append(plan) or rows_of(plan),
+            table_rows={"item": TABLE_ROWS},
         )
         assert len(asked) == 1, "one batch is read, no more"
         assert 2 <= len(sizes.tokens) <= 10
         again = BalancedSampler(lengths, global_batch=192, num_ranks=num_ranks, rank=rank, seed=3)
-        assert foresee_sizes(again, rows_of=lambda plan: len(plan.rows), table_rows=TABLE_ROWS) == sizes
+        assert foresee_sizes(again, rows_of=rows_of, table_rows={"item": TABLE_ROWS}) == sizes
         places, tokens, foreseen, steps = 0, 0, 0, 120
         for plan in sampler.plans(0, steps):
             num = int(lengths[plan.rows].sum())

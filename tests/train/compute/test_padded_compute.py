@@ -13,7 +13,7 @@ from freescale.train.compute.recorder import Recorder
 from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
 
 CPU = torch.device("cpu")
-SIZES = PaddingSizes(tokens=(64, 96, 160), samples=8, rows=31)
+SIZES = PaddingSizes(tokens=(64, 96, 160), samples=8, rows={"item": 31})
 
 
 class MadeUp(Recorder):
@@ -38,7 +38,7 @@ class Steps:
     """Batches of some lengths, and whether they would be replayed."""
 
     def __init__(self, sizes=SIZES):
-        self.padder = Padder(CPU, longest=LONGEST, table_rows=30, sizes=sizes)
+        self.padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30}, sizes=sizes)
         self.padder._wishes.note("device_offsets")
         model = make_model()
         self.recorder = MadeUp()
@@ -49,13 +49,13 @@ class Steps:
 
     def pad(self, *lengths):
         batch = make_batch(lengths, self.draws)
-        unique, inverse, _ = indexed(batch)
-        return self.padder.pad(batch, unique, inverse, global_tokens=9)
+        unique, with_index = indexed(batch)
+        return self.padder.pad(with_index, {"item": unique}, global_tokens=9)
 
     def take(self, *lengths, padded=None):
         padded = padded or self.pad(*lengths)
         replayed = self.compute.is_recorded(padded)
-        self.compute.run(torch.randn(padded.real_rows, DIM, dtype=torch.float64), padded)
+        self.compute.run({"item": torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)}, padded)
         return replayed
 
 
@@ -110,7 +110,7 @@ def test_the_parts_of_a_batch_that_fit_make_the_smaller_sizes():
         [40, 5, 30, 0, 11],
         [40, 5, 0, 0, 0],
     ]
-    assert all(one.num_rows == 31 and len(one.views.layout.lengths) == 8 for one in made)
+    assert all(one.num_rows == {"item": 31} and len(one.views.layout.lengths) == 8 for one in made)
     for one in made:
         real = one.views.layout.num_real
         assert torch.equal(
