@@ -16,7 +16,7 @@ from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable
 from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
-from freescale.kernels.runtime import Readback
+from freescale.kernels.runtime import Readback, on_device
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
@@ -282,8 +282,10 @@ class TrainStep:
         layouts = ready.layouts or (None,) * len(parts)
         tokens = ready.plan.divisor
         if self._loss_weights is not None:
-            # Tasks are divided by their own weight over all ranks, not by the number of tokens.
-            totals = self._ranks.sum_on_cpu(self._loss_weights(items.batch).cpu()).to(self._ranks.device)
+            # Tasks are divided by their own weight over all ranks, not by the number of tokens. Counted where the batch
+            # was loaded: the host would wait for the device, and have nothing queued for it when it goes on.
+            own = self._loss_weights(items.batch if ready.loaded is None else ready.loaded)
+            totals = on_device(self._ranks.sum_on_cpu(own.cpu()), self._ranks.device)
             parts = [part.with_samples(loss_weights=totals.expand(len(part), -1)) for part in parts]
             tokens = 1
         for n, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
