@@ -277,8 +277,13 @@ class ShardedEmbedding(TableState):
         all_reduce(dense, group=self.group)
         if arrival is not None:
             trace.waited(arrival, arrival.mark, on_device=dense.is_cuda)
-        rows = dense[:, -1].nonzero().flatten()
-        return rows, dense[rows, :-1]
+        touched, values = dense[:, -1] > 0, dense[:, :-1]
+        if self.tables[lookup.table].not_fused is None:
+            # A row outside of the table is not written, so the host need not know how many are, and wait for it.
+            every = torch.arange(num_rows, device=dense.device)
+            return torch.where(touched, every, num_rows), values
+        rows = touched.nonzero().flatten()
+        return rows, values[rows]
 
 
 def _world() -> dist.ProcessGroup | None:

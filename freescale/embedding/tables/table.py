@@ -166,8 +166,14 @@ class EmbeddingTable:
         self._apply_plainly(rows[:real], grad[:real], lr=lr, step=step)
 
     def apply(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
-        """Update these unique local rows with their summed gradients; step counts from 1."""
-        self._tell(rows)
+        """Update these unique local rows with their summed gradients; step counts from 1.
+
+        In fused tables those outside, of which there may be many, are left out.
+        """
+        if self.not_fused is None and self.before_writing is not None:
+            self._tell(rows[rows < self.num_rows])
+        else:
+            self._tell(rows)
         update = self._apply_plainly if self.not_fused is not None else self._fused
         update(rows, grad, lr=lr * self._lr_scale, step=step)
 

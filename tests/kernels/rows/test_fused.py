@@ -91,6 +91,20 @@ def test_a_row_outside_is_read_as_zeros_told_and_never_written(dtype, bad):
     assert int(flag) == NO_ROW, "a row is told of once"
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)
+def test_summed_rows_outside_change_nothing(optimizer):
+    """Of a table that every rank holds all rows are given, and those that nobody touched are called as none is."""
+    rule, grad = rule_of(optimizer), torch.randn(9, 6)
+    some, every = (EmbeddingTable(9, 6, optimizer=optimizer, dtype=torch.float32) for _ in range(2))
+    touched = torch.tensor([1, 4, 8])
+    outside = torch.full((9,), 9).index_copy(0, touched, touched)
+    for table, rows, values in ((some, touched, grad[touched]), (every, outside, grad)):
+        state = tuple(table.state[name] for name in rule.state)
+        update_kernels.update_summed(table.weight, state, rows, values, rule, lr=0.1, step=3)
+    assert torch.equal(some.weight, every.weight)
+    assert all(torch.equal(some.state[name], every.state[name]) for name in rule.state)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "dtype", "shape"),
     along_edges(
