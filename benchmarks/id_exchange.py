@@ -22,23 +22,20 @@ The cost of a message, and of an exchange beside its messages, is fitted to all 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import multiprocessing
 import os
 import platform
 import random
-import socket
 import statistics
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from node_ranks import WAIT_S, Shape, check_namespaces, run, shapes_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -49,32 +46,15 @@ from freescale.comm.transports.kinds.two_stage import TwoStageTransport
 from freescale.comm.world import gather_facts
 from freescale.embedding import RowwiseAdagrad, TableSpec, exchange_all_ids, find_overlaps
 from freescale.embedding.sharding.plan import TablePlan
-from tests.nodes import INTERFACE, PORT, nodes, why_no_nodes
 
 ONE, MERGED, TWO = WAYS = ("one stage", "one stage, merged", "two stages")
-_CLONE_NEWNET = 0x40000000
-_WAIT_S = 300.0
 
 
-class Shape(NamedTuple):
-    """Nodes, and ranks of each."""
-
-    nodes: int
-    local: int
-
-    @property
-    def ranks(self) -> int:
-        """All of them."""
-        return self.nodes * self.local
-
-    def __str__(self) -> str:
-        return f"{self.nodes} x {self.local}"
-
-    def messages(self, way: str) -> tuple[int, int]:
-        """Exchanges of a batch and messages of a rank in each, where sizes are as expected."""
-        if way == TWO:
-            return 2, self.nodes - 1 + self.local - 1
-        return (3 if way == ONE else 2), self.ranks - 1
+def messages_of(shape: Shape, way: str) -> tuple[int, int]:
+    """Exchanges of a batch and messages of a rank in each, where sizes are as expected."""
+    if way == TWO:
+        return 2, shape.nodes - 1 + shape.local - 1
+    return (3 if way == ONE else 2), shape.ranks - 1
 
 
 def plan_of(num_rows: int, num_ranks: int) -> TablePlan:
@@ -92,8 +72,8 @@ def open_ways(shape: Shape) -> dict[str, Any]:
     flat = [[rank] for rank in range(shape.ranks)]
     return {
         ONE: CollectiveTransport(group),
-        MERGED: TwoStageTransport(group, flat, timeout_s=_WAIT_S),
-        TWO: TwoStageTransport(group, found, timeout_s=_WAIT_S),
+        MERGED: TwoStageTransport(group, flat, timeout_s=WAIT_S),
+        TWO: TwoStageTransport(group, found, timeout_s=WAIT_S),
     }
 
 
@@ -151,79 +131,17 @@ def measure(rank: int, shape: Shape, options: argparse.Namespace) -> dict[str, A
             cpu[name].append((time.process_time() - spent) / options.batches)
             wall[name].append((time.perf_counter() - began) / options.batches)
     total = options.rounds * options.batches
-    messages = {
+    told = {
         name: (getattr(channel, "num_messages", 0) - sent[name]) / total for name, channel in ways.items()
     }
-    messages[ONE] = 3 * (shape.ranks - 1)
-    return {"cpu": cpu, "wall": wall, "messages": messages}
-
-
-def be_rank(
-    rank: int, shape: Shape, where: str, net: int | None, options: argparse.Namespace, pipe: Any
-) -> None:
-    """One process: join the others, measure, tell."""
-    torch.set_num_threads(1)
-    try:
-        if net is not None:
-            with open(f"/proc/{net}/ns/net") as place:
-                if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), "setns")
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(shape.ranks),
-            LOCAL_WORLD_SIZE=str(shape.local),
-            GLOO_SOCKET_IFNAME="lo" if net is None else INTERFACE,
-        )
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=shape.ranks)
-        pipe.send(measure(rank, shape, options))
-        dist.barrier()
-    except BaseException as error:
-        pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
-    os._exit(0)
-
-
-def run(shape: Shape, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What every rank of a shape has measured."""
-    context = multiprocessing.get_context("fork")
-    with ExitStack() as stack:
-        nets: list[int | None] = [None] * shape.nodes
-        where = f"tcp://127.0.0.1:{free_port()}"
-        if options.namespaces:
-            machines = stack.enter_context(nodes(shape.nodes))
-            nets, where = [each._holder for each in machines], f"tcp://{machines[0].address}:{PORT}"
-        pipes, processes = [], []
-        for rank in range(shape.ranks):
-            receive, send = context.Pipe(duplex=False)
-            given = (rank, shape, where, nets[rank // shape.local], options, send)
-            processes.append(context.Process(target=be_rank, args=given, daemon=True))
-            processes[-1].start()
-            send.close()
-            pipes.append(receive)
-        try:
-            found = []
-            for rank, pipe in enumerate(pipes):
-                if not pipe.poll(_WAIT_S):
-                    raise SystemExit(f"{shape}: rank {rank} has said nothing for {_WAIT_S:.0f} s")
-                found.append(pipe.recv())
-                if isinstance(found[-1], str):
-                    raise SystemExit(f"{shape}: {found[-1]}")
-            return found
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    told[ONE] = 3 * (shape.ranks - 1)
+    return {"cpu": cpu, "wall": wall, "messages": told}
 
 
 def summary(shape: Shape, way: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the ranks, then median and range over the rounds."""
     by_round = np.array([one["cpu"][way] for one in ranks]).mean(0)
-    exchanges, per_exchange = shape.messages(way)
+    exchanges, per_exchange = messages_of(shape, way)
     return {
         "shape": str(shape),
         "nodes": shape.nodes,
@@ -267,13 +185,11 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=36, help="from every rank to every other")
     parser.add_argument("--namespaces", action="store_true", help="nodes are network namespaces")
     options = parser.parse_args()
-    if options.namespaces and (reason := why_no_nodes()):
-        raise SystemExit(f"--namespaces: {reason}")
+    check_namespaces(options)
     rows = []
     print(f"{'nodes x ranks':14} {'way':19} {'messages':>9} {'CPU us a rank and batch':>25} {'wall ms':>8}")
-    for text in options.shapes.split(","):
-        shape = Shape(*map(int, text.split("x")))
-        ranks = run(shape, options)
+    for shape in shapes_of(options.shapes):
+        ranks = run(measure, shape, options)
         for way in WAYS:
             row = summary(shape, way, ranks)
             rows.append(row)

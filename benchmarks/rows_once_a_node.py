@@ -19,23 +19,20 @@ range.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
-import multiprocessing
 import os
 import platform
-import socket
 import statistics
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from node_ranks import Shape, check_namespaces, run, shapes_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -43,36 +40,15 @@ from freescale.comm.traffic import open_node_groups, open_node_stages
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.embedding import DirectMap, RowwiseAdagrad, ShardedEmbedding, TableSpec
 from freescale.sim.costs.id_traffic import IdModel
-from tests.nodes import INTERFACE, PORT, nodes, why_no_nodes
+from tests.nodes import INTERFACE
 
 RANK, NODE = WAYS = ("once a rank", "once a node")
-_CLONE_NEWNET = 0x40000000
-_WAIT_S = 300.0
 _EXACT = 1_000_000
 
 
-class Shape(NamedTuple):
-    """Nodes, and ranks of each."""
-
-    nodes: int
-    local: int
-
-    @property
-    def ranks(self) -> int:
-        """All of them."""
-        return self.nodes * self.local
-
-    def __str__(self) -> str:
-        return f"{self.nodes} x {self.local}"
-
-    def messages(self, way: str) -> int:
-        """Of a rank to ranks of other nodes, in one exchange."""
-        return self.nodes - 1 if way == NODE else self.ranks - self.local
-
-
-def shapes_of(text: str) -> list[Shape]:
-    """2x4,4x4 as shapes."""
-    return [Shape(*map(int, part.split("x"))) for part in text.split(",") if part]
+def messages(shape: Shape, way: str) -> int:
+    """Of a rank to ranks of other nodes, in one exchange."""
+    return shape.nodes - 1 if way == NODE else shape.ranks - shape.local
 
 
 def zipf_ids(rng: np.random.Generator, num_rows: int, count: int) -> np.ndarray[Any, Any]:
@@ -157,68 +133,6 @@ def measure(rank: int, shape: Shape, options: argparse.Namespace) -> dict[str, A
     return found
 
 
-def be_rank(
-    rank: int, shape: Shape, where: str, net: int | None, options: argparse.Namespace, pipe: Any
-) -> None:
-    """One process: join the others, measure, tell."""
-    torch.set_num_threads(1)
-    try:
-        if net is not None:
-            with open(f"/proc/{net}/ns/net") as place:
-                if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), "setns")
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(shape.ranks),
-            LOCAL_WORLD_SIZE=str(shape.local),
-            GLOO_SOCKET_IFNAME="lo" if net is None else INTERFACE,
-        )
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=shape.ranks)
-        pipe.send(measure(rank, shape, options))
-        dist.barrier()
-    except BaseException as error:
-        pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
-    os._exit(0)
-
-
-def run(shape: Shape, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What every rank of a shape has measured."""
-    context = multiprocessing.get_context("fork")
-    with ExitStack() as stack:
-        nets: list[int | None] = [None] * shape.nodes
-        where = f"tcp://127.0.0.1:{free_port()}"
-        if options.namespaces:
-            machines = stack.enter_context(nodes(shape.nodes, rate_mbit=options.rate_mbit))
-            nets, where = [each._holder for each in machines], f"tcp://{machines[0].address}:{PORT}"
-        pipes, processes = [], []
-        for rank in range(shape.ranks):
-            receive, send = context.Pipe(duplex=False)
-            given = (rank, shape, where, nets[rank // shape.local], options, send)
-            processes.append(context.Process(target=be_rank, args=given, daemon=True))
-            processes[-1].start()
-            send.close()
-            pipes.append(receive)
-        try:
-            found = []
-            for rank, pipe in enumerate(pipes):
-                if not pipe.poll(_WAIT_S):
-                    raise SystemExit(f"{shape}: rank {rank} has said nothing for {_WAIT_S:.0f} s")
-                found.append(pipe.recv())
-                if isinstance(found[-1], str):
-                    raise SystemExit(f"{shape}: {found[-1]}")
-            return found
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def summary(
     shape: Shape, way: str, ranks: list[dict[str, Any]], options: argparse.Namespace
 ) -> dict[str, Any]:
@@ -230,7 +144,7 @@ def summary(
     return {
         "shape": str(shape),
         "way": way,
-        "messages": shape.messages(way),
+        "messages": messages(shape, way),
         "rows_between": rows,
         "bytes_between": rows * (8 + 2 * 4 * options.dim),
         "wire_bytes_sent": wire,
@@ -271,7 +185,7 @@ def counted(shape: Shape, *, rows: int, ids: int, negatives: int) -> dict[str, A
         "shared_between": by_way(float(np.mean(shared_of_ranks)), shared_of_node),
         "expected": by_way(*map(float, model.distinct(draws))),
         "expected_shared": by_way(*map(float, model.shared(draws, shape.ranks * (ids + negatives)))),
-        "messages": {way: shape.messages(way) for way in WAYS},
+        "messages": {way: messages(shape, way) for way in WAYS},
     }
 
 
@@ -290,11 +204,10 @@ def main() -> None:
         "--rate-mbit", type=float, default=None, help="what a node can send, with --namespaces"
     )
     options = parser.parse_args()
-    if options.namespaces and (reason := why_no_nodes()):
-        raise SystemExit(f"--namespaces: {reason}")
+    check_namespaces(options)
     rows: list[dict[str, Any]] = []
     for shape in shapes_of(options.shapes):
-        ranks = run(shape, options)
+        ranks = run(measure, shape, options, rate_mbit=options.rate_mbit)
         both = [summary(shape, way, ranks, options) for way in WAYS]
         rows += both
         for row in both:
@@ -316,10 +229,8 @@ def main() -> None:
         for negatives in (0, 4096):
             found = counted(shape, rows=100_000_000, ids=26_700, negatives=negatives)
             large.append(found)
-            messages = found["messages"]
-            print(
-                f"{found['shape']:8} {negatives:5,} negatives: messages {messages[RANK]} -> {messages[NODE]}"
-            )
+            between = found["messages"]
+            print(f"{found['shape']:8} {negatives:5,} negatives: messages {between[RANK]} -> {between[NODE]}")
             for what, names in (
                 ("all rows", ("rows_between", "expected")),
                 ("overlapped", ("shared_between", "expected_shared")),

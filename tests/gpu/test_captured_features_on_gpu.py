@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.test_capture_on_gpu import make_run, trained
+from tests.gpu.test_capture_on_gpu import check_bits_of_replays, make_run, trained
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,12 +41,7 @@ PLACES = (
     ids=["every kind", "mlp, parts", "join and after"],
 )
 def test_replayed_steps_leave_the_bits_of_usual_ones(tmp_path: Path, keys: tuple[str, ...]) -> None:
-    replayed, steps = trained(tmp_path / "replayed", *keys)
-    usual, others = trained(tmp_path / "usual", *keys, records=False)
-    assert steps[-1]["captured"] > 0.8
-    assert others[-1]["captured"] == 0
-    assert [each["loss"] for each in steps] == [each["loss"] for each in others]
-    assert all(torch.equal(replayed[name], usual[name]) for name in usual)
+    check_bits_of_replays(tmp_path, *keys)
 
 
 def test_replayed_steps_follow_those_of_batches_without_padding(tmp_path: Path) -> None:

@@ -30,13 +30,19 @@ def batch_of(targets):
     )
 
 
-@pytest.mark.parametrize(("targets", "dropout"), [((1, 1, 1), 0.0), ((2, 1, 3), 0.3)])
-def test_a_layer_as_one_function_is_the_layer_by_its_parts(monkeypatch, targets, dropout):
-    torch.manual_seed(0)
-    layer, batch = STULayer(dim=DIM, heads=2, length=50, dropout=dropout), batch_of(targets)
+def made_layer(dropout, *, seed):
+    """One whose norms and biases are none that a mistake would leave unseen."""
+    torch.manual_seed(seed)
+    layer = STULayer(dim=DIM, heads=2, length=50, dropout=dropout)
     layer.dropout.site = 3
     for param in layer.parameters():
         param.data.add_(torch.randn_like(param) * 0.2)
+    return layer
+
+
+@pytest.mark.parametrize(("targets", "dropout"), [((1, 1, 1), 0.0), ((2, 1, 3), 0.3)])
+def test_a_layer_as_one_function_is_the_layer_by_its_parts(monkeypatch, targets, dropout):
+    layer, batch = made_layer(dropout, seed=0), batch_of(targets)
     x = torch.randn(TOKENS, DIM).requires_grad_()
     grad = torch.randn(TOKENS, DIM)
 
@@ -66,11 +72,7 @@ def test_a_layer_as_one_function_is_the_layer_by_its_parts(monkeypatch, targets,
 
 @pytest.mark.parametrize(("targets", "dropout"), [((1, 1, 1), 0.0), ((2, 1, 3), 0.3)])
 def test_a_short_layer_by_fused_kernels_is_the_one_by_its_parts(monkeypatch, targets, dropout):
-    torch.manual_seed(3)
-    layer, batch = STULayer(dim=DIM, heads=2, length=50, dropout=dropout), batch_of(targets)
-    layer.dropout.site = 3
-    for param in layer.parameters():
-        param.data.add_(torch.randn_like(param) * 0.2)
+    layer, batch = made_layer(dropout, seed=3), batch_of(targets)
     x = torch.randn(TOKENS, DIM).requires_grad_()
     grad = torch.randn(sum(targets), DIM)
 
