@@ -15,6 +15,7 @@ from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
 from freescale.recipe.building.capture import build_capture
 from freescale.recipe.building.run_tables import build_tables
+from freescale.recipe.comm import tell_unused
 from freescale.recipe.config import Config
 from freescale.recipe.data import build_examples
 from freescale.recipe.eval import build_evaluation
@@ -81,6 +82,7 @@ def build_run(
     features = build_features(config, source)
     model = build_model(config, source, experts=experts, content=content, features=features).to(ranks.device)
     tables = build_tables(config, source, ranks, features)
+    tell_unused(config, ranks, progress)
     embedding, id_map = tables.embedding, tables.id_map
     optimizer = build_optimizer(config, model, ranks.device)
     owned = OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model))

@@ -95,6 +95,7 @@ def train_run(
             resumed = _resume(run, config, resume, new_data=new_data)
             begun = start_tables(config, run) if resumed.path is None else []
             run.evaluation.judge = judge
+            untold = progress.untold()
             if ranks.is_first:
                 guests = [GuestSink(sink, tell=progress.notice) for sink in sinks]
                 terminal = open_terminal(run.timetable.total_steps)
@@ -108,7 +109,7 @@ def train_run(
                 facts["run"]["one curve"] = "NOT on the one curve (run.check=warn)"
             progress.start(facts, total_steps=run.timetable.total_steps, origin=origin())
             known = drawn_by_rank(run.state.model) if code.report.ok else []
-            for text in [*code.told, *begun, *resumed.notices, *run.evaluation.notices, *known]:
+            for text in [*untold, *code.told, *begun, *resumed.notices, *run.evaluation.notices, *known]:
                 progress.notice(resumed.step, text)
             open_span_file(run, config)
         try:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -22,6 +23,9 @@ from freescale.trace import POPULARITY, REPEAT, Event, Parts, decode, numeric_fi
 
 Facts = Mapping[str, Mapping[str, object]]
 """What a run is, as section -> name -> value."""
+
+
+_MOST_UNTOLD = 100
 
 
 class MetricSink(Protocol):
@@ -43,10 +47,14 @@ class LiveSink(Protocol):
 
 
 class Progress:
-    """Makes the events of a run and hands each of them to every sink."""
+    """Makes the events of a run and hands each of them to every sink.
+
+    Sinks are opened when a run has been built. What was to be noticed before that is kept for `untold`.
+    """
 
     def __init__(self, sinks: Sequence[MetricSink] = ()) -> None:
         self._sinks = list(sinks)
+        self._untold: deque[str] = deque(maxlen=_MOST_UNTOLD)
 
     def add(self, sink: MetricSink) -> None:
         """Hand the events from now on to one more sink."""
@@ -152,7 +160,15 @@ class Progress:
 
     def notice(self, step: int, text: str) -> None:
         """Something that whoever started the run should know, in a sentence."""
+        if not self._sinks:
+            self._untold.append(text)
         self._write({"event": "notice", "step": step, "text": text})
+
+    def untold(self) -> list[str]:
+        """Notices from before there was a sink; asked once."""
+        texts = list(self._untold)
+        self._untold.clear()
+        return texts
 
     def stopped(self, step: int, path: str | os.PathLike[str] | None) -> None:
         """The run was told to stop after this step; it goes on from this checkpoint."""
