@@ -128,6 +128,8 @@ class _SampledSoftmax(torch.autograd.Function):
         d_states = (torch.zeros_like if ctx.layout.padded else torch.empty_like)(states)
         # Of every target, then of every negative: the gradient it gives to its row at unit length.
         d_units = states.new_empty(num_tokens + negative.numel(), width, dtype=tensors["Logits"].dtype)
+        if ctx.layout.padded:
+            d_units[:num_tokens] = 0  # pads name a row; what it gets may be multiplied further
         given = {**tensors, "DLoss": grad, "DStates": d_states, "DUnits": d_units}
         start_kernel(
             kernels.state_gradient_kernel, (tensors["Tiles"].shape[0],), given, {"beta": ctx.beta}, ctx.shape

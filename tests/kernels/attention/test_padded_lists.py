@@ -76,6 +76,8 @@ def computed(layout, tokens, negatives, *, num_real):
     own = [x[:num_real] if len(x) == size else x for x in (attended, states, *found)]
     assert not attended[num_real:].any()
     assert not any(x[num_real:].any() for x in found[:3])
+    # What pads name has no gradient, either: where item vectors are made from features, weights would learn from it.
+    assert not d_rows[ROWS:].any()
     return [*(x.detach() for x in own), loss.detach(), d_rows[:ROWS], d_position]
 
 
@@ -85,8 +87,17 @@ def plain(batch):
     return computed(layout, tokens, batch.samples["negatives"], num_real=batch.num_tokens)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def poison():
+    """Uninitialised memory is full of NaN."""
+    # What torch.use_deterministic_algorithms does, without its import of the compiler: that takes ten seconds.
+    torch._C._set_deterministic_algorithms(True)
+    yield
+    torch._C._set_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="module")
-def padder():
+def padder(poison):
     """One that has seen what the kernels ask for."""
     padder = Padder(CPU, longest=LONGEST, table_rows={"item": ROWS})
     batch = make_batch(LENGTHS[0], 1)
