@@ -51,22 +51,30 @@ def prove(wanted: Wanted, *, say: Say = lambda text: None) -> Proof | None:
     with join_ranks(device="cpu", timeout_s=1800.0) as ranks:
         who = own_membership()
         facts = _facts(wanted, ranks)
-        began = time.monotonic()
-        tried = []
+        words = _gather([*private_words(), str(wanted.out), str(wanted.out.absolute())], ranks)
+        private = [word for each in words for word in each]
+        began, proof = time.monotonic(), None
+        tried: list[Tried] = []
         for name, claim in claims:
             found = _try(name, claim, facts, wanted, ranks, who)
-            if ranks.is_first:
-                say(f"{found.title}: {found.status} ({found.seconds:.0f} s)")
             tried.append(found)
-        words = _gather([*private_words(), str(wanted.out), str(wanted.out.absolute())], ranks)
-        if not ranks.is_first:
-            return None
-        proof = Proof(facts, tried, wanted.command, seconds=time.monotonic() - began)
-        proof = proof.without_private([word for each in words for word in each])
-        wanted.out.mkdir(parents=True, exist_ok=True)
-        replace_file(wanted.out / DATA, proof.to_json())
-        replace_file(wanted.out / PAGE, render(proof))
+            if ranks.is_first:
+                # After every claim: who ends it early keeps what was found by then.
+                to_come = [other for other, _ in claims[len(tried) :]]
+                seconds = time.monotonic() - began
+                proof = Proof(facts, tried, wanted.command, seconds=seconds, to_come=to_come)
+                proof = proof.without_private(private)
+                _write(proof, wanted.out)
+                for line in proof.claims[-1].lines():
+                    say(line)
         return proof
+
+
+def _write(proof: Proof, out: Path) -> None:
+    """The page, and the same for programs."""
+    out.mkdir(parents=True, exist_ok=True)
+    replace_file(out / DATA, proof.to_json())
+    replace_file(out / PAGE, render(proof))
 
 
 def chosen(only: Sequence[str]) -> list[tuple[str, Claim]]:

@@ -31,13 +31,16 @@ def render(proof: Proof) -> str:
             ]
         ),
         missing(_problems(proof), title="Not proven"),
+        missing(
+            [", ".join(proof.to_come)] if proof.to_come else [], title="Ended before these had their turn"
+        ),
         section("Claims", "".join(_claim(each) for each in proof.claims), kind="facts claims"),
     ]
     header = heading(
         brand="FreeScale proof",
         title=f"{facts.num_ranks} {kind} ranks on {machines}",
-        state="all that was tried holds" if not failed else f"{failed} not proven",
-        finished=not failed,
+        state=_state(proof),
+        finished=not proof.exit_code,
         lines=[f"{proof.date}, freescale {__version__}, {proof.seconds:.0f} s. {_SHARE}"],
         command=proof.command,
     )
@@ -47,6 +50,13 @@ def render(proof: Proof) -> str:
         body=body,
         footer="Written by freescale prove.",
     )
+
+
+def _state(proof: Proof) -> str:
+    failed = proof.count(NOT_PROVEN)
+    if failed:
+        return f"{failed} not proven"
+    return f"not finished: {len(proof.to_come)} to come" if proof.to_come else "all that was tried holds"
 
 
 def _problems(proof: Proof) -> list[str]:

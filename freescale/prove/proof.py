@@ -32,6 +32,12 @@ class Tried:
         statuses = {finding.status for finding in self.findings}
         return NOT_PROVEN if NOT_PROVEN in statuses else PROVEN if PROVEN in statuses else NOT_TRIED
 
+    def lines(self) -> Iterator[str]:
+        """For a terminal: the claim, and what was found of it."""
+        yield f"{self.title}: {self.status} ({self.seconds:.0f} s)"
+        for finding in self.findings:
+            yield f"  {MARKS[finding.status]} {finding.what}: {finding.says}"
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -43,6 +49,7 @@ class Proof:
         command: what was typed.
         date: when.
         seconds: how long all of it took.
+        to_come: claims that have not had their turn; none in a proof that came to its end.
     """
 
     facts: Facts
@@ -50,11 +57,13 @@ class Proof:
     command: str = "freescale prove"
     date: str = field(default_factory=lambda: str(datetime.date.today()))
     seconds: float = 0.0
+    to_come: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
-        """0 unless a claim is not proven; what was not tried fails nobody."""
-        return EXIT_ERROR if any(each.status == NOT_PROVEN for each in self.claims) else 0
+        """0 unless a claim is not proven or had no turn; what was not tried fails nobody."""
+        failed = self.to_come or any(each.status == NOT_PROVEN for each in self.claims)
+        return EXIT_ERROR if failed else 0
 
     def count(self, status: str) -> int:
         """Findings of a status."""
@@ -72,6 +81,7 @@ class Proof:
             "proven": self.count(PROVEN),
             "not_proven": self.count(NOT_PROVEN),
             "not_tried": self.count(NOT_TRIED),
+            "to_come": list(self.to_come),
             "claims": [
                 {
                     "name": each.name,
@@ -87,14 +97,6 @@ class Proof:
     def to_json(self) -> str:
         """The file."""
         return json.dumps(self.as_json(), indent=1) + "\n"
-
-    def lines(self) -> Iterator[str]:
-        """For a terminal."""
-        for each in self.claims:
-            yield f"{each.title}: {each.status} ({each.seconds:.0f} s)"
-            for finding in each.findings:
-                yield f"  {MARKS[finding.status]} {finding.what}: {finding.says}"
-        yield self.summary
 
     @property
     def summary(self) -> str:

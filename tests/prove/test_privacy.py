@@ -58,7 +58,7 @@ def test_neither_page_nor_json_has_any_of_it():
         f"freescale prove --out {Path.home()}/p",
     )
     clean = proof.without_private(private_words())
-    for text in (clean.to_json(), render(clean), "\n".join(clean.lines())):
+    for text in (clean.to_json(), render(clean), "\n".join(clean.claims[0].lines())):
         for word in (f"on {platform.node()}", str(Path.home()), "10.0.0.7"):
             assert word not in text
     assert json.loads(clean.to_json())["not_proven"] == 1

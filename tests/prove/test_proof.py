@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from freescale.prove import Facts, Finding, Proof, Table
+import pytest
+
+from freescale.prove import Facts, Finding, Proof, Table, Wanted, prove
 from freescale.prove.page import render
 from freescale.prove.proof import Tried
 
@@ -53,8 +56,32 @@ def test_the_page_shows_what_failed_first_and_the_tables_below():
     assert "all that was tried holds" in render(proof(GOOD))
 
 
-def test_lines_for_a_terminal_end_with_the_sum():
-    lines = list(proof(GOOD, BAD, NONE).lines())
-    assert lines[0] == "One claim: not proven (3 s)"
-    assert lines[1] == "  + losses: they differ by 1e-16"
-    assert lines[-1] == "1 proven, 1 not proven, 1 not tried; 16 cuda ranks on 2 machines, 3 s"
+def test_lines_for_a_terminal():
+    made = proof(GOOD, BAD, NONE)
+    assert list(made.claims[0].lines()) == [
+        "One claim: not proven (3 s)",
+        "  + losses: they differ by 1e-16",
+        "  ! collective: 3 numbers < 4 & wrong",
+        "  - copy_engine: several machines",
+    ]
+    assert made.summary == "1 proven, 1 not proven, 1 not tried; 16 cuda ranks on 2 machines, 3 s"
+
+
+def test_a_proof_that_was_ended_early_says_what_had_no_turn():
+    ended = replace(proof(GOOD), to_come=["killed_rank", "checkpoints"])
+    assert ended.exit_code == 1
+    assert json.loads(ended.to_json())["to_come"] == ["killed_rank", "checkpoints"]
+    page = render(ended)
+    assert "not finished: 2 to come" in page
+    assert "killed_rank, checkpoints" in page
+
+
+def test_who_ends_it_early_keeps_what_was_found_by_then(tmp_path):
+    def enough(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prove(Wanted(tmp_path, device="cpu", only=("sm_free", "contention")), say=enough)
+    left = json.loads((tmp_path / "proof.json").read_text())
+    assert [each["name"] for each in left["claims"]] == ["sm_free"]
+    assert left["to_come"] == ["contention"]

@@ -70,12 +70,10 @@ def prove(
         plugins=tuple(plugin or ()),
         command=typed_command(),
     )
-    errors = Console(stderr=True)
-    proof = try_claims(wanted, say=lambda text: errors.print(escape(text), highlight=False, soft_wrap=True))
+    proof = try_claims(wanted, say=say)
     if proof is None:
         return
-    for line in proof.lines():
-        say(line)
+    say(proof.summary)
     say(str(out / "proof.html"))
     if json_output:
         import json
@@ -91,7 +89,8 @@ def _leave_as(out: Path) -> None:
 
     from freescale.prove import DATA
 
-    if json.loads((out / DATA).read_text(encoding="utf-8"))["not_proven"]:
+    found = json.loads((out / DATA).read_text(encoding="utf-8"))
+    if found["not_proven"] or found["to_come"]:
         raise typer.Exit(1)
 
 
