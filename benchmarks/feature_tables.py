@@ -92,7 +92,12 @@ def recipes(data: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]
     """Both sides; the width of the one table follows from a few batches."""
     common = {
         "data": {"path": str(data), "global_tokens": options.tokens, "max_length": 200},
-        "model": {"dim": options.dim, "layers": options.layers, "dropout": 0},
+        "model": {
+            "dim": options.dim,
+            "layers": options.layers,
+            "heads": max(1, options.dim // 128),  # wider ones are not for the kernels of a GPU
+            "dropout": 0,
+        },
         "head": {"num_negatives": 64},
         "embedding": {"optimizer": "rowwise_adagrad", "lr": 0.01},
         "run": {"steps": options.steps, "eval_every": 0, "device": options.device, "log_every": 1},
@@ -177,11 +182,19 @@ def measure(sides: dict[str, dict[str, Any]], options: argparse.Namespace) -> Me
             if isinstance(run, str):
                 raise SystemExit(f"FAILED: {names[number]}: {run}")
             steps = read_metrics(run / "metrics.jsonl").steps
+            for text in notices(run / "metrics.jsonl") if number < len(sides) else ():
+                print(f"{names[number]}: {text}")
             times = [float(str(event["step_ms"])) for event in steps]
             settled = times[len(times) // 4 :]
             found[names[number]].append(Steps(statistics.median(settled), float(np.quantile(settled, 0.1))))
             replayed[names[number]].append(float(str(steps[-1].get("captured", 0.0))))
     return found, replayed
+
+
+def notices(path: Path) -> list[str]:
+    """What a run said of replayed steps."""
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    return [event["text"] for event in events if event["event"] == "notice" and "replayed" in event["text"]]
 
 
 def main() -> None:

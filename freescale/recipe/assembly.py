@@ -14,6 +14,7 @@ from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
 from freescale.recipe.building.capture import build_capture
+from freescale.recipe.building.plain_attention import plain_attention
 from freescale.recipe.building.run_tables import build_tables
 from freescale.recipe.comm import tell_unused
 from freescale.recipe.config import Config
@@ -111,6 +112,8 @@ def build_run(
         )
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
     lr_factor = learning_rate(config, total_steps=timetable.total_steps)
+    if (slow := plain_attention(config, model, kind=ranks.device.type)) is not None:
+        progress.notice(0, slow)
     capture = build_capture(
         config,
         ranks,

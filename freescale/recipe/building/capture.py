@@ -188,12 +188,14 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
     from freescale.data import is_log
     from freescale.model import FeatureJoin, drawn_by_rank, takes_pads
+    from freescale.recipe.building.plain_attention import plain_attention
 
     features = tables.features is not None
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
         >= MOST_TOKENS,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
+        "attention is computed in plain PyTorch": plain_attention(config, model, kind="cuda") is not None,
         "item vectors are computed (items.kind)": config.items.kind != "ids",
         "item vectors are made by towers (tokens.join=towers)": features
         and not isinstance(model.items, FeatureJoin),
