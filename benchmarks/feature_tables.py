@@ -6,8 +6,8 @@
 Tables: item, artist, album, user, hour, organic and the seven crosses of user, artist, album, hour, item and organic,
 with the rows of the benchmark divided by --scale; ids follow Zipf 1.0. The other side looks up items alone, in rows so
 wide that a step reads as many bytes of unique rows. Both train in turns; their median steps are compared, and their
-fast ones. First it is checked that the bytes of unique rows agree to 10 %. With `--more run.capture=features` steps are
-replayed as CUDA graphs on a GPU, and the share of those that were is told.
+fast ones. First it is checked that the bytes of unique rows agree to 10 %. On a GPU steps are replayed as
+CUDA graphs (not with `--more run.capture=off`), and the share of those that were is told.
 """
 
 from __future__ import annotations

@@ -46,10 +46,9 @@ class RunSection:
         None, "stop after this many evaluations without a better one", at_least=1, free=True
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "where to compute", free=True)
-    capture: Literal["auto", "features", "off"] = key(
+    capture: Literal["auto", "off"] = key(
         "auto",
-        "on a GPU, pad batches to a few sizes and replay their steps as CUDA graphs where that can be done; "
-        "features: also those of models with features, which is proved on CPUs and not yet on a GPU",
+        "on a GPU, pad batches to a few sizes and replay their steps as CUDA graphs where that can be done",
         free=True,
     )
     check: Literal["stop", "warn"] = key(

@@ -87,7 +87,7 @@ def test_unwritten_memory_changes_nothing(tmp_path: Path) -> None:
         ("run.capture=off",),
         ("run.capture=off", "optim.accumulate=2"),
         ("optim.accumulate=2",),
-        ("synthetic.features=true", "run.capture=features"),
+        ("synthetic.features=true",),
         ("optim.clip_norm=0.5",),
         ("model.kind=sasrec",),
         ("embedding.id_map=zero_collision", "embedding.rows=1024"),

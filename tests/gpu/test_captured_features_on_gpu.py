@@ -15,13 +15,13 @@ pytestmark = [
 ]
 # Ids, lists, numbers, bits and a cross; tables of several widths and rules; users and their countries in front.
 EVERY = (
-    "run.capture=features", "synthetic.features=true", "tables.item.dim=10", "tables.genre.dim=5",
+    "synthetic.features=true", "tables.item.dim=10", "tables.genre.dim=5",
     "tables.genre.optimizer=sgd", "tables.genre.lr=0.05", "tables.home.dim=7",
     "tables.home.optimizer=rowwise_adagrad", "tables.user.map=hash", "tables.user.rows=128", "tables.user.dim=6",
 )  # fmt: skip
 # Joined to all events of a user, and behind each event.
 PLACES = (
-    "run.capture=features", "synthetic.features=true", "features.item.of=event", "features.item.is=id",
+    "synthetic.features=true", "features.item.of=event", "features.item.is=id",
     "features.country.of=user", "features.country.is=id", "features.country.values=[de,fr,in,us]",
     "features.country.as=join",
     "features.action.of=event", "features.action.is=bits", "features.action.names=[view,like,share]",
@@ -61,16 +61,6 @@ def test_unwritten_memory_changes_nothing(tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(False)
     assert steps[-1]["captured"] > 0.8
     assert all(torch.equal(plain[name], poisoned[name]) for name in plain)
-
-
-def test_a_run_with_features_says_what_is_replayed(tmp_path: Path) -> None:
-    for capture, text in (("auto", "computed as usual"), ("features", "not yet on a GPU")):
-        keys = (*EVERY, f"run.capture={capture}", "run.steps=2")
-        _, heard = make_run(tmp_path / capture, *keys)
-        texts = [event["text"] for event in heard.of("notice")]
-        (told,) = (each for each in texts if "CUDA graphs" in each)
-        assert text in told
-        assert "run.capture=features" in told
 
 
 def test_a_step_is_one_replay_whatever_the_number_of_tables(tmp_path: Path) -> None:

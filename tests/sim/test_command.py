@@ -57,7 +57,7 @@ def test_json_holds_every_row(tmp_path: Path) -> None:
         "--sweep", "features.window=1,2", *SMALL,
     )  # fmt: skip
     answer = json.loads(output)
-    assert len(answer["rows"]) == 14
+    assert len(answer["rows"]) == 16
     assert answer["cluster"]["price_per_gpu_hour"] == 4
     assert answer["sweep"]["values"] == ["1", "2"]
     row = answer["rows"][-1]

@@ -73,11 +73,9 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
         ("ffn.kind=moe", "experts"),
         ("model.mask=window model.window=8", "model.mask=window"),
         ("embedding.id_map=zero_collision", "learns"),
-        ("synthetic.features=true", "run.capture=features replays them"),
-        ("synthetic.features=true run.capture=features", None),
-        ("synthetic.features=true run.capture=features tokens.join=mlp optim.accumulate=2", None),
+        ("synthetic.features=true", None),
+        ("synthetic.features=true tokens.join=mlp optim.accumulate=2", None),
         ("synthetic.features=true tables.user.map=zero_collision tables.user.rows=128", "learns"),
-        ("run.capture=features", None),
     ],
 )
 def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
@@ -91,13 +89,6 @@ def test_items_made_by_other_modules_have_a_reason(tmp_path):
     run.state.model.items = torch.nn.Identity()
     found = why_not(config, run.state.model, tables_of(run))
     assert found == "item vectors are made by towers (tokens.join=towers)"
-
-
-def test_what_was_asked_for_and_cannot_be_is_told(tmp_path):
-    _, _, heard = small_run(tmp_path, *SMALL, "run.capture=features")
-    (told,) = (event["text"] for event in heard.of("notice"))
-    assert "run.capture=features needs a GPU" in told
-    assert not small_run(tmp_path, *SMALL)[2].of("notice")
 
 
 def test_large_batches_are_computed_as_usual(tmp_path):
@@ -118,4 +109,3 @@ def test_large_batches_are_computed_as_usual(tmp_path):
 def test_capture_is_off_or_by_itself():
     assert load_config(None, []).run.capture == "auto"
     assert load_config(None, ["run.capture=off"]).run.capture == "off"
-    assert load_config(None, ["run.capture=features"]).run.capture == "features"

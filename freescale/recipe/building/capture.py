@@ -24,10 +24,6 @@ MOST_TOKENS = 65_536
 saves: 100,000 tokens of 8 layers took 40 ms padded and 29 ms as they are (one H200)."""
 
 
-UNTRIED = "proved on CPU ranks, where padded batches follow unpadded ones, and not yet on a GPU"
-"""Of steps with features."""
-
-
 @dataclass(frozen=True)
 class Capture:
     """What captured steps are made of; nothing where steps are computed as usual.
@@ -61,8 +57,6 @@ def build_capture(
         progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
-        if config.run.capture == "features":
-            tell(f"run.capture=features needs a GPU, and this runs on {ranks.device.type}")
         return Capture()
     reason = why_not(
         config, model, tables, usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate)[1]
@@ -70,10 +64,6 @@ def build_capture(
     if reason is not None:
         tell(reason)
         return Capture()
-    if tables.features is not None:
-        progress.notice(
-            0, f"steps with features are replayed as CUDA graphs (run.capture=features): {UNTRIED}"
-        )
     recorder = Recorder(ranks.device, tell=tell)
     return assemble_capture(
         config,
@@ -208,7 +198,5 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
         ),
         f"head.kind={config.head.kind} takes no padded batches": not takes_pads(model.head),
         "a module draws from torch's random numbers; freescale.Dropout does not": bool(drawn_by_rank(model)),
-        f"there are features besides items; run.capture=features replays them, {UNTRIED}": features
-        and config.run.capture != "features",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -13,7 +13,6 @@ from tests.small_run import SMALL
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("run.capture=features", "run.capture=features needs a GPU, and this runs on cpu"),
         ("pipeline.postpone=on", "weight gradients in the plain order, not postponed: no embedding traffic"),
         ("comm.dedup=node", "comm.dedup=node changes nothing on one rank"),
     ],

@@ -159,7 +159,9 @@ def test_postponed_weight_gradients_hide_rows_and_stragglers() -> None:
 
 
 def test_every_assumption_is_named() -> None:
-    answer = simulate_answer(setting(), [16], num_steps=8, with_sensitivity=False)
+    where = setting()
+    older = replace(where.profile, facts={**where.profile.facts, "gaps": "compute"})
+    answer = simulate_answer(replace(where, profile=older), [16], num_steps=8, with_sensitivity=False)
     named = " ".join(mark.part for mark in answer.marks)
     for part in (
         "busiest owner", "rows beside the compute", "sum of losses", "negatives", "longer histories", "gaps",
