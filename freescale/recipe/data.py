@@ -47,7 +47,8 @@ class DataSection:
     )
     workers: int | None = key(
         None,
-        "loader processes a rank; 0: none; null: none, but up to 4 where steps are replayed, 8 with features",
+        "loader processes a rank; 0: none; null: on a GPU up to 4 where steps of one rank are replayed, 8 with "
+        "features, and 3 with features where they are not, as cores are free; else none",
         at_least=0,
         free=True,
     )
@@ -122,16 +123,27 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
     return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 
 
-def loader_processes(config: Config, *, replayed: bool, features: bool = False) -> int:
-    """How many processes load batches; some by themselves only where steps are short enough to wait for loading."""
+def loader_processes(
+    config: Config, *, replayed: bool, features: bool = False, on_gpu: bool = False, sharing: int = 1
+) -> int:
+    """How many processes load batches of a rank; some by themselves only where steps would wait for loading.
+
+    Args:
+        config: the recipe, which may say it.
+        replayed: whether steps are one replay each, so that a batch is all they wait for.
+        features: whether batches have more than items.
+        on_gpu: whether the rank computes on a GPU, beside which its host may as well load.
+        sharing: ranks of this machine, which share its cores.
+    """
     import os
 
     if config.data.workers is not None:
         return config.data.workers
-    # One core for the thread that trains, one for the threads beside it. A batch of 9,400 events with 13 features takes
-    # one core 18 ms, of items alone 5, and its step some milliseconds.
-    most = 8 if features else 4
-    return max(0, min(most, (os.cpu_count() or 1) - 2)) if replayed else 0
+    # A batch of 9,400 events with 13 features takes one core 18 ms, of items alone 5, and its step some milliseconds.
+    # DLRMv4's 345,000 events with 11 tables take 26 ms of a step of 58, which had 68 to 86 where the rank loaded them.
+    most = (8 if features else 4) if replayed else 3 if features and on_gpu else 0
+    # One core for the thread that trains, one for the threads beside it.
+    return max(0, min(most, (os.cpu_count() or 1) // sharing - 2))
 
 
 def build_examples(config: Config, source: SequenceSource, split: Split, *, negatives: bool) -> Examples:

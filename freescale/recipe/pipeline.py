@@ -130,7 +130,7 @@ def schedule_opener(
     `beside`: the rank has weight gradients to compute while urgent rows travel.
     """
     from freescale.comm.transports import describe_transport
-    from freescale.comm.world import on_one_machine
+    from freescale.comm.world import on_one_machine, own_membership
     from freescale.pipeline import (
         LayoutPlanner,
         ParcelLoader,
@@ -155,7 +155,13 @@ def schedule_opener(
 
     # A parcel is a whole step.
     alone = padder is not None and ranks.num_ranks == 1 and config.optim.accumulate == 1
-    workers = loader_processes(config, replayed=alone, features=tables.features is not None)
+    workers = loader_processes(
+        config,
+        replayed=alone,
+        features=tables.features is not None,
+        on_gpu=ranks.device.type == "cuda",
+        sharing=own_membership().local_num_ranks or ranks.num_ranks,
+    )
 
     def open_schedule(first_step: int) -> Schedule:
         num_steps = timetable.total_steps - first_step

@@ -177,12 +177,18 @@ class Collecting:
         return self._examples.batch(rows, step=step)
 
 
-def test_processes_come_by_themselves_only_where_steps_are_replayed(monkeypatch):
+def test_processes_come_by_themselves_where_steps_would_wait_for_them(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     config = load_config(None, [])
     assert loader_processes(config, replayed=True) == 4
     assert loader_processes(config, replayed=True, features=True) == 8
-    assert loader_processes(config, replayed=False) == 0
+    assert (
+        loader_processes(config, replayed=False) == loader_processes(config, replayed=False, on_gpu=True) == 0
+    )
+    assert loader_processes(config, replayed=False, features=True) == 0
+    assert loader_processes(config, replayed=False, features=True, on_gpu=True) == 3
+    assert loader_processes(config, replayed=False, features=True, on_gpu=True, sharing=4) == 2
+    assert loader_processes(config, replayed=False, features=True, on_gpu=True, sharing=8) == 0
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert loader_processes(config, replayed=True) == 0
     assert loader_processes(load_config(None, ["data.workers=3"]), replayed=True) == 3
