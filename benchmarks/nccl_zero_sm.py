@@ -13,7 +13,6 @@ one ends while a kernel holds every SM (a tiny kernel must not).
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import json
 import os
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 
+from freescale.comm.transports.nccl_library import LibraryWindow, OwnCommunicator, all_to_all
 from freescale.comm.world.gpu_sharing import virtual_gpus
 from freescale.comm.world.nccl import MAX_CTAS, loaded_nccl
 from freescale.prove.hog import Hog
@@ -38,90 +38,28 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 """Bytes from each rank to each other one."""
 
 LIMIT_S = 60.0
-_SYMMETRIC, _UINT8, _ID_BYTES = 1, 1, 128
 _WAIT_S = 1.0
 
 
-class UniqueId(ctypes.Structure):
-    """ncclUniqueId."""
-
-    _fields_ = (("internal", ctypes.c_byte * _ID_BYTES),)
-
-
-class SignalDesc(ctypes.Structure):
-    """ncclWaitSignalDesc_t: so many signals of a peer."""
-
-    _fields_ = (
-        ("count", ctypes.c_int),
-        ("peer", ctypes.c_int),
-        ("signal", ctypes.c_int),
-        ("ctx", ctypes.c_int),
-    )
-
-
-class Memory:
-    """Memory of a device as torch takes it over."""
-
-    def __init__(self, at: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (at, False),
-            "version": 3,
-        }
-
-
-class Nccl:
-    """The functions of the loaded library; what they complain about is raised."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(None)
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
-        self._library.ncclGetLastError.restype = ctypes.c_char_p
-
-    def call(self, name: str, *given: Any) -> None:
-        """One function."""
-        code = getattr(self._library, name)(*given)
-        if code:
-            error = self._library.ncclGetErrorString(code).decode()
-            last = (self._library.ncclGetLastError(None) or b"").decode().strip()
-            raise RuntimeError(f"{name}: {error}{f' ({last})' if last else ''}")
-
-
 class World:
-    """One rank: a communicator, and two buffers registered as windows."""
+    """One rank: a communicator, and two windows."""
 
     def __init__(self, rank: int, num_ranks: int, folder: Path) -> None:
         self.rank, self.num_ranks, self.folder, self.met = rank, num_ranks, folder, 0
-        self.nccl = Nccl()
-        torch.zeros(1, device="cuda")  # makes this process's context, in which NCCL then works
+        communicator = OwnCommunicator(rank, num_ranks, share=self._share)
         self.stream = torch.cuda.Stream()
-        self.comm = self._open()
         room = SIZES[-1] * num_ranks
-        (self.send, self.to_send), (self.receive, self.to_receive) = self._window(room), self._window(room)
+        self._sent, self._received = LibraryWindow(communicator, room), LibraryWindow(communicator, room)
+        self.send, self.receive = self._sent.memory, self._received.memory
 
-    def _open(self) -> ctypes.c_void_p:
-        own, place = UniqueId(), self.folder / "id"
+    def _share(self, name: bytes) -> bytes:
+        place = self.folder / "id"
         if self.rank == 0:
-            self.nccl.call("ncclGetUniqueId", ctypes.byref(own))
-            place.with_suffix(".part").write_bytes(bytes(own))
+            place.with_suffix(".part").write_bytes(name)
             place.with_suffix(".part").rename(place)
         while not place.exists():
             time.sleep(0.01)
-        ctypes.memmove(ctypes.byref(own), place.read_bytes(), _ID_BYTES)
-        comm = ctypes.c_void_p()
-        self.nccl.call("ncclCommInitRank", ctypes.byref(comm), ctypes.c_int(self.num_ranks), own, self.rank)
-        return comm
-
-    def _window(self, num_bytes: int) -> tuple[torch.Tensor, ctypes.c_void_p]:
-        at, window = ctypes.c_void_p(), ctypes.c_void_p()
-        self.nccl.call("ncclMemAlloc", ctypes.byref(at), ctypes.c_size_t(num_bytes))
-        self.nccl.call(
-            *("ncclCommWindowRegister", self.comm, at, ctypes.c_size_t(num_bytes)),
-            *(ctypes.byref(window), ctypes.c_int(_SYMMETRIC)),
-        )
-        assert at.value is not None
-        return torch.as_tensor(Memory(at.value, num_bytes), device="cuda").zero_(), window
+        return place.read_bytes()
 
     def barrier(self) -> None:
         """All ranks have come so far, and their devices have nothing left to do."""
@@ -133,14 +71,8 @@ class World:
 
     def all_to_all(self, size: int) -> None:
         """`size` bytes to every rank."""
-        self.nccl.call(
-            *(
-                "ncclAlltoAll",
-                ctypes.c_void_p(self.send.data_ptr()),
-                ctypes.c_void_p(self.receive.data_ptr()),
-            ),
-            *(ctypes.c_size_t(size), ctypes.c_int(_UINT8), self.comm, self._on_stream()),
-        )
+        with torch.cuda.stream(self.stream):
+            all_to_all(self._sent, self._received, size)
 
     def puts(self, size: int) -> None:
         """The same by one put and signal for every other rank."""
@@ -148,24 +80,12 @@ class World:
         mine = slice(self.rank * size, (self.rank + 1) * size)
         with torch.cuda.stream(self.stream):
             self.receive[mine].copy_(self.send[mine])
-        self.nccl.call("ncclGroupStart")
-        for peer in others:
-            self.nccl.call(
-                *(
-                    "ncclPutSignal",
-                    ctypes.c_void_p(self.send.data_ptr() + peer * size),
-                    ctypes.c_size_t(size),
-                ),
-                *(ctypes.c_int(_UINT8), ctypes.c_int(peer), self.to_receive),
-                *(ctypes.c_size_t(self.rank * size), ctypes.c_int(0), ctypes.c_int(0), ctypes.c_uint(0)),
-                *(self.comm, self._on_stream()),
-            )
-        self.nccl.call("ncclGroupEnd")
-        wanted = (SignalDesc * len(others))(*(SignalDesc(1, peer, 0, 0) for peer in others))
-        self.nccl.call("ncclWaitSignal", ctypes.c_int(len(others)), wanted, self.comm, self._on_stream())
-
-    def _on_stream(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.stream.cuda_stream)
+            for peer in others:
+                self._sent.put_into(
+                    self._received, peer * size, size, target=peer, target_byte=self.rank * size
+                )
+            for peer in others:
+                self._received.wait_signal(peer)
 
 
 def stamps(exchange: int, source: int, target: int, size: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
     one-sided puts        any splits    torch >= 2.14 with its nccl2 backend (c10d windows), NCCL >= 2.30.7
                                         torch >= 2.12 (symmetric memory, put_signal), NCCL >= 2.29
+                                        any torch, NCCL >= 2.30.7 called as a library (`nccl_library`)
     padded all-to-all     equal splits  NCCL >= 2.28 in one machine, >= 2.30.7 across machines, CTA policy ZERO
     send and receive      any splits    everywhere, as kernels on SMs
 
@@ -32,6 +33,7 @@ class NcclFacts:
         num_ranks: GPUs.
         nccl2: whether "nccl" is torch's newer backend: by default since 2.15, in 2.14 when asked for.
         zero_cta: whether the CTA policy may be set to ZERO; False where the user has set another one.
+        missing: a function of NCCL that puts by the library need and that is not in it.
     """
 
     torch: tuple[int, int]
@@ -40,6 +42,7 @@ class NcclFacts:
     num_ranks: int
     nccl2: bool = False
     zero_cta: bool = True
+    missing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class NcclRoute:
     """A way rows can take.
 
     Args:
-        name: window, put_signal, padded or collective.
+        name: window, put_signal, library, padded or collective.
         sm_free: whether the transfer holds no SM.
         reason: why this one, and why not those before it.
     """
@@ -63,6 +66,7 @@ def choose_route(facts: NcclFacts, *, uneven: float = 1.0) -> NcclRoute:
     for name, problem, reason in (
         ("window", no_window(facts), "one-sided puts through c10d windows"),
         ("put_signal", no_put_signal(facts), "one-sided puts through symmetric memory"),
+        ("library", no_library(facts), "one-sided puts by NCCL's own functions"),
         ("padded", no_padded(facts, uneven=uneven), "all-to-all of padded messages by copy engines"),
     ):
         if problem is None:
@@ -88,6 +92,15 @@ def no_put_signal(facts: NcclFacts) -> str | None:
         return f"torch {_dotted(facts.torch)} cannot reach it, 2.12 can"
     if facts.nccl < (2, 29, 0):
         return f"NCCL {_dotted(facts.nccl)} has no one-sided puts, 2.29 does"
+    return _too_many(facts)
+
+
+def no_library(facts: NcclFacts) -> str | None:
+    """What keeps NCCL's puts from being called without torch."""
+    if facts.nccl < (2, 30, 7):
+        return f"NCCL {_dotted(facts.nccl)}, 2.30.7 is needed: before it puts were lost"
+    if facts.missing is not None:
+        return f"the loaded NCCL has no {facts.missing}"
     return _too_many(facts)
 
 

@@ -43,7 +43,7 @@ def test_the_route_of_every_version(wheel, nodes, ranks, nccl2, zero_cta, uneven
     chosen = choose_route(facts, uneven=uneven)
     assert chosen.name == route
     assert chosen.sm_free == (route != "collective")
-    before = ["window", "put_signal", "padded"]
+    before = ["window", "put_signal", "library", "padded"]
     refused = before if route == "collective" else before[: before.index(route)]
     assert [name for name in before if f"no {name}: " in chosen.reason] == refused
 
@@ -53,19 +53,30 @@ def test_the_route_of_every_version(wheel, nodes, ranks, nccl2, zero_cta, uneven
     [
         ((2, 27, 7), 8, "collective"),
         ((2, 28, 0), 8, "padded"),
-        ((2, 31, 1), 2, "collective"),
-        ((2, 31, 2), 2, "padded"),
+        ((2, 30, 6), 2, "collective"),
+        ((2, 30, 7), 2, "library"),
+        ((2, 31, 2), 8, "library"),
+        ((2, 31, 2), 102, "padded"),
     ],
 )
 def test_a_newer_library_beside_an_older_torch(nccl, ranks, route):
     assert choose_route(NcclFacts((2, 11), nccl, num_nodes=1, num_ranks=ranks)).name == route
 
 
+@pytest.mark.parametrize(("nccl", "route"), [((2, 31, 1), "collective"), ((2, 31, 2), "padded")])
+def test_a_library_without_puts(nccl, route):
+    facts = NcclFacts((2, 11), nccl, num_nodes=1, num_ranks=2, missing="ncclPutSignal")
+    chosen = choose_route(facts)
+    assert chosen.name == route
+    assert "the loaded NCCL has no ncclPutSignal" in chosen.reason
+
+
 @pytest.mark.parametrize(
     ("nccl", "route"), [((2, 28, 9), "collective"), ((2, 30, 6), "collective"), ((2, 30, 7), "padded")]
 )
 def test_across_machines_padding_needs_more(nccl, route):
-    assert choose_route(NcclFacts((2, 11), nccl, num_nodes=2, num_ranks=16)).name == route
+    facts = NcclFacts((2, 11), nccl, num_nodes=2, num_ranks=16, missing="ncclPutSignal")
+    assert choose_route(facts).name == route
 
 
 @pytest.mark.parametrize(

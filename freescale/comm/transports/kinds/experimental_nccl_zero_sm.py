@@ -1,7 +1,8 @@
 """experimental_nccl_zero_sm: NCCL's own transfers without SMs, where the installed versions have them.
 
-Experimental: written from NCCL's and torch's interfaces and tested against stand-ins only. It needs two GPUs and newer
-versions than the ones this project has been measured on. So it is used when a recipe names it; `auto` never takes it.
+Experimental: written from NCCL's and torch's interfaces and tested against stand-ins. What it stands on, puts called as
+functions of NCCL, has run between two ranks of one GPU (`benchmarks/nccl_zero_sm.py`); the transport as a whole has
+not. So it is used when a recipe names it; `auto` never takes it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils.dlpack import from_dlpack
 
 from freescale.comm import Transport, own_group
 from freescale.comm.transports.kinds.collective import CollectiveTransport
+from freescale.comm.transports.nccl_library import LibraryWindow, OwnCommunicator, missing_functions
 from freescale.comm.transports.nccl_one_sided import OneSidedTransport
 from freescale.comm.transports.nccl_padded import PaddedTransport
 from freescale.comm.transports.nccl_routes import NcclFacts, NcclRoute, choose_route, parse_version
@@ -38,6 +41,7 @@ def route_of(facts: GroupFacts) -> NcclRoute:
             num_nodes=len({each.machine for each in facts.ranks}),
             num_ranks=len(facts.ranks),
             nccl2=asked == "1",
+            missing=missing_functions(),
             zero_cta=os.environ.get("NCCL_CTA_POLICY", "2").strip().upper() in ("2", "ZERO"),
         )
     )
@@ -76,8 +80,18 @@ class NcclZeroSmRoute:
             "window": lambda size, places: C10dWindow(members, size, facts.device),
             "put_signal": lambda size, places: SymmetricWindow(members, size, places, facts.device),
         }
+        if route.name == "library":
+            communicator = OwnCommunicator(facts.rank, len(facts.ranks), share=partial(_share, group=control))
+            opened["library"] = lambda size, places: LibraryWindow(communicator, size)
         engine = "NCCL one-sided puts: copy engines in a machine, RDMA by its proxy thread between machines"
         return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=route.reason)
+
+
+def _share(name: bytes, group: dist.ProcessGroup) -> bytes:
+    """Bytes of the group's first rank, on all of them."""
+    sent = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+    dist.broadcast(sent, group=group, group_src=0)
+    return sent.numpy().tobytes()
 
 
 def _build_padded(
