@@ -20,6 +20,7 @@ import datetime
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--samples", type=int, default=32, help="a rank")
+    parser.add_argument(
+        "--keep", type=Path, help="write lengths and times here, as .npz, to try other models on"
+    )
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     device = pick_device(options.device)
@@ -120,6 +124,10 @@ def main() -> None:
     )
     ms = np.array([one.ms + two.ms for one, two in zip(steps.steps["forward"], steps.steps["backward"])])
     sizes = seen[: len(ms)]
+    if options.keep is not None:
+        parts = {name: [one.ms for one in steps.steps[name]] for name in ("forward", "backward")}
+        counts = [len(one) for one in sizes]
+        np.savez(options.keep, lengths=np.concatenate(sizes), counts=counts, **parts)
     sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     dim, tokens = config.model.dim, [float(one.sum()) for one in sizes]
     base = [[1.0, len(one), one.sum()] for one in sizes]
