@@ -47,8 +47,8 @@ class DataSection:
     )
     workers: int | None = key(
         None,
-        "loader processes a rank; 0: none; null: on a GPU up to 4 where steps of one rank are replayed, 8 with "
-        "features, and 3 with features where they are not, as cores are free; else none",
+        "loader processes a rank; 0: none; null: on a GPU, as cores are free, up to 4 where steps of one rank are "
+        "replayed, 8 with features; otherwise 3 with features, 1 on several ranks; else none",
         at_least=0,
         free=True,
     )
@@ -124,7 +124,13 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
 
 
 def loader_processes(
-    config: Config, *, replayed: bool, features: bool = False, on_gpu: bool = False, sharing: int = 1
+    config: Config,
+    *,
+    replayed: bool,
+    features: bool = False,
+    on_gpu: bool = False,
+    several: bool = False,
+    sharing: int = 1,
 ) -> int:
     """How many processes load batches of a rank; some by themselves only where steps would wait for loading.
 
@@ -133,6 +139,7 @@ def loader_processes(
         replayed: whether steps are one replay each, so that a batch is all they wait for.
         features: whether batches have more than items.
         on_gpu: whether the rank computes on a GPU, beside which its host may as well load.
+        several: whether there are other ranks; then a thread that talks to them needs the interpreter, too.
         sharing: ranks of this machine, which share its cores.
     """
     import os
@@ -141,7 +148,12 @@ def loader_processes(
         return config.data.workers
     # A batch of 9,400 events with 13 features takes one core 18 ms, of items alone 5, and its step some milliseconds.
     # DLRMv4's 345,000 events with 11 tables take 26 ms of a step of 58, which had 68 to 86 where the rank loaded them.
-    most = (8 if features else 4) if replayed else 3 if features and on_gpu else 0
+    # On two CPU ranks a process takes 10 of 67 ms off the threads of a rank (192 histories, 4,800 events).
+    most = 0
+    if replayed:
+        most = 8 if features else 4
+    elif on_gpu:
+        most = 3 if features else int(several)
     # One core for the thread that trains, one for the threads beside it.
     return max(0, min(most, (os.cpu_count() or 1) // sharing - 2))
 

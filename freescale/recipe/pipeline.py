@@ -160,6 +160,7 @@ def schedule_opener(
         replayed=alone,
         features=tables.features is not None,
         on_gpu=ranks.device.type == "cuda",
+        several=ranks.num_ranks > 1,
         sharing=own_membership().local_num_ranks or ranks.num_ranks,
     )
 

@@ -185,7 +185,9 @@ def test_processes_come_by_themselves_where_steps_would_wait_for_them(monkeypatc
     assert (
         loader_processes(config, replayed=False) == loader_processes(config, replayed=False, on_gpu=True) == 0
     )
-    assert loader_processes(config, replayed=False, features=True) == 0
+    assert loader_processes(config, replayed=False, features=True, several=True) == 0
+    assert loader_processes(config, replayed=False, on_gpu=True, several=True, sharing=4) == 1
+    assert loader_processes(config, replayed=False, on_gpu=True, several=True, sharing=8) == 0
     assert loader_processes(config, replayed=False, features=True, on_gpu=True) == 3
     assert loader_processes(config, replayed=False, features=True, on_gpu=True, sharing=4) == 2
     assert loader_processes(config, replayed=False, features=True, on_gpu=True, sharing=8) == 0
