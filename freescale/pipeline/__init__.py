@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from freescale.pipeline.ids.row_finder import RowFinder
     from freescale.pipeline.loading.ahead import AHEAD
     from freescale.pipeline.loading.layouts import LayoutPlanner
-    from freescale.pipeline.loading.loader import load_batches, naming_lost_workers
+    from freescale.pipeline.loading.loader import LoadedBatches, load_batches, naming_lost_workers
     from freescale.pipeline.loading.parcel_loader import ParcelLoader, ParcelMaker
     from freescale.pipeline.loading.stream_balance import BalancedBatch, StreamBalancer
     from freescale.pipeline.padding.padded_batch import PaddedBatch, PaddedViews

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from freescale.comm.traffic import Gate
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, sharing_machine
 from freescale.data import LogSource, SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
@@ -18,7 +18,7 @@ from freescale.recipe.building.plain_attention import plain_attention
 from freescale.recipe.building.run_tables import build_tables
 from freescale.recipe.comm import tell_unused
 from freescale.recipe.config import Config
-from freescale.recipe.data import build_examples
+from freescale.recipe.data import build_examples, loader_processes
 from freescale.recipe.eval import build_evaluation
 from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
@@ -32,7 +32,7 @@ from freescale.recipe.log import (
 )
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
-from freescale.recipe.pipeline import postpone_bytes, postpone_share, schedule_opener
+from freescale.recipe.pipeline import makes_parcels, postpone_bytes, postpone_share, schedule_opener
 from freescale.recipe.run import timetable_of
 from freescale.recipe.tokens import build_featured_items
 from freescale.recipe.trace import build_accounts
@@ -126,6 +126,14 @@ def build_run(
     )
     postponed = postpone_bytes(config, embedding, ranks, progress, captured=capture.recorder is not None)
     postponing = postpone_share(config, ranks, switch, postpones=postponed is not None)
+    processes = loader_processes(
+        config,
+        replayed=makes_parcels(config, capture.padder),
+        features=features is not None,
+        on_gpu=ranks.device.type == "cuda",
+        several=ranks.num_ranks > 1,
+        sharing=sharing_machine(ranks.num_ranks),
+    )
     open_schedule = schedule_opener(
         config,
         sampler=sampler,
@@ -137,6 +145,7 @@ def build_run(
         timetable=timetable,
         stop=stop,
         progress=progress,
+        workers=processes.here,
         padder=capture.padder,
         rows_in_step=capture.tables is not None,
         beside=postponed is not None,
@@ -185,7 +194,7 @@ def build_run(
         open_schedule=open_schedule,
         usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate),
         train_step=train_step,
-        rebalancer=build_rebalancer(config, ranks, decisions),
+        rebalancer=build_rebalancer(config, ranks, decisions, most_workers=processes.most),
         switch=switch,
         postponing=postponing,
         evaluation=build_log_evaluation(config, log, model=model, items=items)

@@ -99,8 +99,8 @@ def sample_work(config: Config, features: BatchFeatures | None) -> SampleWork:
     return SampleWork(pair_rule(config, token_rule(config, features)))
 
 
-def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Rebalancer:
-    """What agrees on costs and speeds measured in the run."""
+def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions, *, most_workers: int) -> Rebalancer:
+    """What agrees on costs and speeds measured in the run; no rank has more loader processes than `most_workers`."""
     from freescale.pipeline import LOOK_AHEAD
     from freescale.train import Rebalancer
 
@@ -109,5 +109,5 @@ def build_rebalancer(config: Config, ranks: Ranks, decisions: Decisions) -> Reba
         ranks=ranks,
         every=config.balance.refit_every if config.balance.enabled else None,
         # The loader has at most two batches a process under way, and the schedule those it looks ahead to.
-        lookahead=2 * (config.data.workers or 0) + 2 + LOOK_AHEAD,
+        lookahead=2 * most_workers + 2 + LOOK_AHEAD,
     )

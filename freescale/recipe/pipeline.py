@@ -109,6 +109,11 @@ def prepares_ahead(config: Config, ranks: Ranks, tables: RunTables) -> bool:
     return wanted and guarded and ranks.num_ranks == 1
 
 
+def makes_parcels(config: Config, padder: Padder | None) -> bool:
+    """Whether loader processes can write batches as they will travel: a parcel is a whole step."""
+    return padder is not None and config.optim.accumulate == 1
+
+
 def schedule_opener(
     config: Config,
     *,
@@ -121,18 +126,20 @@ def schedule_opener(
     timetable: Timetable | WindowTimetable,
     stop: StopRequest,
     progress: Progress,
+    workers: int,
     padder: Padder | None = None,
     rows_in_step: bool = False,
     beside: bool = False,
 ) -> Callable[[int], Schedule]:
     """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`.
 
-    `beside`: the rank has weight gradients to compute while urgent rows travel.
+    `workers`: loader processes. `beside`: the rank has weight gradients to compute while urgent rows travel.
     """
     from freescale.comm.transports import describe_transport
-    from freescale.comm.world import on_one_machine, own_membership
+    from freescale.comm.world import on_one_machine
     from freescale.pipeline import (
         LayoutPlanner,
+        LoadedBatches,
         ParcelLoader,
         ParcelMaker,
         PlainSchedule,
@@ -141,7 +148,6 @@ def schedule_opener(
         load_batches,
     )
     from freescale.recipe.comm import row_channels
-    from freescale.recipe.data import loader_processes
 
     embedding, id_map = tables.embedding, tables.id_map
     # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
@@ -153,40 +159,22 @@ def schedule_opener(
         """A map that learns is evaluated and saved as the step before left it: without ids of later batches."""
         return not tables.learns or not (stop.last_step == step + 1 or any(timetable.due(step + 1)))
 
-    # A parcel is a whole step.
-    alone = padder is not None and ranks.num_ranks == 1 and config.optim.accumulate == 1
-    workers = loader_processes(
-        config,
-        replayed=alone,
-        features=tables.features is not None,
-        on_gpu=ranks.device.type == "cuda",
-        several=ranks.num_ranks > 1,
-        sharing=own_membership().local_num_ranks or ranks.num_ranks,
-    )
-
     def open_schedule(first_step: int) -> Schedule:
         num_steps = timetable.total_steps - first_step
-        if padder is not None and alone and workers:
+        batches: ParcelLoader | LoadedBatches
+        if padder is not None and workers and makes_parcels(config, padder):
             finder = RowFinder.of(embedding, id_map, tables.features)
             maker = ParcelMaker(sampler, examples, finder, padder)
-            return PlainSchedule(
-                ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers),
-                embedding=embedding,
-                id_map=id_map,
-                device=ranks.device,
-                ahead=prepares_ahead(config, ranks, tables),
+            batches = ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers)
+        else:
+            batches = load_batches(
+                sampler,
+                examples,
                 first_step=first_step,
-                padder=padder,
-                rows_in_step=rows_in_step,
+                num_steps=num_steps,
+                workers=workers,
+                pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
             )
-        batches = load_batches(
-            sampler,
-            examples,
-            first_step=first_step,
-            num_steps=num_steps,
-            workers=workers,
-            pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
-        )
         shared: dict[str, Any] = {
             "embedding": embedding,
             "id_map": id_map,

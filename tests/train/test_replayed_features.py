@@ -51,10 +51,15 @@ def trained(rank: int, keys: tuple[str, ...], replayed: bool) -> dict[str, Any]:
         (1, (*EVERY, "data.workers=1", "tokens.join=mlp")),
         (1, (*PLACES, "optim.accumulate=2", "pipeline.ahead=true")),
         slow(1, (*EVERY, "run.steps=50")),
+        (2, (*EVERY, "data.workers=1")),
         slow(2, (*EVERY, "run.steps=24")),
+        slow(2, (*PLACES, "run.steps=24", "data.workers=2", "pipeline.prioritized=false")),
         slow(2, (*PLACES, "run.steps=24", "pipeline.prioritized=false")),
     ],
-    ids=["processes, mlp", "join and after, parts", "one rank", "two ranks", "two ranks, plain"],
+    ids=[
+        *("processes, mlp", "join and after, parts", "one rank", "processes, two ranks", "two ranks"),
+        *("processes, two ranks, plain", "two ranks, plain"),
+    ],
 )
 def test_a_replay_computes_the_batch_in_memory(num_ranks: int, keys: tuple[str, ...]) -> None:
     results = []

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
         own_membership,
         publish_membership,
     )
-    from freescale.comm.world.facts import GroupFacts, gather_facts, on_one_machine, own_facts
+    from freescale.comm.world.facts import (
+        GroupFacts,
+        gather_facts,
+        on_one_machine,
+        own_facts,
+        sharing_machine,
+    )
     from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, end_with_launcher, launch
     from freescale.comm.world.mps import is_mps_client

@@ -104,6 +104,12 @@ def on_one_machine() -> bool:
     return sys.platform == "linux" and local is not None and local == everywhere
 
 
+def sharing_machine(num_ranks: int) -> int:
+    """How many of so many ranks share this machine, as their launcher says; all of them where nobody says."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdigit() and int(local) else num_ranks
+
+
 def own_facts(device: torch.device) -> RankFacts:
     """What this rank tells."""
     gpu, reaches = "", frozenset[str]()

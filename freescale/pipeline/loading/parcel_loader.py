@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import Examples, SequenceBatch
@@ -36,7 +37,7 @@ from freescale.errors import FreeScaleError, TrainingError
 from freescale.kernels.runtime import HostRoom
 from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.loader import live_as_long_as_the_rank
-from freescale.pipeline.padding.padded_batch import PaddedBatch
+from freescale.pipeline.padding.padded_batch import PaddedBatch, rows_in_parcel
 from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.padding.source import PaddingSource, Template
 
@@ -54,11 +55,13 @@ class LoadedParcel(NamedTuple):
         plan: what the whole step consists of.
         batch: where its sequences stand and which histories they are, on the CPU.
         padded: all that the model reads.
+        rows: by table, [U] the numbers of its unique rows, on the CPU.
     """
 
     plan: StepPlan
     batch: SequenceBatch
     padded: PaddedBatch
+    rows: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -143,16 +146,18 @@ class ParcelLoader:
         if told.template is None:
             assert told.source is not None
             padded = self._padder.pad_source(told.source)
+            rows = {name: torch.from_numpy(each) for name, each in told.source.unique.items()}
         else:
+            content, sizes = worker.places[told.place], (told.num_rows, told.real_rows)
             padded = self._padder.written(
-                worker.places[told.place],
-                self._templates[told.template],
-                num_rows=told.num_rows,
-                real_rows=told.real_rows,
+                content, self._templates[told.template], num_rows=sizes[0], real_rows=sizes[1]
             )
+            # A copy: the place is written again soon.
+            rows = {name: each.clone() for name, each in rows_in_parcel(content, *sizes).items()}
         worker.free(told.place, self._numbered())
         histories = {"row": torch.from_numpy(told.histories)}
-        return LoadedParcel(told.plan, SequenceBatch(torch.from_numpy(told.offsets), {}, histories), padded)
+        batch = SequenceBatch(torch.from_numpy(told.offsets), {}, histories)
+        return LoadedParcel(told.plan, batch, padded, rows)
 
     def _numbered(self) -> _Numbered:
         """By size, the template of batches that are replayed, with a number that it never shares."""

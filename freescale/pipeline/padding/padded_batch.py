@@ -16,6 +16,17 @@ from freescale.pipeline.padding.step_numbers import StepNumbers
 from freescale.pipeline.streams import record_stream
 
 
+def rows_in_parcel(
+    content: Tensor, num_rows: Mapping[str, int], real_rows: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """By table, [U] the numbers of the unique rows, with which every parcel begins."""
+    found, begin = {}, 0
+    for name, places in num_rows.items():
+        found[name] = content[begin : begin + 8 * real_rows[name]].view(torch.int64)
+        begin += 8 * (places + places % 2)  # each begins on 16 bytes
+    return found
+
+
 class PaddedViews(NamedTuple):
     """What the model is given of a padded batch.
 
@@ -70,12 +81,8 @@ class PaddedBatch:
 
     @property
     def unique(self) -> dict[str, Tensor]:
-        """By table, [U] the numbers of the unique rows, with which every parcel begins."""
-        found, begin = {}, 0
-        for name, places in self.num_rows.items():
-            found[name] = self.memory[0][begin : begin + 8 * self.real_rows[name]].view(torch.int64)
-            begin += 8 * (places + places % 2)  # each begins on 16 bytes
-        return found
+        """By table, [U] the numbers of the unique rows."""
+        return rows_in_parcel(self.memory[0], self.num_rows, self.real_rows)
 
     @property
     def num_tokens(self) -> int:

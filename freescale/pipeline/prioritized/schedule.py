@@ -15,6 +15,7 @@ from freescale.pipeline.ids.feature_ids import FeatureIds
 from freescale.pipeline.ids.row_finder import RowFinder
 from freescale.pipeline.loading.layouts import LayoutPlanner, PreparedLayouts
 from freescale.pipeline.loading.loader import PlannedBatch
+from freescale.pipeline.loading.parcel_loader import ParcelLoader
 from freescale.pipeline.padding.padded_batch import PaddedBatch
 from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.prioritized.in_flight import ReadyRows
@@ -26,7 +27,7 @@ class PrioritizedSchedule:
     """Moves rows and gradients under the compute of other batches wherever the order of updates allows it.
 
     Args:
-        batches: planned batches in step order.
+        batches: planned batches in step order, or parcels that loader processes have padded.
         embedding: the item table.
         id_map: raw ids to rows; asked in step order, two batches ahead, from the communication thread.
         device: where the model computes.
@@ -38,7 +39,7 @@ class PrioritizedSchedule:
 
     def __init__(
         self,
-        batches: Iterator[PlannedBatch],
+        batches: Iterator[PlannedBatch] | ParcelLoader,
         *,
         embedding: ShardedEmbedding,
         id_map: IdMap,
@@ -64,8 +65,10 @@ class PrioritizedSchedule:
         self._made: dict[int, PreparedLayouts] = {}
         self._padder = padder
         self._padded: dict[int, PaddedBatch] = {}
+        self._rows: dict[int, dict[str, Tensor]] = {}
         self._taken: ReadyRows[PlannedBatch] | None = None
-        self.pipeline = PrioritizedPipeline(batches, embedding=embedding, rows_of=self._rows_of, **options)
+        planned = self._opened(batches) if isinstance(batches, ParcelLoader) else batches
+        self.pipeline = PrioritizedPipeline(planned, embedding=embedding, rows_of=self._rows_of, **options)
 
     def __iter__(self) -> Iterator[ReadyBatch]:
         """Batches with their rows; take the next one only after `update` of the last."""
@@ -110,8 +113,17 @@ class PrioritizedSchedule:
         self.pipeline.__exit__(*error)
         end_loading(self._batches, error)
 
+    def _opened(self, parcels: ParcelLoader) -> Iterator[PlannedBatch]:
+        """What the pipeline is given of parcels; the rest is kept until their step comes."""
+        while (parcel := parcels.next()) is not None:
+            self._padded[parcel.plan.step] = parcel.padded
+            self._rows[parcel.plan.step] = parcel.rows
+            yield PlannedBatch(parcel.plan, parcel.batch)
+
     def _rows_of(self, planned: PlannedBatch) -> dict[str, Tensor]:
         plan, batch = planned
+        if (unique := self._rows.pop(plan.step, None)) is not None:
+            return unique
         asked = asked_rows(batch, self._id_map, self._features, step=plan.step)
         if self._padder is not None:
             found = self._finder.of_rows(batch, asked)

@@ -13,8 +13,9 @@ import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.errors import DataError, TrainingError
-from freescale.pipeline import Padder, ParcelLoader, ParcelMaker
+from freescale.pipeline import LOOK_AHEAD, Padder, ParcelLoader, ParcelMaker
 from freescale.recipe import assembly, build_run, build_source, load_config
+from freescale.recipe.balance import build_rebalancer, first_decisions
 from freescale.recipe.data import loader_processes
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
@@ -177,20 +178,34 @@ class Collecting:
         return self._examples.batch(rows, step=step)
 
 
-def test_processes_come_by_themselves_where_steps_would_wait_for_them(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+@pytest.mark.parametrize(
+    ("cores", "kind", "here", "most"),
+    [
+        (16, {"replayed": True}, 4, 4),
+        (16, {"replayed": True, "features": True}, 8, 8),
+        (16, {"replayed": True, "features": True, "several": True, "sharing": 4}, 2, 8),
+        (2, {"replayed": True}, 0, 4),
+        (16, {"replayed": False}, 0, 0),
+        (16, {"replayed": False, "features": True, "several": True}, 0, 0),
+        (16, {"replayed": False, "on_gpu": True}, 0, 0),
+        (16, {"replayed": False, "on_gpu": True, "several": True, "sharing": 4}, 1, 1),
+        (16, {"replayed": False, "on_gpu": True, "several": True, "sharing": 8}, 0, 1),
+        (16, {"replayed": False, "on_gpu": True, "features": True}, 3, 3),
+    ],
+    ids=str,
+)
+def test_processes_come_by_themselves_where_steps_would_wait_for_them(monkeypatch, cores, kind, here, most):
+    """Cores decide how many there are, but not what ranks agree on: machines may differ."""
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    found = loader_processes(load_config(None, []), **kind)
+    assert (found.here, found.most) == (here, most)
+    asked = loader_processes(load_config(None, ["data.workers=3"]), **kind)
+    assert (asked.here, asked.most) == (3, 3)
+
+
+@pytest.mark.parametrize("most", [0, 1, 8])
+def test_costs_are_agreed_on_for_steps_that_no_process_has_planned(most):
     config = load_config(None, [])
-    assert loader_processes(config, replayed=True) == 4
-    assert loader_processes(config, replayed=True, features=True) == 8
-    assert (
-        loader_processes(config, replayed=False) == loader_processes(config, replayed=False, on_gpu=True) == 0
-    )
-    assert loader_processes(config, replayed=False, features=True, several=True) == 0
-    assert loader_processes(config, replayed=False, on_gpu=True, several=True, sharing=4) == 1
-    assert loader_processes(config, replayed=False, on_gpu=True, several=True, sharing=8) == 0
-    assert loader_processes(config, replayed=False, features=True, on_gpu=True) == 3
-    assert loader_processes(config, replayed=False, features=True, on_gpu=True, sharing=4) == 2
-    assert loader_processes(config, replayed=False, features=True, on_gpu=True, sharing=8) == 0
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert loader_processes(config, replayed=True) == 0
-    assert loader_processes(load_config(None, ["data.workers=3"]), replayed=True) == 3
+    alone = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
+    rebalancer = build_rebalancer(config, alone, first_decisions(config, alone), most_workers=most)
+    assert rebalancer.lookahead >= 2 * most + LOOK_AHEAD + 1
