@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,43 +17,32 @@ __all__ = ["clone"]  # a fixture
 PAGE = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 
 
-def write_files(folder: Path) -> None:
-    """What the page shows some lines of."""
-    rng = random.Random(2)
-    rows = []
-    for user in range(60):
-        for n in range(20):
-            actions = "|".join(name for name in ("play", "like", "skip") if rng.random() < 0.4)
-            seconds = "" if rng.random() < 0.1 else str(rng.randrange(3, 300))
-            rows.append(
-                f"u{user};s{rng.randrange(40)};2026-03-01T{n:02d}:{rng.randrange(60):02d}:00;{actions};{seconds}"
-            )
-    (folder / "plays.csv").write_text("hoerer;song;zeit;was;sekunden\n" + "\n".join(rows) + "\n")
-    songs = [
-        f"s{n},{rng.choice(['Nina', 'Otto', ''])},{rng.choice(['jazz|soul', '', 'rock'])},{rng.choice(['1.29', 'N/A'])}"
-        for n in range(40)
-    ]
-    (folder / "songs.csv").write_text("id,artist,genres,price\n" + "\n".join(songs) + "\n")
-    users = [
-        {"user": f"u{n}", "country": rng.choice(["de", "fr", "NA"]), "age": rng.choice([31, None])}
-        for n in range(60)
-    ]
-    (folder / "listeners.jsonl").write_text("".join(json.dumps(user) + "\n" for user in users))
+def read_files(folder: Path) -> None:
+    """What the example has written is what the page shows the first lines of, and its schema."""
     for name in ("plays.csv", "songs.csv", "listeners.jsonl"):
-        text = (folder / name).read_text()
-        assert f"```text\n{text[: text.index(chr(10)) + 1]}" in PAGE
-    schema = re.search(r"```yaml\n(features:\n  user:.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert schema is not None
-    (folder / "songs.yaml").write_text(schema[1])
+        first, *others = (folder / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        shown = re.search(rf"```text\n({re.escape(first)}.*?)```", PAGE, re.DOTALL)
+        assert shown is not None, name
+        assert "".join((first, *others)).startswith(shown[1])
+    assert f"```yaml\n{(folder / 'songs.yaml').read_text(encoding='utf-8')}```" in PAGE
+
+
+def run_page(page: str, folder: Path, python: str) -> list[str]:
+    """What the marked blocks print, from the beginning."""
+    for made in ("data", "runs", "export"):
+        shutil.rmtree(folder / made, ignore_errors=True)
+    shutil.copytree(ROOT / "examples", folder / "examples", dirs_exist_ok=True)
+    said = []
+    for language, text in BLOCK.findall(page):
+        result = run(language, text, folder, python)
+        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+        said.append(result.stdout)
+    return said
 
 
 def test_the_page_runs_as_it_stands(clone: Path, python: str) -> None:
-    write_files(clone)
-    said = []
-    for language, text in BLOCK.findall(PAGE):
-        result = run(language, text, clone, python)
-        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
-        said.append(result.stdout)
+    _, *said = run_page(PAGE, clone, python)
+    read_files(clone)
     shown = re.search(r"^data/plays: .*?(?=^  \.\.\.)", PAGE, re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert said[0].startswith(shown[0])
@@ -65,6 +53,15 @@ def test_the_page_runs_as_it_stands(clone: Path, python: str) -> None:
     assert "torch.Size([" in said[2]
     assert "'target_taste'" in said[2]
     assert "target_watched" not in said[2]
+
+
+@pytest.mark.slow
+def test_what_the_page_has_trained_is_served(clone: Path, python: str) -> None:
+    *_, exported, served = run_page(PAGE.replace("<!-- slow test -->", "<!-- test -->"), clone, python)
+    needs = re.search(r"^recommend\(history.*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
+    assert needs is not None
+    assert needs[0] in exported
+    assert served == ""
 
 
 def test_the_mistakes_of_the_page_are_those(tmp_path: Path) -> None:

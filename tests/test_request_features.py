@@ -47,6 +47,7 @@ def logits(events: dict[int, list[dict[str, Any]]], where: str, *recipe: str) ->
     source = DictSource(words, events, items, users)
     config = load_config(None, [*SMALL, *RECIPE, "data.max_length=9", *TASKS, *recipe])
     run = build_run(config, source, these_ranks(), Progress([Recorder()]))
+    assert run.evaluation.protocol.words("test").endswith("requests")
     model = run.state.model.eval()
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():

@@ -45,7 +45,7 @@ class EvalSection:
     batch: int = key(256, "histories evaluated at once on a rank", at_least=1, free=True)
     max_users: int | None = key(
         None,
-        "evaluate during training on the first N users only; with a log, on N targets of a window",
+        "evaluate during training on the first N users or requests only; with a log, on N targets of a window",
         at_least=1,
         free=True,
     )
@@ -212,6 +212,7 @@ def build_protocol(
         repeats=repeats,
         max_users=config.eval.max_users,
         labels=labels_in_words(head, train),
+        judged="users" if requests is None else "requests",
     )
 
 

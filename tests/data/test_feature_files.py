@@ -39,6 +39,7 @@ a,X,rock | pop,1.5,"[1, 2]"
 b,Y,,N/A,3 4
 c,X,"['jazz', 'rock']",100,
 """
+ITEM_FEATURES = ("artist", "genres", "price", "cover")
 USERS = '{"user": "u1", "country": "de", "age": 30}\n{"user": "u2", "country": "NA", "age": null}\n'
 SCHEMA: dict[str, Any] = {
     "item": {"of": "event", "is": "id", "column": "sku"},
@@ -174,6 +175,30 @@ def test_what_a_candidate_sees_holds_no_outcome(tmp_path: Path) -> None:
             ["no feature is of item", "no feature is of user"],
         ),
         ({"lacking": "skip"}, ["lacking is neither", "stop, none"]),
+        ({"items": ""}, ["i.csv is empty", "the file of items (`--items`)"]),
+        ({"items": "id,artist,genres,price,cover\n"}, ["i.csv has no items, at most a header", "`--items`"]),
+        ({"users": ""}, ["u.jsonl is empty", "the file of users (`--users`)"]),
+        (
+            {"items": ITEMS.replace("id,", "kennung,")},
+            [
+                "no column for the item",
+                "parentasin, id)",
+                "call the column of the ids as the events do (sku), or id",
+            ],
+        ),
+        (
+            {"items": ITEMS.split("\n", 1)[1]},
+            ["i.csv has no column for the item", "`--item-columns item,...`"],
+        ),
+        (
+            {"items": ITEMS.replace("id,", "kennung,"), "item_header": ["item", *ITEM_FEATURES]},
+            ["i.csv has a header, and the names", "leave `--item-columns` out"],
+        ),
+        ({"items": "a,X,,1,\n", "item_header": ["item", "_"]}, ["i.csv: `--item-columns` names 2 fields"]),
+        (
+            {"events": EVENTS.replace("\n", ";1\n").replace("shop;1", "shop;secs")},
+            ["several columns named 'secs': which is the secs?"],
+        ),
         (
             {"schema": {**SCHEMA, "device": {"of": "request", "is": "id", "as": "front"}}},
             ["device.as: a feature of request goes as: join; got front"],
@@ -201,6 +226,15 @@ def test_what_does_not_fit_is_told_with_its_place(tmp_path: Path, change: dict, 
         message = refused(tmp_path, **change)
     for words in told:
         assert words in message
+
+
+def test_all_files_that_are_missing_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text(EVENTS, encoding="utf-8")
+    sides = {"items": tmp_path / "x.csv", "users": tmp_path / "y.csv"}
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path / "e.csv", tmp_path / "out", schema=SCHEMA, **sides)
+    for name, path in sides.items():
+        assert f"--{name} {path}: there is no such file" in str(caught.value)
 
 
 def test_bad_lines_of_features_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -124,6 +124,23 @@ def test_towers_of_their_own_and_what_is_refused():
     assert isinstance(make().head, TasksHead)
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"anchors": "x", "candidates": 3}, "head.candidates: with head.anchors every request has one"),
+        ({"anchor_days": 2}, "head.anchor_days: only with head.anchors"),
+        (
+            {"pool_events": 5, "hidden": 8},
+            "head.pool_events: .*head.pools; head.hidden: .*head.towers=product",
+        ),
+    ],
+)
+def test_a_key_that_nobody_reads_is_refused(keys, said):
+    with pytest.raises(ConfigError, match=said):
+        make(**keys)
+    make(anchors="x", candidates=1, anchor_days=2)
+
+
 def test_tasks_mix_the_experts_they_share():
     model = make(towers="own", experts=3)
     head, (experts,) = model.head, model.head.towers

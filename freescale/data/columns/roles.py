@@ -92,12 +92,13 @@ def choose_columns(
     plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in header]
     chosen: dict[str, int] = {}
     missing: dict[str, str | None] = {}
+    alone = next(iter(roles)) if len(roles) == 1 else None
     for name, role in ROLES.items():
         if name not in roles:
             continue
         wanted: str | None = getattr(columns, name)
         guesses = role.usual_names
-        if len(roles) == 1:
+        if alone:
             wanted, guesses = (wanted if wanted in header else None), (*guesses, "id")
         usual = [plain.index(guess) for guess in guesses if guess in plain]
         if wanted and wanted in header:
@@ -109,9 +110,9 @@ def choose_columns(
     places = {feature.name: _place_of(feature, header, plain) for feature in features}
     missing |= {feature.name: feature.input_name for feature in features if places[feature.name] is None}
     if missing:
-        raise _no_columns(path, missing, header)
-    _check_unique(path, header, chosen)
+        raise _no_columns(path, missing, header, alone, getattr(columns, alone) if alone else None)
     found = chosen | {name: place for name, place in places.items() if place is not None}
+    _check_unique(path, header, chosen, found)
     if "time" in roles and "time" not in chosen and columns.time is None:
         _check_no_time_unused(path, header, set(found.values()), sample or (lambda column: []))
     return found
@@ -125,7 +126,7 @@ def _place_of(feature: Feature, header: list[str], plain: list[str]) -> int | No
     return plain.index(alike) if alike in plain else None
 
 
-def _check_unique(path: Path, header: list[str], chosen: dict[str, int]) -> None:
+def _check_unique(path: Path, header: list[str], chosen: dict[str, int], found: dict[str, int]) -> None:
     if len(set(chosen.values())) < len(chosen):
         raise DataError(
             f"One column of {path} cannot play two parts",
@@ -133,7 +134,7 @@ def _check_unique(path: Path, header: list[str], chosen: dict[str, int]) -> None
             allowed=_columns_there(header),
             next_step="name another column for one of them (`--user`, `--item`, `--time`, `--action`)",
         )
-    for role, place in chosen.items():
+    for role, place in found.items():
         if header.count(header[place]) > 1:
             raise DataError(
                 f"{path} has several columns named {header[place]!r}: which is the {role}?",
@@ -154,7 +155,10 @@ def _check_no_time_unused(path: Path, header: list[str], used: set[int], sample:
         )
 
 
-def _no_columns(path: Path, missing: dict[str, str | None], header: list[str]) -> DataError:
+def _no_columns(
+    path: Path, missing: dict[str, str | None], header: list[str], alone: str | None, key: str | None
+) -> DataError:
+    """All that is missing; `alone` is whose file it is if not of events, which call its ids `key`."""
     got, options = [], []
     for name, wanted in missing.items():
         if name not in ROLES:
@@ -162,15 +166,27 @@ def _no_columns(path: Path, missing: dict[str, str | None], header: list[str]) -
             got.append(f"{name}: {wanted!r}")
             options.append(f"features.{name}.column" + (f" (did you mean {guess!r}?)" if guess else ""))
             continue
-        usual = f"none of the usual names ({', '.join(ROLES[name].usual_names)})"
+        guesses = (*ROLES[name].usual_names, *(("id",) if alone else ()))
+        usual = f"none of the usual names ({', '.join(guesses)})"
         got.append(f"{name}: {wanted!r}" if wanted else f"{name}: {usual}")
         guess = nearest(wanted or name, header)
-        options.append(f"`--{name} NAME`" + (f" (did you mean {guess!r}?)" if guess else ""))
-    next_step = f"name the column: {', '.join(options)}"
+        if not alone:
+            options.append(f"`--{name} NAME`" + (f" (did you mean {guess!r}?)" if guess else ""))
+    advice = [f"name the column: {', '.join(options)}"] if options else []
+    if alone in missing:
+        advice.append(
+            f"in its first line call the column of the ids as the events do ({key or alone}), or id"
+        )
+    next_step = "; ".join(advice)
     if _holds_values(header):
         next_step = (
             "the first line names no columns; if there is no header, name the fields in their order, "
-            "such as `--columns user,item,time,action` (`_` ignores one)"
+            + (
+                f"such as `--{alone}-columns {alone},..."
+                if alone
+                else "such as `--columns user,item,time,action"
+            )
+            + "` (`_` ignores one)"
         )
     return DataError(
         f"{path} has no column for the {' and no column for the '.join(missing)}",

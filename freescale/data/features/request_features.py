@@ -115,7 +115,7 @@ class RequestFeatures:
         """Refuse a request that lacks a feature, has one too many, or has another number of values than events."""
         strange = [name for name in request.given if name not in self.needed]
         if strange:
-            raise self._strange(strange[0], request.who)
+            raise self._strange(strange[0], request)
         missing = [name for name in self.needed if name not in request.given]
         if missing:
             raise DataError(
@@ -227,11 +227,11 @@ class RequestFeatures:
             allowed=allowed,
         )
 
-    def _strange(self, name: str, who: str) -> DataError:
-        close = nearest(name, self.needed)
+    def _strange(self, name: str, request: FeatureRequest) -> DataError:
+        close = nearest(name, [each for each in self.needed if each not in request.given])
         needed = ", ".join(self.needed) or "none"
         return DataError(
-            f"{who}the model asks for no feature {name!r}",
+            f"{request.who}the model asks for no feature {name!r}",
             got=f"{name!r}; features of items are in their vectors already",
             allowed=needed,
             next_step=f"did you mean {close}?" if close else "leave it out",

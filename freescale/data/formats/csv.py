@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from freescale.data.columns.roles import looks_like_header
+from freescale.data.columns.roles import IGNORED, looks_like_header
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._delimited import Layout, named_layout, read_delimited, single_blanks
 from freescale.data.preparing.event_columns import Events
@@ -43,7 +43,7 @@ class CsvFormat:
             rows = [_fields(line, mark) for line in others]
             names = [name.strip() for name in _fields(first, mark)]
             if reading.header is not None:
-                _check_headerless(path, names, reading.header)
+                _check_headerless(path, names, reading.header, reading.owner)
                 names = list(reading.header)
             if mark == " ":
                 plain = partial(single_blanks, separator=None)
@@ -78,20 +78,25 @@ def _check_no_note(path: Path, first: str) -> None:
         )
 
 
-def _check_headerless(path: Path, first: list[str], header: tuple[str, ...]) -> None:
-    """A header that `--columns` denies would be read as an event."""
-    if looks_like_header(first):
+def _check_headerless(path: Path, first: list[str], header: tuple[str, ...], owner: str | None) -> None:
+    """A header that `--columns` denies would be read as an event; `owner` is whose file it is if not of events."""
+    option = f"--{owner}-columns" if owner else "--columns"
+    named = any(name == given != IGNORED for name, given in zip(first, header, strict=False))
+    if looks_like_header(first) or named:
         raise DataError(
             f"{path} has a header, and the names of its columns were given, too",
             got=excerpt(", ".join(first)),
-            next_step="leave `--columns` out, and name columns with `--user`, `--item`, `--time`, `--action`",
+            next_step=f"leave `{option}` out, and in the first line call the column of the ids as the events do, or id"
+            if owner
+            else "leave `--columns` out, and name columns with `--user`, `--item`, `--time`, `--action`",
         )
     if len(first) != len(header):
         raise DataError(
-            f"{path}: `--columns` names {len(header)} fields, and the first line has {len(first)}",
+            f"{path}: `{option}` names {len(header)} fields, and the first line has {len(first)}",
             got=excerpt(", ".join(first)),
-            allowed=f"{len(first)} names, such as user,item,time,action; `_` for a field that nobody needs",
-            next_step="name every field, or set the right `--separator`",
+            allowed=f"{len(first)} names, such as {f'{owner},...' if owner else 'user,item,time,action'}; "
+            "`_` for a field that nobody needs",
+            next_step="name every field" + ("" if owner else ", or set the right `--separator`"),
         )
 
 

@@ -137,6 +137,11 @@ class Reading:
         )
 
     @property
+    def owner(self) -> str | None:
+        """Whose file it is, "item" or "user"; None of events."""
+        return self.roles[0] if len(self.roles) == 1 else None
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of text to read at once: an event takes some times its text while it is parsed."""
         return max(64, min(_MAX_CHUNK_BYTES, self.memory // 64))

@@ -39,10 +39,10 @@ def check_format(name: str) -> None:
         )
 
 
-def check_input(source: Path) -> None:
-    """There must be something to read, and it must be raw."""
+def check_input(source: Path, owner: str | None = None) -> None:
+    """There must be something to read, and it must be raw; `owner` is whose file it is if not of events."""
     if not source.exists():
-        raise _nothing(f"There is no input {source}")
+        raise _nothing(f"There is no input {source}", owner)
     if is_dataset(source):
         raise DataError(f"{source} is already a FreeScale data set", next_step="train on it with data.path")
     if was_dataset(source):
@@ -53,9 +53,13 @@ def check_input(source: Path) -> None:
 
 
 def find_format(
-    source: Path, separator: str | None = None, header: tuple[str, ...] | None = None
+    source: Path,
+    separator: str | None = None,
+    header: tuple[str, ...] | None = None,
+    *,
+    owner: str | None = None,
 ) -> tuple[str, str]:
-    """The format and the reason.
+    """The format and the reason; `owner` is whose file it is if not of events.
 
     Formats from outside are asked first, in the order of their names: they are there because the user asked for
     them. Then those that ship. Of both, all may claim the file by the end of its name before any looks into it.
@@ -73,7 +77,7 @@ def find_format(
         raise _undecided(source, "a folder without csv, jsonl or parquet files")
     lines = sample.read_lines()
     if not lines:
-        raise _nothing(f"{source} is empty")
+        raise _nothing(f"{source} is empty", owner)
     raise _undecided(source, repr(excerpt(lines[0])))
 
 
@@ -89,7 +93,7 @@ def read_events(source: Path, name: str, reading: Reading) -> Iterator[tuple[Eve
         )
     size = sum(path.stat().st_size for path in files)
     if not size:
-        raise _nothing(f"{source} is empty")
+        raise _nothing(f"{source} is empty", reading.owner)
     done = 0
     features: list[str] | None = None
     for path in files:
@@ -129,12 +133,12 @@ def files_not_read(source: Path, name: str) -> list[str]:
 
 
 def _no_events(source: Path, reading: Reading) -> DataError:
-    bad = reading.values.bad_lines
+    bad, rows = reading.values.bad_lines, f"{reading.owner or 'event'}s"
     if not bad.num_skipped:
-        return _nothing(f"{source} has no events, at most a header")
+        return _nothing(f"{source} has no {rows}, at most a header", reading.owner)
     first = bad.examples[0]
     return DataError(
-        f"{source} has no events: all {bad.num_skipped:,} lines cannot be used",
+        f"{source} has no {rows}: all {bad.num_skipped:,} lines cannot be used",
         got=f"{first.what} ({first.got})",
         allowed=first.allowed,
         next_step=first.next_step,
@@ -192,8 +196,9 @@ def _chunks(name: str, raw_format: RawFormat, path: Path, reading: Reading) -> I
     return checked_chunks(name, raw_format, path, reading)
 
 
-def _nothing(what: str) -> DataError:
-    return DataError(what, next_step="check the path of the raw interactions")
+def _nothing(what: str, owner: str | None) -> DataError:
+    path = f"the file of {owner}s (`--{owner}s`)" if owner else "the raw interactions"
+    return DataError(what, next_step=f"check the path of {path}")
 
 
 def _undecided(source: Path, got: str) -> DataError:

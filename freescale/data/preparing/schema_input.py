@@ -102,7 +102,7 @@ def schema_input(
 
 
 def _check_files(schema: Schema | None, files: Mapping[str, Path | None]) -> None:
-    """Features need the file of their owner, and a file features; both are told at once."""
+    """Features need the file of their owner, and a file features, and must be there; all is told at once."""
     problems = []
     for owner in _SIDES:
         path, features = files.get(owner), () if schema is None else schema.stored(owner)
@@ -116,7 +116,9 @@ def _check_files(schema: Schema | None, files: Mapping[str, Path | None]) -> Non
                 f"--{owner}s {path}: "
                 + ("there is no schema (`--schema FILE`)" if schema is None else f"no feature is of {owner}")
             )
-        if path is not None:
-            check_input(path)
+        if path is not None and not path.exists():
+            problems.append(f"--{owner}s {path}: there is no such file")
+        elif path is not None:
+            check_input(path, owner)
     if problems:
         raise DataError("The schema and the files do not fit:\n  - " + "\n  - ".join(problems))

@@ -123,8 +123,8 @@ def read_side(side: SideFile, *, kinds: IdKinds, words: IdWords, memory: int) ->
     Raises:
         OtherIdsError: ids are of another kind.
     """
-    check_input(side.path)
-    kind, _ = find_format(side.path, None, side.header)
+    check_input(side.path, side.owner)
+    kind, _ = find_format(side.path, None, side.header, owner=side.owner)
     if kind in _ONLY_EVENTS:
         raise DataError(
             f"{side.path} does not say what its fields are",

@@ -7,7 +7,7 @@ candidates count for is no smaller for it, and no number depends on which rank h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -288,6 +288,30 @@ class TasksOptions:
                 "head.experts: shared experts need a tower for each task",
                 got=f"{self.experts} experts, head.towers={self.towers}",
                 next_step="set head.towers=own, or head.experts=0",
+            )
+        self._check_read()
+
+    def _check_read(self) -> None:
+        """A key that was set and that nobody reads is refused."""
+        why: dict[str, str] = {}
+        if self.anchors is None:
+            why |= dict.fromkeys(("anchor_history", "anchor_days"), "only with head.anchors")
+        elif self.candidates != 1:
+            why["candidates"] = "with head.anchors every request has one"
+        if self.pools is None:
+            why |= dict.fromkeys(("pool_events", "pool_window"), "only with head.pools")
+        if self.towers != "product":
+            why["hidden"] = "only with head.towers=product"
+        unread = {
+            each.name: why[each.name]
+            for each in fields(self)
+            if each.name in why and getattr(self, each.name) != each.default
+        }
+        if unread:
+            raise ConfigError(
+                "; ".join(f"head.{name}: {reason}" for name, reason in unread.items()),
+                got=", ".join(f"head.{name}={getattr(self, name)}" for name in unread),
+                next_step="leave it out",
             )
 
 

@@ -23,8 +23,9 @@ class EvalProtocol:
         split_words: the split, for people.
         missed: how many users of each split have a target that is no item of the catalogue.
         repeats: how many training targets repeat an earlier item; None: not measured.
-        max_users: users of the evaluations during training; None: all.
+        max_users: of the evaluations during training; None: all.
         labels: what a head that judges itself predicts, in words.
+        judged: what `users` and `max_users` count: "users", or "requests", of which a user may have several.
     """
 
     rule: Rule | None
@@ -36,6 +37,7 @@ class EvalProtocol:
     repeats: RepeatShare | None = None
     max_users: int | None = None
     labels: str = "next event's label"
+    judged: str = "users"
 
     def words(self, split: Split) -> str:
         """What a line of metrics says of how they were measured."""
@@ -43,7 +45,7 @@ class EvalProtocol:
         total = self.users[split]
         first = self.max_users if split == "valid" else None
         few = first is not None and first < total
-        parts.append(f"first {first:,} of {total:,} users" if few else f"{total:,} users")
+        parts.append(f"first {first:,} of {total:,} {self.judged}" if few else f"{total:,} {self.judged}")
         new = self.missed.get(split, 0)
         if new:
             parts.append(f"new items as targets: {new:,} (misses)")
@@ -101,8 +103,8 @@ class EvalProtocol:
             )
         if self.max_users is not None and self.max_users < self.users["valid"]:
             found.append(
-                f"evaluations during training see the first {self.max_users:,} of {self.users['valid']:,} users "
-                "(eval.max_users); the test sees all"
+                f"evaluations during training see the first {self.max_users:,} of {self.users['valid']:,} "
+                f"{self.judged} (eval.max_users); the test sees all"
             )
         share = 0.0 if self.repeats is None else self.repeats.share
         if self.rule is not None and self.rule.filter_seen and share >= limit:

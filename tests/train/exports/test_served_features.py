@@ -303,6 +303,8 @@ def test_what_a_table_keeps_of_an_id_is_what_training_looks_up(words: Any) -> No
         ({"place": ...}, "the model needs a feature that the request lacks: place"),
         ({"place": ..., "age": ...}, "the model needs features that the request lacks: place, age"),
         ({"plac": "x"}, "the model asks for no feature 'plac'"),
+        ({"plac": "x"}, "next:    leave it out"),
+        ({"plac": "x", "place": ...}, "did you mean place?"),
         ({"artist": "a1"}, "features of items are in their vectors already"),
         ({"place": ["p1"]}, "place needs one value for every event of the history"),
         ({"age": "old"}, "the age cannot be used"),

@@ -136,6 +136,9 @@ def test_a_protocol_names_all_that_makes_numbers_incomparable():
     few = protocol(max_users=1000)
     assert few.words("valid").endswith("first 1,000 of 6,040 users")
     assert few.words("test").endswith("leave-one-out, 6,040 users")
+    asked = protocol(max_users=1000, judged="requests")
+    assert asked.words("valid").endswith("first 1,000 of 6,040 requests")
+    assert "6,040 requests" in asked.warnings(limit=0.05)[0]
     assert "eval.max_users" in few.warnings(limit=0.05)[0]
     sampled = protocol(rule=Rule(sampled=100))
     assert sampled.words("test").startswith("sampled ranking among 100 of 3,416 items, seen filtered")
