@@ -47,7 +47,7 @@ class DataSection:
     )
     workers: int | None = key(
         None,
-        "loader processes a rank; 0: none; null: on a GPU, as cores are free, up to 4 where steps of one rank are "
+        "loader processes a rank; 0: none; null: on a GPU, as cores are free, up to 4 where steps are "
         "replayed, 8 with features; otherwise 3 with features, 1 on several ranks; else none",
         at_least=0,
         free=True,
