@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import platform
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +26,13 @@ from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
 from freescale.comm.world.network import choose_interface
 from freescale.comm.world.open_files import allow_open_files
 from freescale.comm.world.rendezvous import Meeting, store_of_launcher
+from freescale.comm.world.time_limit import within
 from freescale.comm.world.watch import Watch, open_watch, say
 from freescale.errors import FreeScaleError, Preempted, TrainingError
 from freescale.trace import exchange
 
 _ABORT_S = 2.0
+_CLOSE_S = 20.0
 _TRY_S = 30.0
 
 
@@ -287,18 +288,24 @@ def backend_for(device: torch.device) -> str:
 
 def _try_nccl(device: torch.device) -> None:
     """See whether NCCL really works between ranks that share a GPU, before anything waits for it without an end."""
-    assert dist.group.WORLD is not None
-    mark = torch.ones(1, device=device)
-    work = dist.all_reduce(mark, async_op=True)
-    assert work is not None
-    deadline = time.monotonic() + _TRY_S
-    while not work.is_completed() and time.monotonic() < deadline:
-        time.sleep(0.005)
+    found: list[int] = []
+
+    def add_up() -> None:
+        torch.cuda.set_device(device)  # each thread has its own
+        mark = torch.ones(1, device=device)
+        work = dist.all_reduce(mark, async_op=True)  # opens the communicator, and may wait in this call for ever
+        assert work is not None
+        while not work.is_completed():
+            time.sleep(0.005)
+        found.append(int(mark))
+
     sharing = virtual_gpus_here()
-    if not work.is_completed() or int(mark) != sharing:
+    ended = within(_TRY_S, add_up, name="try NCCL")
+    if not ended or found != [sharing]:
         raise TrainingError(
             f"NCCL does not come to an end between {sharing} ranks that share one GPU",
-            got=f"NCCL {'.'.join(map(str, loaded_nccl() or ()))}, one number of each rank, {_TRY_S:.0f} s",
+            got=f"NCCL {'.'.join(map(str, loaded_nccl() or ()))}, one number of each rank, "
+            + (f"{_TRY_S:.0f} s" if not ended else f"the sum was {found[0]}"),
             next_step="FREESCALE_SHARED_NCCL=0 goes on without NCCL; so may fewer ranks or a smaller NCCL_MAX_CTAS",
         )
 
@@ -306,7 +313,12 @@ def _try_nccl(device: torch.device) -> None:
 def _part(watch: Watch) -> None:
     """All went well: say good-bye, then close the connections."""
     watch.leave()
-    dist.destroy_process_group()
+    # Communicators of NCCL are closed by all ranks together: where one does not come to it, the others would stay here.
+    if not within(_CLOSE_S, dist.destroy_process_group, name="close groups"):
+        say(
+            f"the process groups of this run were not closed within {_CLOSE_S:.0f} s; its results are complete, but this "
+            "process cannot take part in another run"
+        )
 
 
 def _abort() -> None:
@@ -316,6 +328,4 @@ def _abort() -> None:
         with contextlib.suppress(Exception):
             dist.distributed_c10d._abort_process_group()
 
-    thread = threading.Thread(target=cut, name="abort", daemon=True)
-    thread.start()
-    thread.join(_ABORT_S)
+    within(_ABORT_S, cut, name="abort")

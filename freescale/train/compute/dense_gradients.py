@@ -131,8 +131,10 @@ def _over_group(group: dist.ProcessGroup, gate: Gate, sums: Sums) -> Hook:
         gate.shut(Deadline.DENSE_GRADIENTS)
         work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         assert work is not None
-        work.get_future().then(lambda _: gate.open(Deadline.DENSE_GRADIENTS))
         sums.add(work.wait)
+        # Not by a callback of its future: NCCL's is called at once, on the next stream of torch's pool, whosever that is,
+        # which then waits for the sum.
+        _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
         return _done(bucket.buffer())
 
     return all_reduce_hook
@@ -240,7 +242,10 @@ class FlatSum:
         if self._transport is None:
             work = dist.all_reduce(values, group=self._group, async_op=True)
             assert work is not None
-            work.get_future().then(lambda _: gate.open(Deadline.DENSE_GRADIENTS))
+            if values.is_cuda:  # see `_over_group`
+                gate.open(Deadline.DENSE_GRADIENTS)
+            else:
+                work.get_future().then(lambda _: gate.open(Deadline.DENSE_GRADIENTS))
             self._waits.append(work.wait)
             return
         try:

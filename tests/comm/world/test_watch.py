@@ -328,6 +328,45 @@ def test_who_is_late_is_the_one_that_does_not_wait():
     assert each.late(now=20.0) is None
 
 
+def test_ranks_that_all_wait_for_each_other_are_named():
+    each = Liveness(2)
+    for rank in range(2):
+        each.heard(sign(rank, waits=True, seconds=9), now=10.0)
+    assert each.late(now=10.5) is None
+    for rank in range(2):
+        each.heard(sign(rank, waits=True, seconds=11), now=12.0)
+    said = each.late(now=12.0)
+    assert said.startswith(
+        "nothing moves: all ranks wait for each other; rank 0 on h0, in stage 'train' at step 4"
+    )
+    assert "rank 1 on h1" in said
+    assert each.late(now=13.0) is None
+
+
+def test_ranks_that_stand_still_without_waiting_are_named_more_and_more_seldom():
+    each, said = Liveness(2), []
+    for now in range(10, 200):
+        for rank in range(2):
+            each.heard(sign(rank, waits=False, seconds=now), now=float(now))
+        if text := each.late(now=float(now)):
+            assert text.startswith("nothing moves, and no rank waits for another; rank 0 on h0"), text
+            said.append(now)
+    assert said == [30, 60, 120]
+
+
+def test_a_rank_that_is_not_back_from_the_run_before_is_named():
+    each = Liveness(2)
+    for rank in range(2):
+        each.heard(sign(rank), now=0.0)
+        each.left(rank)
+    assert each.late(now=1.0) is None
+    each.heard(sign(0, waits=True, seconds=12), now=20.0)
+    assert each.late(now=20.0) == "waiting for ranks that are not back from the run before: 1"
+    for rank in range(2):
+        each.heard(sign(rank, waits=rank == 0, seconds=0), now=21.0)
+    assert each.late(now=21.0) is None
+
+
 def test_a_known_error_explains_the_connections_it_broke():
     def note(rank: int, kind: str, when: float) -> FailureNote:
         return FailureNote(rank=rank, host="h", stage="s", step=1, message="m", kind=kind, time=when)

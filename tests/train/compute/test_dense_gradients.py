@@ -142,3 +142,38 @@ def test_nobody_waits_before_the_backward_is_through(one_machine):
     gradient, backward = run_on_ranks(seconds_until_the_input_has_its_gradient, 2, one_machine)[0]
     assert gradient < 2
     assert (backward < 2) == (not one_machine), "between machines rows travel before anybody waits"
+
+
+class _Queued:
+    """What NCCL returns: nobody may ask for its future."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def wait(self) -> None:
+        self.waited = True
+
+
+class _Bucket:
+    def buffer(self) -> torch.Tensor:
+        return torch.ones(2)
+
+
+def test_sums_of_nccl_hold_the_gate_until_the_end_of_the_backward_and_touch_no_other_stream(monkeypatch):
+    work, gate, sums = _Queued(), dense_gradients.Gate(), dense_gradients.Sums(outlast_backward=True)
+    monkeypatch.setattr(dist, "all_reduce", lambda values, group, async_op: work)
+    hook = dense_gradients._over_group(None, gate, sums)
+    held = []
+
+    def reduce(grad: torch.Tensor) -> None:
+        hook(None, _Bucket())
+        held.append(not gate._is_free(dense_gradients.Deadline.IDS))
+
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(reduce)
+    (2 * weight).sum().backward()
+    assert held == [True]
+    assert gate._is_free(dense_gradients.Deadline.IDS)
+    assert not work.waited
+    sums.wait()
+    assert work.waited

@@ -18,6 +18,9 @@ BEAT_S = 1.0
 """A sign of life as often as this."""
 RESUMES = "the same command goes on from the last checkpoint"
 _LATE_S = 10.0
+_AGAIN_S = 3 * _LATE_S
+_STUCK_S = 30.0
+"""Ranks that compute may be where they are for longer than ranks that wait."""
 _QUIET_S = 3 * BEAT_S
 # A watcher that slept longer than this between two looks was stopped itself.
 _ASLEEP_S = 5 * BEAT_S
@@ -137,16 +140,19 @@ class Liveness:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._members: dict[int, _Member] = {}
+        self._left: set[int] = set()
         self._looked = time.monotonic()
-        self._said: float | None = None
+        self._next: float | None = None
 
     def heard(self, sign: SignOfLife, *, now: float | None = None) -> None:
         """A rank has given a sign."""
         self._members[sign.rank] = _Member(sign, time.monotonic() if now is None else now)
+        self._left.discard(sign.rank)
 
     def left(self, rank: int) -> None:
-        """A rank has said good-bye."""
+        """A rank has said good-bye; its process may take part in another run."""
         self._members.pop(rank, None)
+        self._left.add(rank)
 
     def look(self, *, now: float | None = None) -> None:
         """Call it often: time in which the one who looks was stopped himself does not count against the others."""
@@ -169,18 +175,41 @@ class Liveness:
         return min(over, key=lambda each: each.heard).sign if over else None
 
     def late(self, *, now: float | None = None) -> str | None:
-        """Whom the others wait for, now and then while nothing goes on; None when there is nothing to say."""
+        """Whom the others wait for, or that nobody moves; now and then while it is so, None when all goes on."""
         now = time.monotonic() if now is None else now
+        stood = min((each.for_s(now) for each in self._members.values()), default=0.0)
+        story, again_s = self._story(stood, now)
+        if story is None:
+            self._next = None
+        elif self._next is None or now >= self._next:
+            self._next = now + again_s
+            return story
+        return None
+
+    def _story(self, stood: float, now: float) -> tuple[str | None, float]:
+        """What is to be said of ranks that have all been where they are for so long, and when to say it again."""
         members = list(self._members.values())
         behind = [each for each in members if not each.sign.waits or now - each.heard > _QUIET_S]
-        still = [each for each in members if each.for_s(now) >= _LATE_S]
-        if len(still) < self._num_ranks or len(members) < 2 or not behind or len(behind) == len(members):
-            self._said = None
-            return None
-        if self._said is not None and now - self._said < 3 * _LATE_S:
-            return None
-        self._said = now
-        return "waiting for " + "; ".join(each.describe(now) for each in behind[:4])
+        together = len(members) + len(self._left)
+        if stood < _LATE_S or together < max(2, self._num_ranks):
+            return None, 0.0
+        if self._left and not behind:
+            ranks = ", ".join(map(str, sorted(self._left)))
+            return f"waiting for ranks that are not back from the run before: {ranks}", _AGAIN_S
+        if self._left:
+            return None, 0.0
+        if not behind:
+            return f"nothing moves: all ranks wait for each other; {_describe(members, now)}", _AGAIN_S
+        if len(behind) < len(members):
+            return f"waiting for {_describe(behind, now)}", _AGAIN_S
+        if stood < _STUCK_S:
+            return None, 0.0
+        # A long compilation looks the same, and so does work that a GPU does not come to the end of.
+        return f"nothing moves, and no rank waits for another; {_describe(members, now)}", stood
+
+
+def _describe(members: list[_Member], now: float) -> str:
+    return "; ".join(each.describe(now) for each in members[:4])
 
 
 def silence(sign: SignOfLife) -> str:
