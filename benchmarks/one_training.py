@@ -96,7 +96,7 @@ def train_in_turn(
         results |= {n: folder / str(n) for n in left if (folder / str(n) / "trained").exists()}
         if stopped or not problem:
             break
-        failed = {n: problem for n in left if n not in results and _began(folder / str(n))}
+        failed = {n: problem for n in left if n not in results and began(folder / str(n))}
         if not failed:
             raise SystemExit(f"FAILED: ranks ended before their first run: {problem}")
         results |= failed
@@ -114,7 +114,8 @@ def _task(recipe: Recipe, out: Path) -> dict[str, object]:
     }
 
 
-def _began(out: Path) -> bool:
+def began(out: Path) -> bool:
+    """Whether the run with this folder has been started."""
     note = out.with_suffix(".begins")
     return note.exists() and note.read_text() == "yes"
 

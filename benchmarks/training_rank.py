@@ -68,7 +68,9 @@ def main() -> None:
                 load_config(None, task["keys"]), resume="never", open_terminal=lambda total: Silent()
             )
         if first:
-            (out / "trained").write_text(f"{time.monotonic() - began:.1f}")
+            part = out / "trained.part"
+            part.write_text(f"{time.monotonic() - began:.1f}")
+            part.rename(out / "trained")  # who looks for it finds it whole
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -10,8 +10,10 @@ balance. With a later NCCL by LD_PRELOAD, `collective` is NCCL itself.
     python benchmarks/virtual_gpus.py --device cpu --ranks 2 --steps 30 --warmup 10 --rounds 1
     python benchmarks/virtual_gpus.py --ranks 4 --named --rounds 3     # before, balance alone, everything, postponed
 
---named runs only the rows that tell the whole story. Every run is printed when it is through. Runs that do not fit into
-the time are named; with --save, the next call goes on where this one stopped.
+--named runs only the rows that tell the whole story. Every run is named when it begins, and printed and saved when it
+is through: who ends the benchmark keeps what was measured, and sees where it was. A run that stands still fails after
+comm.timeout_s, and those after it are run. Runs that do not fit into the time are named; with --save, the next call
+goes on where this one stopped.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ import shutil
 import statistics
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from one_training import LONG_TAILED, Recipe, check_one_curve, losses_of, ranks_on, train_in_turn
+from one_training import LONG_TAILED, Recipe, began, check_one_curve, losses_of, ranks_on, train_in_turn
 
 from freescale.trace.bubbles import CAUSES
 from freescale.trace.metrics_log import read_metrics, step_of
@@ -44,6 +46,7 @@ COMMON = (
     "run.keep=1",
     "balance.refit_every=20",
     "pipeline.decide_every=null",
+    "comm.timeout_s=90",
 )
 SMALL = (
     *LONG_TAILED,
@@ -74,6 +77,7 @@ them those of the step before; long-tailed lengths, so that ranks differ, and en
 the GPU. The batch grows with the ranks."""
 SAMPLES_A_RANK = 48
 
+LOOK_S = 1.0
 LOSS_TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
 """Relative: sums in another order drift apart, in bfloat16 sooner than in float32."""
 
@@ -165,7 +169,21 @@ def measure(num_ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]
     ]
     recipes = [recipe_of(setting, num_ranks, options) for setting, _ in wanted]
     ranks = ranks_on(options.device, num_ranks, time_sliced=options.time_sliced)
-    with ranks as environment, tempfile.TemporaryDirectory() as folder, told(Path(folder), wanted, options):
+
+    def keep(number: int, found: Path | str) -> dict[str, Any]:
+        setting, turn = wanted[number]
+        row = {"problem": found} if isinstance(found, str) else read_run(found, options)
+        row = {"ranks": num_ranks, "setting": setting.name, "round": turn, **row}
+        known[setting.name, turn] = row
+        if options.save:
+            with open(options.save, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        if options.keep and not isinstance(found, str) and turn == 0:
+            place = Path(options.keep) / f"{num_ranks}-{setting.name}".replace(" ", "-").replace(":", "")
+            shutil.copytree(found, place, dirs_exist_ok=True)
+        return row
+
+    with ranks as environment, tempfile.TemporaryDirectory() as folder, told(Path(folder), wanted, keep):
         results = train_in_turn(
             recipes,
             num_ranks=num_ranks,
@@ -173,39 +191,44 @@ def measure(num_ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]
             folder=Path(folder),
             seconds=options.budget_s,
         )
-        for number, found in sorted(results.items()):
-            setting, turn = wanted[number]
-            row = {"problem": found} if isinstance(found, str) else read_run(found, options)
-            known[setting.name, turn] = {"ranks": num_ranks, "setting": setting.name, "round": turn, **row}
-            if options.save:
-                with open(options.save, "a") as file:
-                    file.write(json.dumps(known[setting.name, turn]) + "\n")
-            if options.keep and not isinstance(found, str) and turn == 0:
-                place = Path(options.keep) / f"{num_ranks}-{setting.name}".replace(" ", "-").replace(":", "")
-                shutil.copytree(found, place, dirs_exist_ok=True)
+        for number, problem in sorted(results.items()):
+            if isinstance(problem, str):
+                keep(number, problem)
     return list(known.values())
 
 
 @contextmanager
-def told(folder: Path, wanted: Sequence[tuple[Setting, int]], options: argparse.Namespace) -> Iterator[None]:
-    """Print every run when it is through: a machine may be taken away before the last one."""
-    over = threading.Event()
+def told(
+    folder: Path, wanted: Sequence[tuple[Setting, int]], keep: Callable[[int, Path], dict[str, Any]]
+) -> Iterator[None]:
+    """Name every run when it begins, print and keep it when it is through: a machine may be taken away meanwhile."""
+    over, errors = threading.Event(), []
 
-    def watch() -> None:
-        left = dict(enumerate(wanted))
-        while left:
-            last = over.wait(1.0)
-            for number in [each for each in left if (folder / str(each) / "trained").exists()]:
-                setting, turn = left.pop(number)
-                row = read_run(folder / str(number), options)
+    def look(left: set[int], named: set[int]) -> None:
+        for number in sorted(left):
+            setting, turn = wanted[number]
+            if number not in named and began(folder / str(number)):
+                named.add(number)
+                print(f"round {turn + 1}  {setting.name:<40} begins", flush=True)
+            if (folder / str(number) / "trained").exists():
+                left.remove(number)
+                row = keep(number, folder / str(number))
                 shares = "  ".join(f"{name} {row[name]:.1%}" for name in ("bubble", *CAUSES))
                 print(
                     f"round {turn + 1}  {setting.name:<40} {row['step_ms']:7.1f} ms  {shares}  "
                     f"{row['seconds']:.0f} s",
                     flush=True,
                 )
-            if last:
-                return
+
+    def watch() -> None:
+        left: set[int] = set(range(len(wanted)))
+        named: set[int] = set()
+        try:
+            while not over.wait(LOOK_S):
+                look(left, named)
+            look(left, named)
+        except BaseException as error:
+            errors.append(error)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -214,6 +237,8 @@ def told(folder: Path, wanted: Sequence[tuple[Setting, int]], options: argparse.
     finally:
         over.set()
         watcher.join()
+    if errors:
+        raise errors[0]
 
 
 def load(path: str | None, num_ranks: int) -> dict[tuple[str, int], dict[str, Any]]:

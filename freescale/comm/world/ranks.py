@@ -293,7 +293,9 @@ def _try_nccl(device: torch.device) -> None:
     def add_up() -> None:
         torch.cuda.set_device(device)  # each thread has its own
         mark = torch.ones(1, device=device)
-        work = dist.all_reduce(mark, async_op=True)  # opens the communicator, and may wait in this call for ever
+        work = dist.all_reduce(
+            mark, async_op=True
+        )  # opens the communicator, and may wait in this call for ever
         assert work is not None
         while not work.is_completed():
             time.sleep(0.005)
@@ -316,8 +318,8 @@ def _part(watch: Watch) -> None:
     # Communicators of NCCL are closed by all ranks together: where one does not come to it, the others would stay here.
     if not within(_CLOSE_S, dist.destroy_process_group, name="close groups"):
         say(
-            f"the process groups of this run were not closed within {_CLOSE_S:.0f} s; its results are complete, but this "
-            "process cannot take part in another run"
+            f"the process groups of this run were not closed within {_CLOSE_S:.0f} s; its results are complete, but "
+            "this process cannot take part in another run"
         )
 
 

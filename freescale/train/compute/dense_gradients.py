@@ -132,8 +132,8 @@ def _over_group(group: dist.ProcessGroup, gate: Gate, sums: Sums) -> Hook:
         work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
         assert work is not None
         sums.add(work.wait)
-        # Not by a callback of its future: NCCL's is called at once, on the next stream of torch's pool, whosever that is,
-        # which then waits for the sum.
+        # Not by a callback of its future: NCCL's is called at once, on the next stream of torch's pool, whosever that
+        # is, which then waits for the sum.
         _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
         return _done(bucket.buffer())
 
