@@ -291,7 +291,6 @@ def _try_nccl(device: torch.device) -> None:
     found: list[int] = []
 
     def add_up() -> None:
-        torch.cuda.set_device(device)  # each thread has its own
         mark = torch.ones(1, device=device)
         work = dist.all_reduce(
             mark, async_op=True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+
+from freescale.kernels.runtime import start_thread
 
 
 def within(seconds: float, work: Callable[[], None], *, name: str) -> bool:
@@ -16,8 +17,7 @@ def within(seconds: float, work: Callable[[], None], *, name: str) -> bool:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    thread = start_thread(run, name=name)
     thread.join(seconds)
     if errors:
         raise errors[0]

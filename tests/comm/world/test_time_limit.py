@@ -41,7 +41,6 @@ def test_a_run_that_is_over_ends_though_a_rank_does_not_close_its_groups(stuck, 
 
 def test_a_communicator_that_is_never_opened_is_an_error(stuck, monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", stuck)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(ranks, "_TRY_S", 0.05)
     monkeypatch.setattr(ranks, "virtual_gpus_here", lambda: 4)
     began = time.monotonic()
