@@ -47,8 +47,8 @@ class DataSection:
     )
     workers: int | None = key(
         None,
-        "loader processes a rank; 0: none; null: on a GPU, as cores are free, up to 4 where steps are "
-        "replayed, 8 with features; otherwise 3 with features, 1 on several ranks; else none",
+        "loader processes a rank; 0: none; null: on a GPU, as cores are free, up to 4 where steps of one rank are "
+        "replayed, 8 with features; where none are replayed 3 with features, 1 on several ranks; else none",
         at_least=0,
         free=True,
     )
@@ -162,9 +162,10 @@ def loader_processes(
     # A batch of 9,400 events with 13 features takes one core 18 ms, of items alone 5, and its step some milliseconds.
     # DLRMv4's 345,000 events with 11 tables take 26 ms of a step of 58, which had 68 to 86 where the rank loaded them.
     # On two CPU ranks a process takes 10 of 67 ms off the threads of a rank (192 histories, 4,800 events).
+    # Replayed steps of several ranks have not been tried with processes on a GPU: there they are asked for.
     most = 0
     if replayed:
-        most = 8 if features else 4
+        most = 0 if several else 8 if features else 4
     elif on_gpu:
         most = 3 if features else int(several)
     # One core for the thread that trains, one for the threads beside it.

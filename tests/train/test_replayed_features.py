@@ -77,6 +77,23 @@ def test_a_replay_computes_the_batch_in_memory(num_ranks: int, keys: tuple[str, 
         assert np.array_equal(ours["tensors"][name], value), name
 
 
+@pytest.mark.parametrize("prioritized", ["true", "false"])
+def test_processes_change_nothing_on_two_ranks(prioritized: str) -> None:
+    """What they write for a rank is what it would have read, found and padded itself, rows on their way included."""
+    keys = (
+        *EVERY,
+        f"pipeline.prioritized={prioritized}",
+        "balance.refit_every=4",
+        "pipeline.decide_every=null",
+    )
+    here, apart = (
+        run_on_ranks(trained, 2, (*keys, f"data.workers={workers}"), True, timeout=110)[0]
+        for workers in (0, 2)
+    )
+    assert apart["captured"] > 0.6, apart["story"]
+    assert here["losses"] == pytest.approx(apart["losses"], rel=1e-12)
+
+
 def test_a_step_that_reads_what_the_host_knew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof above can fail: this loss counts the tokens of the batch it was recorded with."""
     from tests.replayed_runs import PlainSoftmax
