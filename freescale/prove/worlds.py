@@ -7,6 +7,7 @@ because the processes find each other by RANK and MASTER_ADDR, which are set her
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -28,6 +29,7 @@ from freescale.trace import stage
 
 _PLAN = "FREESCALE_PROVE"
 _TIMEOUT_S = 60.0
+_LOOK_S = 5.0
 _LEFT_BEHIND = ("FREESCALE_RENDEZVOUS", "FREESCALE_LAUNCHER_LINE", "FREESCALE_COMMAND")
 """Variables that belong to whoever supervises; torchrun's, too, would lead to its store and not to ours."""
 
@@ -45,8 +47,7 @@ def try_case(
     """Let every rank's process try a case; what became of all of them. Every rank must call it."""
     port = _broadcast(_free_port() if ranks.is_first else 0, ranks)
     environment = {**_environment(who, port), **(variables or {})}
-    with stage(f"try {claim}"):
-        mine = _run(environment, claim, setting, rank=ranks.rank, limit_s=limit_s, plugins=plugins)
+    mine = _run(environment, claim, setting, rank=ranks.rank, limit_s=limit_s, plugins=plugins)
     if ranks.control is None:
         return [mine]
     everybody: list[Any] = [None] * ranks.num_ranks
@@ -100,9 +101,7 @@ def _run(
                 preexec_fn=end_with_launcher if sys.platform == "linux" else None,
             )
             try:
-                process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                timed_out = True
+                timed_out = not _ends(process, f"try {claim}", within_s=limit_s)
             finally:
                 if process.poll() is None:
                     process.kill()
@@ -116,6 +115,16 @@ def _run(
             timed_out=timed_out,
             seconds=time.monotonic() - began,
         )
+
+
+def _ends(process: subprocess.Popen[bytes], what: str, *, within_s: float) -> bool:
+    """Whether a process ends in time; entered again and again, since who waits for it does not stand still."""
+    deadline = time.monotonic() + within_s
+    while (left := deadline - time.monotonic()) > 0:
+        with stage(what), contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(left, _LOOK_S))
+            return True
+    return False
 
 
 def _free_port() -> int:

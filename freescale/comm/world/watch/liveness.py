@@ -19,8 +19,8 @@ BEAT_S = 1.0
 RESUMES = "the same command goes on from the last checkpoint"
 _LATE_S = 10.0
 _AGAIN_S = 3 * _LATE_S
-_STUCK_S = 30.0
-"""Ranks that compute may be where they are for longer than ranks that wait."""
+_STUCK_S = 120.0
+"""Ranks that compute may be where they are for longer than ranks that wait: a long evaluation, a compilation."""
 _QUIET_S = 3 * BEAT_S
 # A watcher that slept longer than this between two looks was stopped itself.
 _ASLEEP_S = 5 * BEAT_S
@@ -204,8 +204,8 @@ class Liveness:
             return f"waiting for {_describe(behind, now)}", _AGAIN_S
         if stood < _STUCK_S:
             return None, 0.0
-        # A long compilation looks the same, and so does work that a GPU does not come to the end of.
-        return f"nothing moves, and no rank waits for another; {_describe(members, now)}", stood
+        where = f"no rank has come further for {stood:.0f} s, and none waits for another"
+        return f"{where}; {_describe(members, now)}: long work, or a GPU that does not end it", stood
 
 
 def _describe(members: list[_Member], now: float) -> str:
