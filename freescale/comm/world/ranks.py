@@ -315,7 +315,14 @@ def _part(watch: Watch) -> None:
     """All went well: say good-bye, then close the connections."""
     watch.leave()
     # Communicators of NCCL are closed by all ranks together: where one does not come to it, the others would stay here.
-    if not within(_CLOSE_S, dist.destroy_process_group, name="close groups"):
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def close() -> None:
+        if device is not None:
+            torch.cuda.set_device(device)  # each thread has its own
+        dist.destroy_process_group()
+
+    if not within(_CLOSE_S, close, name="close groups"):
         say(
             f"the process groups of this run were not closed within {_CLOSE_S:.0f} s; its results are complete, but "
             "this process cannot take part in another run"
