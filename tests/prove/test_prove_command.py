@@ -214,3 +214,11 @@ def test_claims_are_listed_without_starting_anything() -> None:
     done = CliRunner().invoke(app, ["prove", "--list"])
     assert done.exit_code == 0
     assert "one_curve: One curve" in done.stdout
+
+
+def test_a_wrong_claim_is_told_before_ranks_are_started() -> None:
+    done = CliRunner().invoke(app, ["prove", "--nproc", "2", "--device", "cpu", "--only", "clock"])
+    assert done.exit_code == 1
+    told = str(done.exception) + done.output
+    assert "there is no claim 'clock'" in told
+    assert "rank" not in told.partition("allowed")[0]

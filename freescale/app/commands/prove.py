@@ -50,12 +50,14 @@ def prove(
     if device not in _DEVICES:
         raise ConfigError("there is no such device", got=device, allowed=", ".join(_DEVICES))
     load_plugins(plugin)
-    if list_claims:
-        from freescale.prove import chosen
+    from freescale.prove import chosen
 
+    if list_claims:
         for name, claim in chosen(()):
             say(f"{name}: {claim.title}")
         return
+    wished = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    chosen(wished)  # a wrong name is told before ranks are started, which would each tell it
     if _started_ranks(nproc=nproc, virtual_gpus=virtual_gpus, device=device):
         _leave_as(out)
         return
@@ -66,7 +68,7 @@ def prove(
         out=out,
         quick=quick,
         device=device,
-        only=tuple(name.strip() for name in (only or "").split(",") if name.strip()),
+        only=wished,
         plugins=tuple(plugin or ()),
         command=typed_command(),
     )
