@@ -134,11 +134,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.timed  # somebody else may take the free port
 def test_ranks_with_one_visible_gpu_each_join():
     """Failed before: local rank 1 was refused, as if it had to be GPU 1 that it takes."""
     assert run_on_ranks(join_with_gpus, 2, ["GPU-a", "GPU-b"], free_port()) == ["joined cuda:0"] * 2
 
 
+@pytest.mark.timed  # somebody else may take the free port
 def test_ranks_that_see_the_same_gpu_are_refused_everywhere():
     for said in run_on_ranks(join_with_gpus, 2, ["GPU-a", "GPU-a"], free_port()):
         assert said.startswith("ranks 0 and 1 would compute on one GPU")
