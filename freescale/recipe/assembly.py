@@ -14,11 +14,12 @@ from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
 from freescale.recipe.building.capture import build_capture
+from freescale.recipe.building.loading import loader_processes, makes_parcels
 from freescale.recipe.building.plain_attention import plain_attention
 from freescale.recipe.building.run_tables import build_tables
 from freescale.recipe.comm import tell_unused
 from freescale.recipe.config import Config
-from freescale.recipe.data import build_examples, loader_processes
+from freescale.recipe.data import build_examples
 from freescale.recipe.eval import build_evaluation
 from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
@@ -32,7 +33,7 @@ from freescale.recipe.log import (
 )
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
-from freescale.recipe.pipeline import makes_parcels, postpone_bytes, postpone_share, schedule_opener
+from freescale.recipe.pipeline import postpone_bytes, postpone_share, schedule_opener
 from freescale.recipe.run import timetable_of
 from freescale.recipe.tokens import build_featured_items
 from freescale.recipe.trace import build_accounts

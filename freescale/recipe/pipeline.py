@@ -109,11 +109,6 @@ def prepares_ahead(config: Config, ranks: Ranks, tables: RunTables) -> bool:
     return wanted and guarded and ranks.num_ranks == 1
 
 
-def makes_parcels(config: Config, padder: Padder | None) -> bool:
-    """Whether loader processes can write batches as they will travel: a parcel is a whole step."""
-    return padder is not None and config.optim.accumulate == 1
-
-
 def schedule_opener(
     config: Config,
     *,
@@ -147,6 +142,7 @@ def schedule_opener(
         RowFinder,
         load_batches,
     )
+    from freescale.recipe.building.loading import makes_parcels
     from freescale.recipe.comm import row_channels
 
     embedding, id_map = tables.embedding, tables.id_map

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,10 +36,15 @@ def test_a_complaint_names_the_function():
         NcclLibrary(Functions(5)).call("ncclMemAlloc")
 
 
-def test_without_nccl_a_function_is_missing():
-    if hasattr(ctypes.CDLL(None), "ncclGetVersion"):
-        pytest.skip("NCCL is loaded here")
-    assert missing_functions() == "ncclMemAlloc"
+def test_the_first_function_that_is_missing_is_named(monkeypatch):
+    older = SimpleNamespace(ncclMemAlloc=0, ncclCommWindowRegister=0)
+    for there, missing in (
+        (SimpleNamespace(), "ncclMemAlloc"),
+        (older, "ncclPutSignal"),
+        (Functions(), None),
+    ):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, there=there: there)
+        assert missing_functions() == missing
 
 
 def test_a_put_says_where_from_where_to_and_on_which_stream(monkeypatch):

@@ -16,7 +16,7 @@ from freescale.errors import DataError, TrainingError
 from freescale.pipeline import LOOK_AHEAD, Padder, ParcelLoader, ParcelMaker
 from freescale.recipe import assembly, build_run, build_source, load_config
 from freescale.recipe.balance import build_rebalancer, first_decisions
-from freescale.recipe.data import loader_processes
+from freescale.recipe.building.loading import loader_processes
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors
