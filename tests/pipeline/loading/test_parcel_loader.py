@@ -183,7 +183,9 @@ class Collecting:
     [
         (16, {"replayed": True}, 4, 4),
         (16, {"replayed": True, "features": True}, 8, 8),
-        (16, {"replayed": True, "features": True, "on_gpu": True, "several": True, "sharing": 4}, 0, 0),
+        (16, {"replayed": True, "features": True, "on_gpu": True, "several": True, "sharing": 4}, 2, 3),
+        (16, {"replayed": True, "on_gpu": True, "several": True, "sharing": 4}, 1, 1),
+        (16, {"replayed": True, "on_gpu": True, "several": True, "sharing": 8}, 0, 1),
         (16, {"replayed": True, "features": True, "sharing": 4}, 2, 8),
         (2, {"replayed": True}, 0, 4),
         (16, {"replayed": False}, 0, 0),
