@@ -61,8 +61,7 @@ class SmFree:
             with torch.cuda.stream(stream):
                 act()
             settle(ranks)
-        assert ranks.group is not None
-        holds = ranks.is_first or not gather_facts(ranks.group, ranks.device).shared_gpu
+        holds = holds_its_gpu(ranks)
         hog = Hog(ranks.device) if holds else None
         found: Evidence = {"says_sm_free": transport.sm_free, "engine": transport.engine, "holds": holds}
         for name, act in tries.items():
@@ -105,6 +104,13 @@ class SmFree:
         if not says_free:
             return [Finding(setting.case, NOT_TRIED, f"it takes SMs and says so; {what}", figures)]
         return [Finding(setting.case, PROVEN if all(ended) else NOT_PROVEN, what, figures)]
+
+
+def holds_its_gpu(ranks: Ranks) -> bool:
+    """Whether this rank holds the SMs of its GPU: of ranks that share one, the first. Every rank must call it."""
+    assert ranks.group is not None
+    shared = gather_facts(ranks.group, ranks.device).shared_gpu  # also on the first, for whom the others wait
+    return ranks.is_first or not shared
 
 
 def _finishes(event: torch.cuda.Event) -> bool:
