@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from freescale.trace.bubbles import (
         CAUSES,
         Interval,
+        Lengths,
         Parts,
+        lengths_of,
         missing_of,
         overlap,
         slowest,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from freescale.trace.spans import MAIN, WORK, Span
 
@@ -56,32 +57,61 @@ class Parts:
         return {"bubble": sum(causes.values()), **causes}
 
 
+class Lengths(NamedTuple):
+    """Seconds of a step of one rank, as its spans tell them.
+
+    Args:
+        total: of the step.
+        stretches: of work, those of replays included.
+        replays: of replays alone, which have no gaps.
+        straggler: waits for other ranks, outside of all stretches.
+        exposed: all waits, outside of all stretches.
+    """
+
+    total: float
+    stretches: float
+    replays: float
+    straggler: float
+    exposed: float
+
+    def parts(self, busy: Callable[[float, float], float] | None = None) -> Parts:
+        """Where the time went.
+
+        Args:
+            busy: (seconds of stretches without replays, seconds of replays) -> seconds that the device worked in the
+                first; all unless given.
+        """
+        compute, beside = self.stretches, self.stretches - self.replays
+        if busy is not None:
+            compute = self.replays + min(beside, busy(beside, self.replays))
+        return Parts(self.total, compute, self.straggler, self.exposed - self.straggler)
+
+
 def split_step(
     start: float, end: float, spans: Iterable[Span], *, busy: Callable[[float, float], float] | None = None
 ) -> Parts:
-    """Account for the time from `start` to `end` of one rank.
+    """Account for the time from `start` to `end` of one rank; see `lengths_of` and `Lengths.parts`."""
+    return lengths_of(start, end, spans).parts(busy)
+
+
+def lengths_of(start: float, end: float, spans: Iterable[Span]) -> Lengths:
+    """Measure the time from `start` to `end` of one rank.
 
     Args:
         start: end of the last optimizer step, in seconds of this rank's clock.
         end: end of this one.
         spans: of any time; only what lies between the two counts. A wait whose last arrival is not known is comm.
-        busy: (seconds of compute stretches without replays, seconds of replays) -> seconds that the device worked in
-            the first; all unless given.
     """
     inside = [span for span in spans if span.end > start and span.start < end]
     stretches = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind in WORK)
+    replays = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay")
     waits = [span for span in inside if span.kind == "wait" and span.lane == MAIN]
-    exposed = _length(without(union((max(start, w.start), min(end, w.end)) for w in waits), stretches))
+    exposed = without(union((max(start, w.start), min(end, w.end)) for w in waits), stretches)
     missing = union(
         (max(start, low), min(end, high)) for wait in waits for low, high in _some_rank_missing(wait, inside)
     )
-    straggler = _length(without(missing, stretches))
-    compute = _length(stretches)
-    if busy is not None:
-        replays = [(max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay"]
-        gapless = _length(union(replays)) if replays else 0.0
-        compute = gapless + min(compute - gapless, busy(compute - gapless, gapless))
-    return Parts(end - start, compute, straggler, exposed - straggler)
+    straggler = without(missing, stretches)
+    return Lengths(end - start, _length(stretches), _length(replays), _length(straggler), _length(exposed))
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

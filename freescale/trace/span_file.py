@@ -59,9 +59,18 @@ class SpanWriter:
         folder = run_dir / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         self._origin = origin
-        self._file = (folder / file_name(rank)).open("a", encoding="utf-8")
+        self._path = folder / file_name(rank)
+        self._file = self._path.open("a", encoding="utf-8")
         header = {"format": FORMAT, "rank": rank, "num_ranks": num_ranks, **(facts or {})}
         self._file.write(json.dumps({"header": header}) + "\n")
+
+    def __getstate__(self) -> tuple[float, Path]:
+        self._file.flush()  # another process goes on after what is written here
+        return self._origin, self._path.resolve()
+
+    def __setstate__(self, state: tuple[float, Path]) -> None:
+        self._origin, self._path = state
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(
         self,

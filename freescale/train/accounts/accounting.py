@@ -5,6 +5,9 @@ log step, where two small maxima over the ranks say of every exchange since the 
 so late (`notes.py`), and one gather brings each rank's parts to rank 0: three small exchanges every `run.log_every`
 steps, on any number of ranks, and one more where some rank has stood still.
 
+What is worked out between them takes a millisecond a step. On GPUs a process beside each rank does it (`beside.py`),
+the exchanges are begun and ended some steps apart, and nobody waits for either.
+
 On a GPU the lines of the first steps are held until a few have been seen kernel by kernel (`busy_meter.py`): only then
 it is known how much of a stretch of work was work.
 """
@@ -12,38 +15,30 @@ it is known how much of a stretch of work was work.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.world import Ranks, SharedClock
-from freescale.trace import (
-    Parts,
-    Recorder,
-    Span,
-    SpanWriter,
-    exchange,
-    host_bound,
-    is_kept,
-    split_step,
-    total,
-)
+from freescale.trace import Parts, Recorder, Span, SpanWriter, exchange, host_bound, total
+from freescale.train.accounts.accountant import ClosedStep, Due, KeptStepParts
+from freescale.train.accounts.beside import Beside, Bookkeeper, Here
 from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.accounts.driver_counter import DriverCounter
-from freescale.train.accounts.notes import Notes
+from freescale.train.accounts.notes import Ask
 from freescale.train.accounts.stalls import Stalls
 
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
 
-_start_of = attrgetter("start")
+_MOVES = 8
+"""An account beside the steps is over after so many moves: asking twice, once for stalls, and telling rank 0."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,13 @@ class AccountedStep:
     watched: bool = False
 
 
+class _Passed(NamedTuple):
+    """Spans, and (step, start, end) of steps, that lie behind the device."""
+
+    spans: list[Span]
+    steps: list[tuple[int, float, float]]
+
+
 class _Closed(NamedTuple):
     """A step of one rank, split: its parts, dry share, whether the busy time is known, and whether it was watched."""
 
@@ -92,7 +94,8 @@ class Accounts:
         busy: how long the device works in its stretches; None: all of the time, as on a CPU.
         driver: what the driver says of the device, to be held against the accounts.
         say: told once what whoever started the run should know.
-        spans: where the spans of kept steps go.
+        spans: where the spans of kept steps go; set before training begins.
+        beside: accounts are worked out by a process of their own, some steps later.
         totals: the parts of each rank (on rank 0; elsewhere its own) over all steps so far but the first, which
             compiles kernels and opens connections and says nothing about the others, and those that were watched.
         cpu_s: CPU seconds of the training thread that all accounts so far took.
@@ -108,19 +111,26 @@ class Accounts:
     driver: DriverCounter | None = None
     say: Callable[[str], None] = lambda text: None
     spans: SpanWriter | None = None
+    beside: bool = False
     totals: list[Parts] = field(default_factory=list)
     cpu_s: float = 0.0
     _ended_at: float = 0.0
     _held: deque[AccountedStep] = field(default_factory=deque)
-    _ended: deque[tuple[int, float, float]] = field(default_factory=deque)
-    _spans: list[Span] = field(default_factory=list)
+    _new: _Passed = field(default_factory=lambda: _Passed([], []))
+    _watched: _Passed = field(default_factory=lambda: _Passed([], []))
     _due_first: int = 0
+    _under_way: int | None = None
+    _next_move: Callable[[], None] | None = None
     _num_accounts: int = 0
     _warm: bool = False
     _told: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self._notes = Notes(ranks=self.ranks, clock=self.clock, stalls=self.stalls)
+    @cached_property
+    def _books(self) -> Bookkeeper:
+        alone = self.ranks.control is None
+        if self.beside:
+            return Beside(rank=self.ranks.rank, alone=alone, spans=self.spans, timeout_s=self.ranks.timeout_s)
+        return Here(rank=self.ranks.rank, alone=alone, spans=self.spans)
 
     @property
     def advice(self) -> str:
@@ -139,7 +149,7 @@ class Accounts:
         self._ended_at = time.monotonic()
         if self.recorder is not None and self.recorder.paused:
             self._due_first = step + self.recorder.clock.lag
-            self._notes.begin()
+            self._books.begin()
             if self.busy is not None:
                 self.busy.begin(step)
             self.recorder.begin(step)
@@ -160,12 +170,14 @@ class Accounts:
         if self.recorder is None:
             self._write_held()
             return
+        if self._under_way is not None and (step - self._under_way) % max(1, self.every // _MOVES) == 0:
+            self._on_the_clock(self._move)
         if self.busy is not None and self.busy.holds(step):
             self._due_first = self.busy.known_after
             return
         lag = self.recorder.clock.lag
         if self.ranks.control is None or (step - lag) % self.every == 0 or step == self._due_first:
-            self._account(step)
+            self._on_the_clock(lambda: self._account(step))
 
     def pause(self) -> None:
         """Training stands still: account for everything up to here. Every rank must call it."""
@@ -174,12 +186,13 @@ class Accounts:
         self.recorder.clock.wait_for_marks()
         if self.busy is not None and self.busy.is_open:
             self._close_watch(self.busy, self.recorder)
+        self._finish()
         if self._held:
-            self._account(self._held[-1].step)
+            self._on_the_clock(lambda: self._account(self._held[-1].step))
+            self._finish()
         if self.driver is not None and self.totals:
             self.driver.compare(compute=self.totals[0].share("compute"), host=self.totals[0].share("host"))
         self.recorder.pause()
-        self._spans.clear()
 
     def close(self) -> None:
         """Write what is held, without bubbles where the other ranks can no longer be asked."""
@@ -188,6 +201,8 @@ class Accounts:
         if self.busy is not None:
             self.busy.abandon()
         self._write_held()
+        if "_books" in self.__dict__:
+            self._books.close()
         if self.spans is not None:
             self.spans.close()
 
@@ -210,44 +225,103 @@ class Accounts:
 
     def _close_watch(self, busy: BusyMeter, recorder: Recorder) -> None:
         self._collect(recorder)
-        notes = [recorder.notes_of(step) for step, _, _ in self._ended]
-        busy.close(recorder.step - 1, self._ended, self._spans, notes)
+        notes = [recorder.notes_of(step) for step, _, _ in self._watched.steps]
+        busy.close(recorder.step - 1, self._watched.steps, self._watched.spans, notes)
+        self._watched = _Passed([], [])
 
     def _collect(self, recorder: Recorder) -> None:
         """Take over what has passed on the device."""
-        self._ended.extend(recorder.ended_steps())
-        taken = recorder.take()
-        self._notes.hear(taken)
-        self._spans.extend(taken)
+        steps = recorder.ended_steps()  # first: so no span of theirs is still on its way
+        passed = _Passed(recorder.take(), steps)
+        watched = self.busy is not None and self.busy.is_open
+        for into in (self._new, *([self._watched] if watched else [])):
+            into.spans.extend(passed.spans)
+            into.steps.extend(passed.steps)
 
-    def _account(self, up_to: int) -> None:
+    def _on_the_clock(self, act: Callable[[], None]) -> None:
         began = time.thread_time()
         try:
-            self._compare_and_close(up_to)
+            act()
         finally:
             self.cpu_s += time.thread_time() - began
 
-    def _compare_and_close(self, up_to: int) -> None:
+    def _account(self, up_to: int) -> None:
+        """Begin an account of all steps so far; here it is over at once, beside the steps some of them later."""
         assert self.recorder is not None
+        self._finish()
         self._collect(self.recorder)
-        first = self._held[0].step
-        # Later steps may have ended, too; their lines are still to come.
-        done = min(up_to, self._ended[-1][0]) if self._ended else first - 1
-        until = next((end for step, _, end in reversed(self._ended) if step <= done), -float("inf"))
         if self.ranks.control is not None:
-            with exchange("compare notes"):
-                done = self._notes.compare(self._spans, steps=range(first, up_to + 1), done=done, until=until)
             self._num_accounts += 1
             if self.clock is not None and self._num_accounts % _REMEASURE == 0:
                 self.clock.measure(rounds=4)
-        self._spans.sort(key=_start_of)
-        mine = [self._close_step() for _ in range(done - first + 1)]
-        if self.spans is not None:
-            self.spans.flush()
+        due = Due(
+            self._held[0].step,
+            up_to,
+            offset=0.0 if self.clock is None else self.clock.offset,
+            stalls=() if self.stalls is None else self.stalls.take(),
+        )
+        (spans, steps), self._new = self._new, _Passed([], [])
+        self._books.start(spans, steps, due)
+        self._under_way, self._next_move = self._held[-1].step, self._hear
+        if not self.beside:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Bring the account that is under way to its end."""
+        while self._under_way is not None:
+            self._move()
+
+    def _move(self) -> None:
+        """One move of the account under way; what a move begins, the next one waits for."""
+        assert self._next_move is not None
+        self._next_move()
+
+    def _hear(self) -> None:
+        """Begin to ask the ranks what is asked next; or to tell rank 0 which steps were closed."""
+        said = self._books.said()
+        if isinstance(said, Ask):
+            ended = self._ask(said)
+
+            def answer() -> None:
+                self._books.answer(ended())
+                self._next_move = self._hear
+
+            self._next_move = answer
+            return
+        mine = self._closed(said)
         if self.driver is not None:
             self.driver.look()
-        for everybody in self._everybodys(mine):
-            self._hand_on(self._held.popleft(), everybody)
+        gathered = self._gather(mine)
+
+        def hand_on() -> None:
+            for everybody in gathered():
+                self._hand_on(self._held.popleft(), everybody)
+            self._under_way = self._next_move = None
+
+        self._next_move = hand_on
+
+    def _ask(self, ask: Ask) -> Callable[[], Any]:
+        """Begin to ask; the result waits for the answers."""
+        if ask.kind == "everybody":  # rare: a rank has stood still, or they have not seen the same exchanges
+            everybody = [ask.mine] * self.ranks.num_ranks
+            with exchange("compare notes"):
+                dist.all_gather_object(everybody, ask.mine, group=self.ranks.control)
+            return lambda: everybody
+        table = torch.tensor(ask.mine, dtype=torch.float64)
+        work = dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self.ranks.control, async_op=True)
+        return lambda: _over(work, table).tolist()
+
+    def _closed(self, steps: Sequence[ClosedStep]) -> list[_Closed]:
+        """Where the time of closed steps went, by what is known of this rank's device."""
+        assert self.recorder is not None
+        found = [self._split(one) for one in steps]
+        self._books.keep(
+            [
+                KeptStepParts(one.step, closed.parts, self.recorder.take_cpu(one.step))
+                for one, closed in zip(steps, found)
+            ]
+        )
+        return found
 
     def _hand_on(self, held: AccountedStep, everybody: Sequence[_Closed]) -> None:
         """Write the line of a step, and add its time to the totals."""
@@ -277,24 +351,10 @@ class Accounts:
                 "count as compute, not as host"
             )
 
-    def _close_step(self) -> _Closed:
-        """Split the oldest ended step and let go of the spans that lie behind it; spans are in order of their starts.
-
-        An account closes many steps: each looks at its own spans, not at those of all that follow.
-        """
-        step, start, end = self._ended.popleft()
-        num_begun = bisect_left(self._spans, end, key=_start_of)
-        begun = self._spans[:num_begun]
-        closed = self._split(step, start, end, begun)
-        cpu = None if self.recorder is None else self.recorder.take_cpu(step)
-        if self.spans is not None and is_kept(step):
-            self.spans.write(step, start, end, closed.parts, begun, offset=self._notes.offset, cpu=cpu)
-        self._spans[:num_begun] = [span for span in begun if span.end > end]
-        return closed
-
-    def _split(self, step: int, start: float, end: float, spans: Sequence[Span]) -> _Closed:
+    def _split(self, one: ClosedStep) -> _Closed:
+        step, lengths = one
         if self.busy is None:
-            return _Closed(split_step(start, end, spans))
+            return _Closed(lengths.parts())
         assert self.recorder is not None
         notes, busy, known = self.recorder.notes_of(step), self.busy, True
         self.recorder.forget(step)
@@ -304,32 +364,44 @@ class Accounts:
 
         def worked(stretch_s: float, replayed_s: float) -> float:
             nonlocal known, copied
-            outside_s = end - start - stretch_s - replayed_s
-            copied = busy.times.copies_s(outside_s, end - start, replayed=replayed_s > 0)
+            outside_s = lengths.total - stretch_s - replayed_s
+            copied = busy.times.copies_s(outside_s, lengths.total, replayed=replayed_s > 0)
             found = busy.times.busy_s(
                 notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0, dry=dry
             )
             known = found is not None
             return stretch_s if found is None else found
 
-        parts = split_step(start, end, spans, busy=worked)
+        parts = lengths.parts(worked)
         if self.ranks.num_ranks == 1:
             parts = replace(parts, compute=parts.compute + min(copied, max(0.0, parts.host)))
         return _Closed(parts, dry, known, busy.was_watched(step))
 
-    def _everybodys(self, mine: Sequence[_Closed]) -> list[list[_Closed]]:
-        """[steps][ranks] on rank 0, this rank's alone elsewhere."""
+    def _gather(self, mine: Sequence[_Closed]) -> Callable[[], list[list[_Closed]]]:
+        """Begin to tell rank 0; the result waits for it: [steps][ranks] there, this rank's alone elsewhere."""
         if self.ranks.control is None or not mine:
-            return [[closed] for closed in mine]
+            return lambda: [[closed] for closed in mine]
         numbers = torch.tensor([_numbers(one) for one in mine], dtype=torch.float64)
         gathered: list[Tensor] | None = None
         if self.ranks.is_first:
             gathered = [torch.empty_like(numbers) for _ in range(self.ranks.num_ranks)]
-        with exchange("compare notes"):
-            dist.gather(numbers, gathered, dst=0, group=self.ranks.control)
-        if gathered is None:
-            return [[closed] for closed in mine]
-        return [[_from_numbers(row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
+        work = dist.gather(numbers, gathered, dst=0, group=self.ranks.control, async_op=True)
+
+        def ended() -> list[list[_Closed]]:
+            _over(work, numbers)
+            if gathered is None:
+                return [[closed] for closed in mine]
+            return [[_from_numbers(row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
+
+        return ended
+
+
+def _over(work: dist.Work | None, moved: Tensor) -> Tensor:
+    """What an exchange has moved, when it is over."""
+    assert work is not None
+    with exchange("compare notes"):
+        work.wait()
+    return moved
 
 
 def _numbers(one: _Closed) -> tuple[float, ...]:

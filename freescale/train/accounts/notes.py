@@ -7,19 +7,18 @@ A rank alone cannot tell whether it waits for a transfer or for another rank. It
 
 and for transfers at all other moments. That matters where the wire is slow: a rank that a transfer has held for 20 ms
 comes 20 ms late to the next exchange, and only the wire is to blame. A rank that stands still itself waits for nothing.
+
+Nothing here reaches other ranks: what they have to be asked is yielded, and goes on with the answer. So whoever has a
+connection to them may ask while others wait for nothing (`accounting.py`).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import torch
-import torch.distributed as dist
-
-from freescale.comm.world import Ranks, SharedClock
 from freescale.trace import (
     MAIN,
     Arrival,
@@ -32,7 +31,6 @@ from freescale.trace import (
     union,
     without,
 )
-from freescale.train.accounts.stalls import Stalls
 
 _SLOTS = 64
 """Exchanges a step that can be compared; a step of the plain schedule has five."""
@@ -51,6 +49,17 @@ Numbers = tuple[float, ...]
 T = TypeVar("T")
 
 
+class Ask(NamedTuple):
+    """What other ranks are asked: the largest of each of their numbers, or what every one of them has."""
+
+    kind: str
+    mine: Any
+
+
+Answers = Generator[Ask, Any, T]
+"""Asks, goes on with the answer, and comes to T; every rank asks the same, in the same order."""
+
+
 class _Last(NamedTuple):
     """The last rank at an exchange: when it came, by this rank's clock, and its ideal time."""
 
@@ -63,34 +72,28 @@ class Notes:
     """Compares the exchanges of this rank with those of the others; every rank must do so at the same steps.
 
     Args:
-        ranks: who takes part.
-        clock: brings this rank's times to those of rank 0.
-        stalls: when this process stood still; None is never.
+        rank: this one.
+        offset: what to add to this rank's clock.
     """
 
-    ranks: Ranks
-    clock: SharedClock | None = None
-    stalls: Stalls | None = None
+    rank: int
+    offset: float = 0.0
     _clocks: IdealClocks = field(default_factory=IdealClocks)
     _known: dict[int, _Last] = field(default_factory=dict)
     _own_stalls: list[Interval] = field(default_factory=list)
     _other_stalls: list[Interval] = field(default_factory=list)
 
-    @property
-    def offset(self) -> float:
-        """What to add to this rank's clock."""
-        return 0.0 if self.clock is None else self.clock.offset
-
     def hear(self, spans: Iterable[Span]) -> None:
         """Spans of this rank, each told of once, before they are compared."""
-        if self.ranks.control is not None:
-            self._clocks.hear(spans)
+        self._clocks.hear(spans)
 
     def begin(self) -> None:
         """Training goes on after a break in which nothing was recorded."""
         self._clocks = IdealClocks()
 
-    def compare(self, spans: list[Span], *, steps: range, done: int, until: float) -> int:
+    def compare(
+        self, spans: list[Span], *, steps: range, done: int, until: float, stalls: Sequence[Interval] = ()
+    ) -> Answers[int]:
         """Fill in whom the waits of some steps were for; returns the last step that every rank has behind it.
 
         Args:
@@ -98,18 +101,20 @@ class Notes:
             steps: that are to be accounted for.
             done: the newest that this rank has behind it.
             until: when that one ended.
+            stalls: when this process stood still.
         """
-        stalls = [] if self.stalls is None else self.stalls.take()
         self._own_stalls = union([*self._own_stalls, *stalls])
         arrivals = _keyed(self._clocks.due(until))
-        table = _Table(self.ranks, arrivals, num_steps=len(steps))
+        table = _Table(arrivals, num_steps=len(steps))
         mine = {key: arrival.mark + self.offset for key, arrival in arrivals.items()}
-        came, (behind, stalled) = table.maxima(mine, extra=(-done, float(len(stalls))))
+        came, (behind, stalled) = yield from table.maxima(mine, extra=(-done, float(len(stalls))))
         last = {arrivals[key].serial: at - self.offset for key, at in came.items()}
         paths = self._clocks.paths(last, offset=self.offset)
-        ideal = table.settled({key: paths[arrival.serial] for key, arrival in arrivals.items()}, arrivals)
+        ideal = yield from table.settled(
+            {key: paths[arrival.serial] for key, arrival in arrivals.items()}, arrivals
+        )
         if stalled:
-            self._hear_of_stalls(stalls)
+            yield from self._hear_of_stalls(stalls)
         self._clocks.settle(ideal)
         self._known = {serial: _Last(at, ideal[serial]) for serial, at in last.items()}
         spans[:] = [piece for span in spans for piece in self._awake(self._recalled(span, until))]
@@ -144,11 +149,10 @@ class Notes:
             for low, high in pieces
         ]
 
-    def _hear_of_stalls(self, mine: Sequence[Interval]) -> None:
-        everybody: list[list[Interval]] = [[] for _ in range(self.ranks.num_ranks)]
+    def _hear_of_stalls(self, mine: Sequence[Interval]) -> Answers[None]:
         told = [(low + self.offset, high + self.offset) for low, high in mine]
-        dist.all_gather_object(everybody, told, group=self.ranks.control)
-        others = (stalls for rank, stalls in enumerate(everybody) if rank != self.ranks.rank)
+        everybody: list[list[Interval]] = yield Ask("everybody", told)
+        others = (stalls for rank, stalls in enumerate(everybody) if rank != self.rank)
         heard = [(low - self.offset, high - self.offset) for stalls in others for low, high in stalls]
         self._other_stalls = union([*self._other_stalls, *heard])
 
@@ -161,25 +165,25 @@ class _Table:
     """The exchanges that are compared now, in one order on every rank.
 
     Args:
-        ranks: who takes part.
         keys: the exchanges of this rank.
         num_steps: how many steps they belong to, the same on every rank.
     """
 
-    def __init__(self, ranks: Ranks, keys: Iterable[Key], *, num_steps: int) -> None:
-        self._ranks = ranks
+    def __init__(self, keys: Iterable[Key], *, num_steps: int) -> None:
         self._size = _SLOTS * num_steps
         self._keys = sorted(keys)[: self._size]
         self._alike = False
 
-    def maxima(self, mine: Mapping[Key, float], *, extra: Numbers) -> tuple[dict[Key, float], list[float]]:
+    def maxima(
+        self, mine: Mapping[Key, float], *, extra: Numbers
+    ) -> Answers[tuple[dict[Key, float], list[float]]]:
         """The largest of all ranks' numbers: for each exchange of this rank, and for the extra ones.
 
         One size for all, and small, where every rank has seen the same exchanges; by name where not.
         """
         numbers = [mine[key] for key in self._keys] + [_NEVER] * (self._size - len(self._keys))
         check = _check(self._keys)
-        largest = self._largest([*extra, check, -check, *numbers])
+        largest: list[float] = yield Ask("largest", [*extra, check, -check, *numbers])
         further, (high, low), largest = (
             largest[: len(extra)],
             largest[len(extra) :][:2],
@@ -188,14 +192,16 @@ class _Table:
         self._alike = high == -low
         if self._alike:
             return dict(zip(self._keys, largest)), further
-        everybody = self._everybodys({key: mine[key] for key in self._keys})
+        everybody = yield Ask("everybody", {key: mine[key] for key in self._keys})
         return {key: max(other[key] for other in everybody if key in other) for key in self._keys}, further
 
-    def settled(self, mine: Mapping[Key, Paths], arrivals: Mapping[Key, Arrival]) -> dict[int, float]:
+    def settled(
+        self, mine: Mapping[Key, Paths], arrivals: Mapping[Key, Arrival]
+    ) -> Answers[dict[int, float]]:
         """Arrival -> the ideal time of its exchange, from what leads to each on any rank."""
         key_of: dict[int | None, Key | None] = {None: None}
         key_of.update((arrival.serial, key) for key, arrival in arrivals.items())
-        longest = self._longest(
+        longest = yield from self._longest(
             {key: {key_of[start]: mine[key][start] for start in _few(mine[key])} for key in self._keys}
         )
         order = sorted(self._keys, key=lambda key: arrivals[key].serial)
@@ -203,34 +209,23 @@ class _Table:
 
     def _longest(
         self, mine: Mapping[Key, Mapping[Key | None, float]]
-    ) -> Mapping[Key, Mapping[Key | None, float]]:
+    ) -> Answers[Mapping[Key, Mapping[Key | None, float]]]:
         if self._alike:
             starts = {key: sorted(mine[key], key=lambda start: start or ()) for key in self._keys}
             check = _check(starts.items())
             numbers = [mine[key][start] for key in self._keys for start in starts[key]]
             numbers += [_NEVER] * (_PATHS * len(self._keys) - len(numbers))
-            high, low, *largest = self._largest([check, -check, *numbers])
+            high, low, *largest = yield Ask("largest", [check, -check, *numbers])
             if high == -low:
                 found = iter(largest)
                 return {key: {start: next(found) for start in starts[key]} for key in self._keys}
-        everybody = self._everybodys(mine)
+        everybody = yield Ask("everybody", mine)
         merged: dict[Key, dict[Key | None, float]] = {key: {} for key in self._keys}
         for other in everybody:
             for key in self._keys:
                 for start, seconds in other.get(key, {}).items():
                     merged[key][start] = max(seconds, merged[key].get(start, _NEVER))
         return merged
-
-    def _largest(self, numbers: Sequence[float]) -> list[float]:
-        table = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self._ranks.control)
-        found: list[float] = table.tolist()
-        return found
-
-    def _everybodys(self, mine: T) -> list[T]:
-        everybody: list[T] = [mine] * self._ranks.num_ranks
-        dist.all_gather_object(everybody, mine, group=self._ranks.control)
-        return everybody
 
 
 def _few(paths: Paths) -> list[int | None]:

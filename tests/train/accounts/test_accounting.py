@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -11,20 +10,17 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from freescale.comm.transport import Pending
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.comm.transports.traced import TracedTransport
 from freescale.comm.world.clocks import SharedClock
-from freescale.trace.bubbles import CAUSES, Parts, slowest, split_step, total
-from freescale.trace.spans import Arrival, HostClock, Recorder, Span
+from freescale.trace.bubbles import CAUSES, Parts, slowest, total
+from freescale.trace.spans import HostClock, Recorder
 from freescale.trace.stages import compute, exchange, record_into, stage
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from freescale.train.accounts.stalls import Stalls
 from freescale.train.loop import train
-from tests.effort import examples
 from tests.machine import Stolen
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, these_ranks, train_small
@@ -477,22 +473,3 @@ def test_exposed_sums_of_dense_gradients_are_waits_not_work(tmp_path):
         ):
             return
     raise AssertionError((waits, totals, steps))
-
-
-@examples(17, thorough=200)
-@given(seed=st.integers(0, 2**32 - 1), num_steps=st.integers(1, 6), num_spans=st.integers(0, 40))
-def test_steps_closed_one_after_the_other_are_those_split_from_all_spans(seed, num_steps, num_spans):
-    rng = random.Random(seed)
-    spans = []
-    for number in range(num_spans):
-        start = rng.uniform(-1, num_steps)
-        kind, lane = rng.choice(["stage", "compute", "wait"]), rng.choice(["main", "other"])
-        arrival = Arrival("x", 1, start, number) if kind == "wait" and rng.random() < 0.7 else None
-        last = None if arrival is None or rng.random() < 0.3 else start + rng.uniform(-1, 1)
-        spans.append(Span("x", kind, lane, 1, start, start + rng.uniform(0, 2.5), arrival, last))
-    accounts = Accounts(ranks=these_ranks(), recorder=None, write=lambda step: None)
-    accounts._spans = sorted(spans, key=lambda span: span.start)
-    accounts._ended.extend((step + 1, float(step), float(step + 1)) for step in range(num_steps))
-    for step in range(num_steps):
-        assert accounts._close_step().parts == split_step(step, step + 1, spans)
-        assert set(accounts._spans) == {span for span in spans if span.end > step + 1}
