@@ -44,20 +44,27 @@ OpenWindow = Callable[[int, Sequence[int]], Window]
 
 
 class _PendingPuts:
-    """Rows that come by puts, in one slot of the window."""
+    """Rows that come by puts, in one slot of the window.
+
+    Every part is copied to its place among the rows by itself: to join them afterwards would be a kernel, on SMs.
+    """
 
     def __init__(
-        self, transport: OneSidedTransport, slot: int, shape: torch.Size, dtype: torch.dtype
+        self, transport: OneSidedTransport, slot: int, sizes: Sequence[int], rows: Tensor, shape: torch.Size
     ) -> None:
-        self._transport, self.slot = transport, slot
-        self._shape, self._dtype = shape, dtype
-        self.parts: list[Tensor] | None = None
+        self._transport, self.slot, self.sizes = transport, slot, sizes
+        self._rows = rows.new_empty(shape)
+        self._bytes = _as_bytes(self._rows)
+
+    def place(self, source: int) -> Tensor:
+        """Where the bytes of a rank belong."""
+        first = sum(self.sizes[:source])
+        return self._bytes[first : first + self.sizes[source]]
 
     def wait(self) -> Tensor:
         """Rows by source rank."""
         self._transport.finish(self)
-        assert self.parts is not None
-        return torch.cat(self.parts).view(self._dtype).view(self._shape)
+        return self._rows
 
 
 class OneSidedTransport:
@@ -82,7 +89,7 @@ class OneSidedTransport:
         self._capacity = 0
         self._window: Window | None = None
         self._number = 0
-        self._flying: deque[tuple[_PendingPuts, list[int]]] = deque()
+        self._flying: deque[_PendingPuts] = deque()
 
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; all ranks agree on the longest message, so it waits for them on the CPU."""
@@ -91,16 +98,15 @@ class OneSidedTransport:
         sizes = [count * row_bytes for count in send]
         self._make_room(max(sizes))
         while len(self._flying) >= IN_FLIGHT:
-            self.finish(self._flying[0][0])
+            self.finish(self._flying[0])
         slot = self._number % SLOTS
         self._number += 1
         shape = torch.Size((sum(receive), *tensor.shape[1:]))
-        puts = _PendingPuts(self, slot, shape, tensor.dtype)
+        puts = _PendingPuts(self, slot, [count * row_bytes for count in receive], tensor, shape)
         self._put(tensor, sizes, slot)
         own = sum(sizes[: self.rank])
-        rows = _as_bytes(tensor)
-        self._flying.append((puts, [count * row_bytes for count in receive]))
-        puts.parts = [rows[own : own + sizes[self.rank]].clone()]
+        puts.place(self.rank).copy_(_as_bytes(tensor)[own : own + sizes[self.rank]])
+        self._flying.append(puts)
         return puts
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
@@ -110,20 +116,17 @@ class OneSidedTransport:
 
     def finish(self, puts: _PendingPuts) -> None:
         """Take the rows of an exchange, and of all before it, out of the window."""
-        while any(flying is puts for flying, _ in self._flying):
-            oldest, sizes = self._flying.popleft()
-            assert oldest.parts is not None
-            (own,) = oldest.parts
-            oldest.parts = [
-                own if source == self.rank else self._get(source, oldest.slot, size)
-                for source, size in enumerate(sizes)
-            ]
+        while any(flying is puts for flying in self._flying):
+            oldest = self._flying.popleft()
+            for source in range(self.num_ranks):
+                if source != self.rank:
+                    self._get(source, oldest)
 
-    def _get(self, source: int, slot: int, num_bytes: int) -> Tensor:
+    def _get(self, source: int, puts: _PendingPuts) -> None:
         assert self._window is not None
         self._window.wait_signal(source)
-        first = self._inbox(slot, source)
-        return self._window.memory[first : first + num_bytes].clone()
+        first = self._inbox(puts.slot, source)
+        puts.place(source).copy_(self._window.memory[first : first + puts.sizes[source]])
 
     def _put(self, tensor: Tensor, sizes: Sequence[int], slot: int) -> None:
         """Rows go to the own window first: NCCL reads registered memory only. Rotated, so that nobody is first."""
@@ -143,7 +146,7 @@ class OneSidedTransport:
         if int(wish) <= self._capacity and self._window is not None:
             return
         while self._flying:
-            self.finish(self._flying[-1][0])
+            self.finish(self._flying[-1])
         self._capacity = max(_FIRST_BYTES, 1 << (int(wish) - 1).bit_length())
         dist.barrier(group=self._control)
         places = [self._inbox(slot, source) for slot in range(SLOTS) for source in range(self.num_ranks)]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from freescale.comm.transports.nccl_one_sided import IN_FLIGHT, SLOTS, OneSidedTransport
 from tests.comm.test_transport import exchange_cases
@@ -37,10 +38,9 @@ class CheckedTransport(OneSidedTransport):
 
     unread: list[torch.Tensor]
 
-    def _get(self, source: int, slot: int, num_bytes: int) -> torch.Tensor:
-        rows = super()._get(source, slot, num_bytes)
-        self.unread[self.rank][slot * self.num_ranks + source] = 0
-        return rows
+    def _get(self, source: int, puts: Any) -> None:
+        super()._get(source, puts)
+        self.unread[self.rank][puts.slot * self.num_ranks + source] = 0
 
     def _put(self, tensor: torch.Tensor, sizes: Any, slot: int) -> None:
         for target in range(self.num_ranks):
@@ -81,6 +81,39 @@ def test_rows_travel_by_puts_and_no_slot_is_written_before_it_is_read(num_ranks)
     context = multiprocessing.get_context("fork")
     signals = [[context.Semaphore(0) for _ in range(num_ranks)] for _ in range(num_ranks)]
     run_on_ranks(through_windows, num_ranks, num_ranks, shared, unread, signals)
+
+
+class CopiesOnly(TorchDispatchMode):
+    """Refuses what a GPU would start a kernel for: only memory, views of it and whole copies are left."""
+
+    allowed = ("empty", "new_empty", "view", "_unsafe_view", "slice", "copy_", "detach", "alias", "select")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        on_cpu_alone = name in ("tensor", "lift_fresh", "_local_scalar_dense", "zeros")  # agreeing on sizes
+        assert name in self.allowed or on_cpu_alone or "allreduce" in name, f"{name} is a kernel"
+        return func(*args, **(kwargs or {}))
+
+
+def only_copies(rank: int, shared: Any, signals: Any) -> None:
+    transport = OneSidedTransport(
+        lambda size, places: FakeWindow(rank, shared, signals),
+        control=dist.new_group(),
+        engine="puts",
+        reason="a test",
+    )
+    rows = torch.arange(96, dtype=torch.float32).view(24, 4)
+    transport.start(rows, send=[8, 16], receive=[8, 8] if rank == 0 else [16, 16]).wait()  # opens a window
+    with CopiesOnly():
+        transport.start(rows, send=[8, 16], receive=[8, 8] if rank == 0 else [16, 16]).wait()
+
+
+def test_rows_are_copied_to_their_places_and_no_kernel_joins_them():
+    """Joined by `torch.cat`, an exchange without SMs waited for one at its end, and did not end while all were held."""
+    shared = [torch.zeros(16 << 20, dtype=torch.uint8).share_memory_() for _ in range(2)]
+    context = multiprocessing.get_context("fork")
+    signals = [[context.Semaphore(0) for _ in range(2)] for _ in range(2)]
+    run_on_ranks(only_copies, 2, shared, signals)
 
 
 @given(schedule=st.lists(st.integers(0, 2), min_size=20, max_size=120))
