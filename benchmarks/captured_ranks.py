@@ -3,11 +3,12 @@
 Whole runs of `freescale train --virtual-gpus N` in turns, on short histories with a long tail (workload B of
 host_out_of_the_way.py). First the check: both ways follow one curve to the rounding of bfloat16, and nearly all batches
 are replayed. Then the steps after the first ones: mean and median time, and the bubble in milliseconds by the accounts.
+Sizes are recorded as they come, and on each rank others: by step 220 all have been.
 Neither way is tried against plain communication in between (pipeline.decide_every=null): that is another claim.
 --before names the root of an earlier checkout whose runs take turns with the others. Its own accounts counted gaps
 between kernels as compute, so its bubble is what is left of its step without the compute of a usual step here.
 
-    python benchmarks/captured_ranks.py [--ranks 4] [--rounds 3] [--steps 140] [--warm 60] [--before ROOT]
+    python benchmarks/captured_ranks.py [--ranks 4] [--rounds 3] [--steps 300] [--warm 220] [--before ROOT]
     python benchmarks/captured_ranks.py --device cpu --ranks 2 --steps 12 --warm 4 --rounds 1     # tries the code
 """
 
@@ -94,8 +95,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=140)
-    parser.add_argument("--warm", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--warm", type=int, default=220)
     parser.add_argument("--before", metavar="ROOT", help="root of an earlier checkout to measure beside")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     options = parser.parse_args()

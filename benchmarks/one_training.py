@@ -100,6 +100,7 @@ def train_in_turn(
         if not failed:
             raise SystemExit(f"FAILED: ranks ended before their first run: {problem}")
         results |= failed
+        print(f"failed: {problem}", flush=True)  # at once: whoever ends the benchmark should still know
         if len(results) == len(recipes):
             break
     return results
