@@ -10,6 +10,9 @@ Beyond being called, an encoder may have what makes more possible:
     compresses = True                                                histories can be kept as token caches
     takes_pads = True                                                pads behind the last sequence change nothing, and
                                                                      no state is NaN: steps can be replayed
+    calls_layers = True                                              a forward calls its `layers` one after the other,
+                                                                     and nobody else reads their weights: they can be
+                                                                     updated as the forward reaches them
 
 What is registered may have `uses_time = True`: then it gets `shape.time_bias`, and is served with times.
 """

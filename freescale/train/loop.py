@@ -107,6 +107,7 @@ def learn(run: Run, covered: Covered, reports: StepReports) -> None:
                 if evaluate_and_save(run, covered.step, schedule, reports):
                     break
             reports.flush()
+            run.train_step.settle()
             run.accounts.pause()
             if (story := run.train_step.capture_story()) is not None:
                 run.progress.notice(covered.step, story)
@@ -132,6 +133,7 @@ def take_steps(run: Run, schedule: Schedule) -> None:
         for _ in steps_of(run, schedule, reports, loaded, first_step=0):
             pass
         reports.flush()
+        run.train_step.settle()
         run.accounts.pause()
 
 
@@ -264,6 +266,7 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
     """Bring everything under way to its end, and look at the whole: before an evaluation or a checkpoint."""
     reports.flush()  # a loss that is no number ends the run before anything is saved
     schedule.flush()
+    run.train_step.settle()
     run.accounts.pause()  # evaluations and checkpoints are no part of a step's time
     with stage("look at the weights", step=step):
         check_weights(run, step)

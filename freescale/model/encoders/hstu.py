@@ -133,6 +133,8 @@ class HSTU(nn.Module):
         mask: what tokens see of what came before; all of it unless given.
     """
 
+    calls_layers = True
+
     def __init__(
         self,
         *,

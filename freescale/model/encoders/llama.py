@@ -119,6 +119,8 @@ class Decoder(nn.Module):
         mask: what tokens see of what came before; all of it unless given.
     """
 
+    calls_layers = True
+
     def __init__(
         self,
         *,

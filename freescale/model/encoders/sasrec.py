@@ -61,6 +61,8 @@ class SASRec(nn.Module):
         mask: what tokens see of what came before; all of it unless given.
     """
 
+    calls_layers = True
+
     def __init__(
         self,
         *,

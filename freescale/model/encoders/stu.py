@@ -193,6 +193,8 @@ class STU(nn.Module):
         time_buckets: highest bucket of time.
     """
 
+    calls_layers = True
+
     takes_sums = True
     periods: Tensor
 

@@ -60,9 +60,10 @@ class StepTimer:
         self._away = []
         rows.register_post_accumulate_grad_hook(self._stop)
 
-    def handed_over(self) -> None:
-        """Dense gradients are ready to be added up; the last time counts."""
+    def handed_over(self) -> trace.Arrival | None:
+        """Dense gradients are ready to be added up; the last time counts where all are waited for at once."""
         self._arrival = trace.arrive("sum dense gradients", on_device=self._cuda)
+        return self._arrival
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

@@ -56,7 +56,7 @@ def reduced_in_backward(
     timeout_s: float = 600.0,
     kind: str = "auto",
     gate: Gate | None = None,
-    handed_over: Callable[[], None] = lambda: None,
+    handed_over: Callable[[], object] = lambda: None,
     owned: Collection[str] = (),
 ) -> tuple[DistributedDataParallel, Sums]:
     """DDP whose buckets are summed, not averaged: the loss is already divided by the global count.
@@ -118,7 +118,7 @@ def _dense_bytes(model: nn.Module) -> int:
     return sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
-def _reported(hook: Hook, handed_over: Callable[[], None]) -> Hook:
+def _reported(hook: Hook, handed_over: Callable[[], object]) -> Hook:
     def reported(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         handed_over()
         return hook(state, bucket)
@@ -235,8 +235,11 @@ class FlatSum:
         """Whether `start` returns at once, so that several pieces can be under way beside other work."""
         return self._itself or self._stream is not None
 
-    def start(self, values: Tensor) -> None:
-        """Add up; on a GPU it is only queued, and other things can be done until `wait`. Several may be under way."""
+    def start(self, values: Tensor) -> Callable[[], object]:
+        """Add up; on a GPU it is only queued, and other things can be done until `wait`. Several may be under way.
+
+        Returns what waits for this one alone, and for those before it.
+        """
         gate, stream = self._gate, self._stream
         gate.shut(Deadline.DENSE_GRADIENTS)
         if self._transport is None:
@@ -247,14 +250,21 @@ class FlatSum:
             else:
                 work.get_future().then(lambda _: gate.open(Deadline.DENSE_GRADIENTS))
             self._waits.append(work.wait)
-            return
+            return work.wait
         try:
             with _behind(stream):
                 values.copy_(start_all_reduce(self._transport, values).wait())
         finally:
             gate.open(Deadline.DENSE_GRADIENTS)  # ids that the update of rows waits for stand behind it
-        if stream is not None:
-            self._waits.append(lambda: torch.cuda.current_stream(stream.device).wait_stream(stream))
+        if stream is None:
+            return lambda: None
+        added = stream.record_event()
+        self._waits.append(lambda: torch.cuda.current_stream(stream.device).wait_stream(stream))
+        return lambda: torch.cuda.current_stream(stream.device).wait_event(added)
+
+    def forget(self) -> None:
+        """Somebody waits for each of those under way."""
+        self._waits = []
 
     def wait(self) -> None:
         """Let the current stream wait for the sums, which are where the values were."""

@@ -1,23 +1,26 @@
-"""SplitBackward: gradients of rows first, gradients of weights while those travel, then one sum over the ranks.
+"""SplitBackward: gradients of rows first, gradients of weights while those travel, then sums over the ranks.
 
-    forward, backward of inputs ┃ rows' gradients leave ┃ gradients of weights ┃ last sum over ranks ┃ update
+    forward, backward of inputs ┃ rows' gradients leave ┃ gradients of weights ┃ next forward, layer by layer
                                 │                       └── sums, piece by piece, as gradients are there ──>
                                 └──── OL gradients home, applied, OL rows back (prioritized/urgent_chain.py) ────>
 
 Every layer whose weights can wait (`kernels/runtime/postponed.py`) leaves them; any other module is differentiated as
 always. The gradients are the same to the bit. A sum over the ranks cannot begin before a gradient is there, so DDP,
 which sums under the backward, is not used: gradients are cut into pieces in the order of the model, and where a sum can
-be under way beside other work each piece leaves as soon as it is complete.
+be under way beside other work each piece leaves as soon as it is complete. Nobody waits for them then: the weights of a
+layer are updated when the next forward reaches it (`late_update.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from freescale import trace
 from freescale.balance import bucket_bytes
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
@@ -25,6 +28,7 @@ from freescale.kernels.runtime import PostponedGradients
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum
+from freescale.train.compute.late_update import LateUpdate
 
 
 class SplitBackward:
@@ -35,6 +39,7 @@ class SplitBackward:
         most_bytes: what is kept for gradients that are put off may take.
         total: adds up over the ranks; None on one rank.
         timer: of the step.
+        late: updates weights when they are needed; at the end of the step unless given.
     """
 
     outlast_backward = True
@@ -46,11 +51,16 @@ class SplitBackward:
         most_bytes: int,
         total: FlatSum | None,
         timer: StepTimer,
+        late: LateUpdate | None = None,
     ) -> None:
         self.postponed = PostponedGradients(most_bytes=most_bytes)
         self._total, self._timer = total, timer
-        self._pieces = _pieces([param for param in parameters if param.requires_grad], total)
-        self._under_way: list[tuple[list[nn.Parameter], Tensor]] = []
+        self._late = late if total is not None and total.only_starts else None
+        learnt = [param for param in parameters if param.requires_grad]
+        if late is not None:  # what is needed first is added up first
+            learnt.sort(key=lambda param: late.layer_of([param]))
+        self._pieces = _pieces(learnt, total)
+        self._under_way: list[_Piece] = []
 
     def taking(self, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of a micro-batch; only the last one has anything to hide."""
@@ -79,9 +89,21 @@ class SplitBackward:
         self._start(set())
         self._total.wait()
         under_way, self._under_way = self._under_way, []
-        for params, flat in under_way:
+        for params, flat, *_ in under_way:
             for param, grad in zip(params, flat.split([param.numel() for param in params])):
                 param.grad = grad.view_as(param)
+
+    def leave(self, *, lr: float) -> bool:
+        """Instead of waiting, leave what is under way to the next forward, where that is possible."""
+        if self._late is None or self._total is None:
+            return False
+        self._start(set())
+        self._total.forget()
+        under_way, self._under_way = self._under_way, []
+        for params, flat, wait, arrival in under_way:
+            layer = self._late.layer_of(params)
+            self._late.leave(params, flat, wait=wait, arrival=arrival, layer=layer, lr=lr)
+        return True
 
     def _start(self, waiting: set[int]) -> None:
         """Send the next pieces, in their order, up to one that is not complete: every rank starts the same ones."""
@@ -91,9 +113,17 @@ class SplitBackward:
             if any(id(param) in waiting for param in params):
                 return
             flat = torch.cat([_gradient(param).flatten() for param in params])
-            self._timer.handed_over()
-            self._total.start(flat)
-            self._under_way.append((params, flat))
+            arrival = self._timer.handed_over()
+            self._under_way.append(_Piece(params, flat, self._total.start(flat), arrival))
+
+
+class _Piece(NamedTuple):
+    """Gradients that are being added up."""
+
+    params: list[nn.Parameter]
+    flat: Tensor
+    wait: Callable[[], object]
+    arrival: trace.Arrival | None
 
 
 def _pieces(parameters: list[nn.Parameter], total: FlatSum | None) -> list[list[nn.Parameter]]:

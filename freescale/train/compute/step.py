@@ -22,6 +22,7 @@ from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.compute.late_update import LateUpdate
 from freescale.train.compute.owned_parameters import OwnedParameters
 from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
 from freescale.train.compute.recorder import RecordedUpdate, Recorder
@@ -131,6 +132,7 @@ class TrainStep:
         )
         self._sums: Sums | FlatSum | SplitBackward = Sums()
         self._split: SplitBackward | None = None
+        self._late: LateUpdate | None = None
         self._postpone_share = postpone_share
         self._flat_sum: FlatSum | None = None
         if ranks.group is not None and recorder is not None:
@@ -138,11 +140,15 @@ class TrainStep:
                 ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
             )
         elif postpone_bytes is not None:
+            # A bound on the norm of all gradients must know all of them before the first weight is updated.
+            if clip_norm is None and ranks.group is not None:
+                self._late = LateUpdate(model, optimizer, timer=self.timer)
             self._sums = self._split = SplitBackward(
                 [param for name, param in model.named_parameters() if name not in owned.names],
                 most_bytes=postpone_bytes,
                 total=sum_of_all(ranks, kind=transport, gate=gate),
                 timer=self.timer,
+                late=self._late,
             )
         elif ranks.group is not None:
             self._model, self._sums = reduced_in_backward(
@@ -207,6 +213,8 @@ class TrainStep:
             with self._precision():
                 items = self._encode_items(ready)
             self.timer.start(items.rows)
+            if self._late is not None:
+                self._late.step_begins()
             losses = self._forward_backward(ready, items)
             self.timer.finish(ready.batch)
         loss = Readback(losses)
@@ -224,7 +232,8 @@ class TrainStep:
         schedule.update(ready, lr=self._table_lr * factor)
         if self._split is not None:
             self._split.compute()
-        if self._sums.outlast_backward:
+        left = self._split is not None and self._split.leave(lr=self._lr * factor)
+        if self._sums.outlast_backward and not left:
             self.timer.wait_for_sums()
             self._sums.wait()
             self.timer.summed()
@@ -254,6 +263,11 @@ class TrainStep:
         if loss.here:  # as above
             self.check(ready.plan, ready.batch.samples["row"], result)
         return result
+
+    def settle(self) -> None:
+        """Update what is left to the next forward: before anybody else looks at the weights."""
+        if self._late is not None:
+            self._late.settle()
 
     def postponed_mb(self) -> float:
         """The most that was kept for postponed weight gradients so far, in MiB."""

@@ -95,10 +95,10 @@ def in_pieces(rank: int, folder: Path) -> tuple[int, int]:
     started: list[int] = []
     start = FlatSum.start
 
-    def counted(self: FlatSum, values: Any) -> None:
+    def counted(self: FlatSum, values: Any) -> Any:
         assert self.only_starts
         started.append(len(waiting[-1]) if waiting else 0)
-        start(self, values)
+        return start(self, values)
 
     waiting: list[Any] = []
     compute = PostponedGradients.compute
