@@ -90,6 +90,7 @@ def test_before_a_forward_that_nothing_is_known_of_everything_is_updated():
     assert other.layer_of(list(model.encoder.layers.parameters())) == BEFORE
 
 
+@torch.no_grad()
 def test_settling_updates_what_was_left_and_nothing_else():
     model, late, seen = start()
     left(model, late, seen)
