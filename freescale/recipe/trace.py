@@ -48,8 +48,7 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
         every=config.run.log_every,
         clock=SharedClock(ranks),
         stalls=None if ranks.control is None else Stalls(),
-        # A rank alone compares with nobody; a CPU rank would only take a core from itself.
-        beside=ranks.device.type == "cuda" and ranks.control is not None,
+        beside=ranks.device.type == "cuda",  # a CPU rank would only take a core from itself
         say=lambda text: progress.notice(recorder.step, text),
     )
     if ranks.device.type == "cuda" and config.trace.kernels:

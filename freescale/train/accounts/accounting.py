@@ -37,8 +37,9 @@ from freescale.train.accounts.stalls import Stalls
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
 
-_MOVES = 8
-"""An account beside the steps is over after so many moves: asking twice, once for stalls, and telling rank 0."""
+_MOVES = 16
+"""An account beside the steps takes six moves, asking twice and telling rank 0, or eight where a rank stood still: with
+so many between two of them, it is over before half of the steps to the next."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,14 @@ class Accounts:
     def _books(self) -> Bookkeeper:
         alone = self.ranks.control is None
         if self.beside:
-            return Beside(rank=self.ranks.rank, alone=alone, spans=self.spans, timeout_s=self.ranks.timeout_s)
+            try:
+                return Beside(
+                    rank=self.ranks.rank, alone=alone, spans=self.spans, timeout_s=self.ranks.timeout_s
+                )
+            except OSError as error:
+                self.say(
+                    f"no process can be started to account for steps beside them ({error}): they wait for it"
+                )
         return Here(rank=self.ranks.rank, alone=alone, spans=self.spans)
 
     @property
@@ -170,13 +178,14 @@ class Accounts:
         if self.recorder is None:
             self._write_held()
             return
-        if self._under_way is not None and (step - self._under_way) % max(1, self.every // _MOVES) == 0:
+        if self._under_way is not None and self._may_move(step - self._under_way):
             self._on_the_clock(self._move)
         if self.busy is not None and self.busy.holds(step):
             self._due_first = self.busy.known_after
             return
         lag = self.recorder.clock.lag
-        if self.ranks.control is None or (step - lag) % self.every == 0 or step == self._due_first:
+        at_once = self.ranks.control is None and not self.beside
+        if at_once or (step - lag) % self.every == 0 or step == self._due_first:
             self._on_the_clock(lambda: self._account(step))
 
     def pause(self) -> None:
@@ -271,6 +280,12 @@ class Accounts:
         while self._under_way is not None:
             self._move()
 
+    def _may_move(self, num_steps: int) -> bool:
+        """Whether an account of so many steps ago goes on: at the same steps on every rank; alone, when it can."""
+        if self.ranks.control is None:
+            return self._books.has_said()
+        return num_steps % max(1, self.every // _MOVES) == 0
+
     def _move(self) -> None:
         """One move of the account under way; what a move begins, the next one waits for."""
         assert self._next_move is not None
@@ -299,6 +314,8 @@ class Accounts:
             self._under_way = self._next_move = None
 
         self._next_move = hand_on
+        if self.ranks.control is None:
+            hand_on()
 
     def _ask(self, ask: Ask) -> Callable[[], Any]:
         """Begin to ask; the result waits for the answers."""

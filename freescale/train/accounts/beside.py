@@ -1,7 +1,8 @@
 """An accountant in this process, or in one of its own, to which everything is told by a pipe.
 
 A rank that trains on a GPU has one beside it: what the accounts of 20 steps take, 20 to 40 ms of Python on all ranks at
-the same step, would otherwise keep their devices waiting.
+the same step, would otherwise keep their devices waiting. One that is told to run elsewhere and cannot, as no process
+can be started, runs here, and is asked at the same steps: ranks agree on these.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Bookkeeper(Protocol):
     def start(self, spans: Sequence[Span], ended: Ended, due: Due) -> None:
         """An account is due; these have passed since the last one."""
 
+    def has_said(self) -> bool:
+        """Whether nobody would have to wait for what it says."""
+
     def said(self) -> Ask | list[ClosedStep]:
         """What the other ranks are to be asked now, or, at the end, the closed steps; may have to wait for it."""
 
@@ -62,6 +66,10 @@ class Here:
         """An account is due."""
         self._accountant.hear(spans, ended)
         self._asks, self._answer = self._accountant.account(due), None
+
+    def has_said(self) -> bool:
+        """It works when it is asked."""
+        return True
 
     def said(self) -> Ask | list[ClosedStep]:
         """Work on to the next question, or to the end."""
@@ -103,6 +111,10 @@ class Beside:
         """An account is due."""
         self._tell(("hear", spans, list(ended)))
         self._tell(("account", due))
+
+    def has_said(self) -> bool:
+        """Whether it has come to anything; also to its end."""
+        return self._pipe.poll()
 
     def said(self) -> Ask | list[ClosedStep]:
         """What it has come to since it was told the last thing."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -189,6 +191,41 @@ def test_steps_go_on_while_their_account_is_worked_out_and_none_is_lost(tmp_path
         assert when[1] > 17  # the account of step 17 is over some steps later
     late = sum(one.ranks[0].straggler for one in accounted[2:])
     assert late > 0.5 * 0.004 * 48
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_rank_alone_has_its_account_beside_its_steps(tmp_path: Path, starts: bool, monkeypatch: Any):
+    """Also where no process can be started: then it is said, and steps wait for their account."""
+    if not starts:
+        monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
+    recorder, accounted, said, step = Recorder(HostClock()), [], [], 0
+    record_into(recorder)
+    accounts = Accounts(
+        ranks=these_ranks(),
+        recorder=recorder,
+        write=lambda one: accounted.append((one, step)),
+        every=8,
+        beside=True,
+        spans=SpanWriter(tmp_path, rank=0, num_ranks=1, origin=0.0),
+        say=said.append,
+    )
+    accounts.begin(1)
+    for step in range(1, 21):
+        with compute("work"):
+            time.sleep(0.001)
+        accounts.end_step()
+        accounts.add(step, {"n": step})
+    accounts.pause()
+    accounts.close()
+    record_into(None)
+    assert [one.step for one, _ in accounted] == list(range(1, 21))
+    assert all(one.ranks[0].compute >= 0.001 for one, _ in accounted)
+    assert all(when < one.step + 20 for one, when in accounted)
+    if not starts:
+        assert [when for _, when in accounted] == [2] + 7 * [9] + 8 * [17] + 4 * [20]
+    assert sorted(read_spans(tmp_path).ranks[0].steps) == list(range(1, 21))
+    assert said == ([] if starts else [said[0]])
+    assert starts or "no more processes" in said[0]
 
 
 @examples(17, thorough=200)
