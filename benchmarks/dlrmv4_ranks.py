@@ -72,7 +72,7 @@ def recipe_of(side: str, options: argparse.Namespace) -> Recipe:
         *(SMALL if options.device == "cpu" else ()),
         f"run.device={options.device}",
         f"run.steps={options.steps}",
-        *("run.eval_every=0", "run.log_every=1"),
+        "run.eval_every=0",
         # What is decided by measured time would deal samples otherwise in every run, and bits with them.
         *("pipeline.decide_every=null", "balance.refit_every=null"),
         *options.keys,

@@ -60,7 +60,6 @@ def recipes(data: Path, options: argparse.Namespace) -> list[Recipe]:
         f"run.device={options.device}",
         f"run.steps={options.steps}",
         "run.eval_every=0",
-        "run.log_every=1",
         "trace.kernels=false",
         "pipeline.decide_every=null",
         *options.keys,

@@ -27,7 +27,6 @@ SMALL = (
     "model.dropout=0",
     "model.dtype=float64",
     "head.num_negatives=16",
-    "run.log_every=1",
     "embedding.replicate_below_mb=0",
 )
 """In float64: what differs then is not rounding."""
@@ -42,7 +41,7 @@ _LONG_TAILED = (
     "data.max_length=1000",
     "head.num_negatives=32",
     "model.dropout=0",
-    "run.log_every=4",
+    "run.log_every=10",
     "embedding.replicate_below_mb=0",
     "balance.refit_every=null",
     "pipeline.decide_every=null",

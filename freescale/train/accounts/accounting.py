@@ -120,6 +120,7 @@ class Accounts:
     _new: _Passed = field(default_factory=lambda: _Passed([], []))
     _watched: _Passed = field(default_factory=lambda: _Passed([], []))
     _due_first: int = 0
+    _is_due: bool = False
     _under_way: int | None = None
     _next_move: Callable[[], None] | None = None
     _num_accounts: int = 0
@@ -184,8 +185,13 @@ class Accounts:
             self._due_first = self.busy.known_after
             return
         lag = self.recorder.clock.lag
-        at_once = self.ranks.control is None and not self.beside
-        if at_once or (step - lag) % self.every == 0 or step == self._due_first:
+        alone = self.ranks.control is None
+        at_once = alone and not self.beside
+        self._is_due |= at_once or (step - lag) % self.every == 0 or step == self._due_first
+        if self._is_due and not (
+            alone and self._under_way is not None
+        ):  # alone, the one before may take its time
+            self._is_due = False
             self._on_the_clock(lambda: self._account(step))
 
     def pause(self) -> None:
