@@ -48,7 +48,7 @@ class DataSection:
     workers: int | None = key(
         None,
         "loader processes a rank; 0: none; null: on a GPU, as cores are free, up to 4 where steps of one rank are "
-        "replayed, 8 with features; where none are replayed 3 with features, 1 on several ranks; else none",
+        "replayed, 8 with features; 1 on several ranks, 3 with features; else none",
         at_least=0,
         free=True,
     )
