@@ -20,6 +20,7 @@ from freescale.kernels.moe.fused import FusedSteps, why_not_fused
 from freescale.kernels.moe.grouped import GroupedSteps, why_not_grouped
 from freescale.kernels.moe.routing import route
 from freescale.kernels.moe.steps import Activation, Save, Steps, run_experts
+from freescale.kernels.runtime import later
 
 Backend = Literal["auto", "reference", "eager", "grouped", "triton"]
 ACTIVATIONS = ("swiglu", "silu", "relu2")
@@ -55,6 +56,7 @@ def expert_mlp(
         backend: "auto" takes the fastest that can run; a name is taken at its word or refused.
     """
     _check(x_LD, weights_LK, experts_LK, w_in, w_out, activation, save)
+    learnt = w_in, w_out
     x, w_in, w_out = (_cast(t) for t in (x_LD, w_in, w_out))
     weights = weights_LK.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
     if not len(x):
@@ -65,7 +67,10 @@ def expert_mlp(
         if chosen == "reference":
             return reference.expert_mlp(x, weights, experts_LK, w_in, w_out, activation=activation)
         routing = route(experts_LK, len(w_in))
-        return run_experts(_steps(chosen, activation), x, weights, routing, w_in, w_out, save=save)
+        takers = later(learnt[0]), later(learnt[1])
+        return run_experts(
+            _steps(chosen, activation), x, weights, routing, w_in, w_out, save=save, takers=takers
+        )
 
 
 def _steps(backend: Backend, activation: Activation) -> Steps:

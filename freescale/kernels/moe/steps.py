@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from freescale.errors import FreeScaleError
 from freescale.kernels.moe.routing import TILE_ROWS, Routing, tile_list
+from freescale.kernels.runtime import Later, of_weight
 
 Activation = Literal["swiglu", "silu", "relu2"]
 Save = Literal["preact", "input", "all"]
@@ -105,13 +107,25 @@ class Steps(Protocol):
         """[rows, D]: gradients of the rows' inputs."""
 
 
+Takers = tuple[Later | None, Later | None]
+"""Who gets the gradients of w_in and w_out later."""
+
+
 def run_experts(
-    steps: Steps, x: Tensor, weights: Tensor, routing: Routing, w_in: Tensor, w_out: Tensor, *, save: Save
+    steps: Steps,
+    x: Tensor,
+    weights: Tensor,
+    routing: Routing,
+    w_in: Tensor,
+    w_out: Tensor,
+    *,
+    save: Save,
+    takers: Takers = (None, None),
 ) -> Tensor:
     """The whole layer by these steps."""
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, w_in, w_out))):
         save = "input"
-    return _Experts.apply(x, weights, w_in, w_out, *routing, steps, save)  # type: ignore[no-untyped-call]
+    return _Experts.apply(x, weights, w_in, w_out, *routing, steps, save, takers)  # type: ignore[no-untyped-call]
 
 
 class _Experts(torch.autograd.Function):
@@ -129,6 +143,7 @@ class _Experts(torch.autograd.Function):
         offsets: Tensor,
         steps: Steps,
         save: Save,
+        takers: Takers,
     ) -> Tensor:
         routing = Routing(tokens, places, offsets)
         rows, kept = _Rows(), list[Tensor]()
@@ -141,7 +156,7 @@ class _Experts(torch.autograd.Function):
             rows.put(span, steps.rows(activated, w_out, span))
             del activated
         ctx.save_for_backward(x, weights, w_in, w_out, *routing, *kept)
-        ctx.steps, ctx.save, ctx.spent = steps, save, False
+        ctx.steps, ctx.save, ctx.spent, ctx.takers = steps, save, False, takers
         return steps.combine(rows.all(), places, weights)
 
     @staticmethod
@@ -164,18 +179,24 @@ class _Experts(torch.autograd.Function):
             part = weights_R[span.start : span.stop]
             hidden, scaled, d_part = steps.d_hidden(routed, w_out, hidden, part, span)
             d_weights_R.put(span, d_part)
+            # Several spans are there to keep little: theirs are not put off.
+            for_in, for_out = ctx.takers if span.whole else (None, None)
             if wants_out:
-                d_w_out = steps.d_w_out(routed, scaled, span, d_w_out)
+                made = partial(steps.d_w_out, routed, scaled, span, d_w_out)
+                d_w_out = of_weight(for_out, made, grad, scaled)
+                del made
             del scaled, routed
             if wants_in:
-                d_w_in = steps.d_w_in(hidden, source, span, d_w_in)
+                made = partial(steps.d_w_in, hidden, source, span, d_w_in)
+                d_w_in = of_weight(for_in, made, x, hidden)
+                del made
             del source
             if wants_x:
                 rows.put(span, steps.d_rows(hidden, w_in, span))
             del hidden
         dx = steps.combine(rows.all(), routing.places, None) if wants_x else None
         d_weights = d_weights_R.all()[flat].view(weights.shape).to(weights.dtype)
-        return dx, d_weights, d_w_in, d_w_out, *(None,) * 5
+        return dx, d_weights, d_w_in, d_w_out, *(None,) * 6
 
 
 class _Rows:

@@ -120,8 +120,8 @@ class Later:
         self._taker, self._weight = taker, weight
 
     def add(self, gradient: Callable[[], Tensor], *kept: Tensor) -> None:
-        """As in `PostponedGradients`."""
-        self._taker.add(self._weight, gradient, *kept)
+        """As in `PostponedGradients`; in the type of the weight, as autograd leaves it behind a cast."""
+        self._taker.add(self._weight, lambda: gradient().to(self._weight.dtype), *kept)
 
 
 def later(weight: Tensor | None) -> Later | None:

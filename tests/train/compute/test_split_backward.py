@@ -171,3 +171,26 @@ def test_what_is_kept_has_a_bound() -> None:
     [(bounded, most), _] = run_on_ranks(kept, 2, bound)
     assert 0 < bounded < unbounded
     assert most <= bound * 2**20
+
+
+def kept_of_experts(rank: int, folder: Path) -> set[str]:
+    """Names of the weights whose gradients waited."""
+    recipe = (*MODELS["experts"], "run.steps=2", "run.eval_every=0", "pipeline.decide_every=null", POSTPONED)
+    run, _ = make_run(recipe, folder)
+    names = {id(param): name for name, param in run.state.model.named_parameters()}
+    seen: set[str] = set()
+    compute = PostponedGradients.compute
+
+    def watched(self: PostponedGradients, *done: Any) -> None:
+        seen.update(names[id(weight)] for weight in self.waiting)
+        compute(self, *done)
+
+    PostponedGradients.compute = watched  # type: ignore[method-assign]
+    train(run)
+    return seen
+
+
+def test_products_of_experts_wait_too(tmp_path: Path) -> None:
+    for waited in run_on_ranks(kept_of_experts, 2, tmp_path, timeout=110):
+        assert any(name.endswith("ffn.w_in") for name in waited)
+        assert any(name.endswith("ffn.w_out") for name in waited)
