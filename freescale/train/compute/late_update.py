@@ -119,7 +119,8 @@ class LateUpdate:
                 waiting = trace.mark()
                 one.wait()
                 trace.waited(one.arrival, waiting, on_device=one.flat.is_cuda)
-            with trace.compute("update weights"):
+            # As at the end of a step, where nothing is computed in half precision.
+            with trace.compute("update weights"), torch.autocast(due[0].flat.device.type, enabled=False):
                 self._step(due)
 
     def _step(self, due: Sequence[_Travelling]) -> None:
