@@ -73,6 +73,20 @@ def test_two_virtual_gpus_have_the_losses_of_one_rank(tmp_path, alone, transport
     assert all(0 <= event["bubble"] <= 1 for event in events(tmp_path / "run", "step"))
 
 
+@pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
+def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_the_plain_order(
+    tmp_path, transport
+):
+    """Layers are updated on the stream of the forward, from sums on a stream beside it; evaluations see all of them."""
+    common = ("--virtual-gpus", "2", f"comm.transport={transport}", "pipeline.decide_every=null")
+    common = (*common, "model.layers=4", "model.dim=64", "run.capture=off", "balance.refit_every=null")
+    for postpone in ("on", "off"):
+        train(tmp_path / postpone, *common, f"pipeline.postpone={postpone}")
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+    ours, plain = (events(tmp_path / each, "eval") for each in ("on", "off"))
+    assert [event["hr@10"] for event in ours] == [event["hr@10"] for event in plain]
+
+
 def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path, alone):
     folder = tmp_path / "run"
     train(folder, "--virtual-gpus", "2", "run.steps=20")
