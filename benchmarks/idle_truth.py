@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks, as_rank, join_ranks, launch, virtual_gpus
 from freescale.data import SyntheticSource, legacy_schema
 from freescale.recipe import build_run, build_source, load_config
-from freescale.trace import Recorder, read_profiler_traces, split_step, union
+from freescale.trace import Recorder, read_profiler_traces, union
+from freescale.train.accounts.accountant import ClosedStep
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.accounts.cuda_clock import CudaClock
@@ -151,9 +152,9 @@ class Beside(list[AccountedStep]):
         accounts.write = self.append
         split = accounts._split
 
-        def both(step: int, start: float, end: float, spans: Sequence[trace.Span]) -> Any:
-            self.stretches[step] = split_step(start, end, spans).compute
-            return split(step, start, end, spans)
+        def both(one: ClosedStep) -> Any:
+            self.stretches[one.step] = one.lengths.parts().compute
+            return split(one)
 
         accounts._split = both  # type: ignore[method-assign]
 
