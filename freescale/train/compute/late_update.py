@@ -12,7 +12,7 @@ has read old ones, and is refused.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -151,5 +151,11 @@ def layers_of(model: nn.Module) -> Sequence[nn.Module]:
     encoder = getattr(model, "encoder", None)
     if not getattr(encoder, "calls_layers", False):
         return ()
-    layers: Sequence[nn.Module] = encoder.layers  # type: ignore[union-attr]
-    return layers
+    layers = getattr(encoder, "layers", None)
+    if not isinstance(layers, Iterable) or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise TrainingError(
+            "the encoder says `calls_layers`, but has no `layers` to call",
+            got=f"{type(encoder).__name__}.layers is {type(layers).__name__}",
+            allowed="an nn.ModuleList of the modules that its forward calls one after the other",
+        )
+    return list(layers)

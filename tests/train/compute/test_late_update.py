@@ -13,7 +13,7 @@ from freescale.errors import TrainingError
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import dense_gradients, split_backward
-from freescale.train.compute.late_update import BEFORE, LateUpdate
+from freescale.train.compute.late_update import BEFORE, LateUpdate, layers_of
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 from tests.train.compute.test_split_backward import MODELS, PLAIN, POSTPONED, assert_same_bits
@@ -112,6 +112,13 @@ def test_a_forward_that_read_old_weights_is_refused():
         TrainingError, match=r"not updated yet(.|\n)*layer 1 was called in the forward before"
     ):
         model(torch.ones(1, 1))
+
+
+def test_an_encoder_that_promises_layers_and_has_none_is_told():
+    model = Model()
+    del model.encoder.layers
+    with pytest.raises(TrainingError, match=r"no `layers` to call(.|\n)*Encoder.layers is NoneType"):
+        layers_of(model)
 
 
 def beside_the_forward(rank: int, recipe: tuple[str, ...], folder: Path) -> list[str]:
