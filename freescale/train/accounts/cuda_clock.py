@@ -62,23 +62,38 @@ class CudaClock:
 
     def read(self, mark: Any) -> float | None:
         """When the stream got there, in seconds of the host's clock; None if it has not."""
-        if not isinstance(mark, _Moment):
+        if type(mark) is not _Moment:
             return float(mark)
-        if mark.seconds is None:
-            event = mark.event
-            assert event is not None
-            if not event.query():
-                return None
-            probe, self._probe = self._probe, None
-            if probe is not None:
-                met = self.read(probe)
-                if met is None:
-                    self._probe = probe
-                else:
-                    self._idle_lags.append(met - probe.recorded)
-            mark.seconds = self._passed(event, mark.recorded)
-            mark.event = None
+        if mark.seconds is not None:
+            return mark.seconds
+        event = mark.event
+        assert event is not None
+        if not event.query():
+            return None
+        if self._probe is not None:
+            self._look_at_probe()
+        recorded = mark.recorded
+        device_s = self._anchor_s + self._anchor.elapsed_time(event) / 1000
+        if recorded - device_s > self._distance:
+            self._distance = recorded - device_s
+        mark.seconds = device_s + max(self._distance, self._distance_before)
+        mark.event = None
+        if device_s - self._anchor_s < _REANCHOR_S:
+            self._free.append(event)
+        else:
+            # The two clocks drift apart by some microseconds a second: only the last two stretches count.
+            self._anchor, self._anchor_s = event, device_s
+            self._distance_before, self._distance = self._distance, recorded - device_s
         return mark.seconds
+
+    def _look_at_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        met = self.read(probe)
+        if met is None:
+            self._probe = probe
+        else:
+            assert probe is not None
+            self._idle_lags.append(met - probe.recorded)
 
     def lag_of(self, mark: Any) -> float | None:
         """Seconds by which the stream came later than the host; near `idle_lag` where it had run dry."""
@@ -111,15 +126,3 @@ class CudaClock:
         if stream is None:
             stream = self._streams[facts] = torch.cuda.current_stream(self._index)
         return stream
-
-    def _passed(self, event: torch.cuda.Event, recorded: float) -> float:
-        device_s = self._anchor_s + self._anchor.elapsed_time(event) / 1000
-        self._distance = max(self._distance, recorded - device_s)
-        seconds = device_s + max(self._distance, self._distance_before)
-        if device_s - self._anchor_s < _REANCHOR_S:
-            self._free.append(event)
-            return seconds
-        # The two clocks drift apart by some microseconds a second: only the last two stretches count.
-        self._anchor, self._anchor_s = event, device_s
-        self._distance_before, self._distance = self._distance, recorded - device_s
-        return seconds
