@@ -107,7 +107,7 @@ def test_a_chain_with_tables_of_features_is_the_full_export_of_every_checkpoint(
         full = write_run_export(tmp_path / f"full-{number}", config, run, read_meta(path), tmp_path / "run")
         found, wanted = load_version(tmp_path / "chain")[1], read_version(full)
         assert found.fingerprint == wanted.fingerprint
-        changed += len(wanted.tables)
+        changed += len(wanted.tables.keys() - {"item"})  # a ranker has rows of items as a table, too
     assert (changed > 0) == (kind != "tasks")
     served, whole = ChainModel(tmp_path / "chain"), load_export(full)
     asked = _asked(kind, whole.items[:3].tolist(), whole.items[3:6].tolist())
