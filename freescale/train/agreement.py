@@ -26,6 +26,13 @@ def gather(value: T, *, group: dist.ProcessGroup | None, what: str) -> list[T]:
     return values
 
 
+def wait_for(work: dist.Work | None, *, what: str) -> None:
+    """The end of an exchange that was begun some steps ago."""
+    assert work is not None
+    with exchange(what):
+        work.wait()
+
+
 def from_first(find: Callable[[], T], *, ranks: Ranks, what: str) -> T:
     """What rank 0 finds, on every rank; what it fails at, everybody does."""
     found, failure = None, None

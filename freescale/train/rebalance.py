@@ -33,7 +33,7 @@ from freescale.balance import (
 )
 from freescale.comm.world import Ranks
 from freescale.errors import DataError
-from freescale.trace import exchange
+from freescale.train.agreement import wait_for
 
 # Steps a rank remembers for its own fit, and those it brings to an agreement.
 _REMEMBERED, _WINDOW = 512, 64
@@ -105,7 +105,7 @@ class Rebalancer:
         everybody = [torch.empty_like(mine) for _ in range(self.ranks.num_ranks)]
         gathering = dist.all_gather(everybody, mine, group=self.ranks.control, async_op=True)
         yield
-        _end(gathering)
+        wait_for(gathering, what="agree on costs")
         numbers = torch.zeros(len(COEFFICIENTS) + self.ranks.num_ranks + 1, dtype=torch.float64)
         if self.ranks.is_first:
             with ThreadPoolExecutor(1, thread_name_prefix="fit costs") as thread:
@@ -116,7 +116,7 @@ class Rebalancer:
             yield
         telling = dist.broadcast(numbers, src=0, group=self.ranks.control, async_op=True)
         yield
-        _end(telling)
+        wait_for(telling, what="agree on costs")
         values: list[float] = numbers.tolist()
         return values
 
@@ -158,9 +158,3 @@ def _steps_of(everybody: list[torch.Tensor]) -> list[list[MeasuredStep]]:
         ]
         for rows in everybody
     ]
-
-
-def _end(work: dist.Work | None) -> None:
-    assert work is not None
-    with exchange("agree on costs"):
-        work.wait()

@@ -26,13 +26,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm.world import Ranks, SharedClock
-from freescale.trace import Parts, Recorder, Span, SpanWriter, exchange, host_bound, total
+from freescale.trace import Parts, Recorder, Span, SpanWriter, host_bound, total
 from freescale.train.accounts.accountant import ClosedStep, Due, KeptStepParts
 from freescale.train.accounts.beside import Beside, Bookkeeper, Here
 from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.accounts.driver_counter import DriverCounter
 from freescale.train.accounts.notes import Ask
 from freescale.train.accounts.stalls import Stalls
+from freescale.train.agreement import gather, wait_for
+
+_WHAT = "compare notes"
 
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
@@ -188,9 +191,10 @@ class Accounts:
         alone = self.ranks.control is None
         at_once = alone and not self.beside
         self._is_due |= at_once or (step - lag) % self.every == 0 or step == self._due_first
-        if self._is_due and not (
+        takes_its_time = (
             alone and self._under_way is not None
-        ):  # alone, the one before may take its time
+        )  # with others, the one before is brought to its end
+        if self._is_due and not takes_its_time:
             self._is_due = False
             self._on_the_clock(lambda: self._account(step))
 
@@ -326,13 +330,17 @@ class Accounts:
     def _ask(self, ask: Ask) -> Callable[[], Any]:
         """Begin to ask; the result waits for the answers."""
         if ask.kind == "everybody":  # rare: a rank has stood still, or they have not seen the same exchanges
-            everybody = [ask.mine] * self.ranks.num_ranks
-            with exchange("compare notes"):
-                dist.all_gather_object(everybody, ask.mine, group=self.ranks.control)
+            everybody = gather(ask.mine, group=self.ranks.control, what=_WHAT)
             return lambda: everybody
         table = torch.tensor(ask.mine, dtype=torch.float64)
         work = dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self.ranks.control, async_op=True)
-        return lambda: _over(work, table).tolist()
+
+        def largest() -> list[float]:
+            wait_for(work, what=_WHAT)
+            found: list[float] = table.tolist()
+            return found
+
+        return largest
 
     def _closed(self, steps: Sequence[ClosedStep]) -> list[_Closed]:
         """Where the time of closed steps went, by what is known of this rank's device."""
@@ -411,20 +419,12 @@ class Accounts:
         work = dist.gather(numbers, gathered, dst=0, group=self.ranks.control, async_op=True)
 
         def ended() -> list[list[_Closed]]:
-            _over(work, numbers)
+            wait_for(work, what=_WHAT)
             if gathered is None:
                 return [[closed] for closed in mine]
             return [[_from_numbers(row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
 
         return ended
-
-
-def _over(work: dist.Work | None, moved: Tensor) -> Tensor:
-    """What an exchange has moved, when it is over."""
-    assert work is not None
-    with exchange("compare notes"):
-        work.wait()
-    return moved
 
 
 def _numbers(one: _Closed) -> tuple[float, ...]:

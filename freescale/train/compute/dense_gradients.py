@@ -2,7 +2,7 @@
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -307,5 +307,10 @@ def all_reduce_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
     dist.all_reduce(flat, group=ranks.group)
     if arrival is not None:
         trace.waited(arrival, arrival.mark, on_device=flat.is_cuda)
-    for param, grad in zip(params, flat.split([p.numel() for p in params])):
+    hand_out(params, flat)
+
+
+def hand_out(params: Sequence[nn.Parameter], flat: Tensor) -> None:
+    """Gradients that lie one after the other, each to its parameter."""
+    for param, grad in zip(params, flat.split([param.numel() for param in params])):
         param.grad = grad.view_as(param)

@@ -11,7 +11,6 @@ has read old ones, and is refused.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -22,18 +21,25 @@ from torch import Tensor, nn
 from freescale import trace
 from freescale.errors import TrainingError
 from freescale.train.accounts.timer import StepTimer
+from freescale.train.compute.dense_gradients import hand_out
 
 BEFORE = -1
 """The layer of weights that belong to none: all of them are needed when a forward begins."""
 
 
-class _Travelling(NamedTuple):
-    """Gradients that are being added up over the ranks."""
+class Piece(NamedTuple):
+    """Gradients that are being added up over the ranks, one after the other in one tensor."""
 
     params: Sequence[nn.Parameter]
     flat: Tensor
     wait: Callable[[], object]
     arrival: trace.Arrival | None
+
+
+class _Travelling(NamedTuple):
+    """A piece, and the first layer that needs its weights."""
+
+    piece: Piece
     layer: int
 
 
@@ -55,7 +61,7 @@ class LateUpdate:
             self._place.update((id(param), number) for param in layer.parameters())
         self._called: set[int] = set()
         self._calling: set[int] = set()
-        self._travelling: deque[_Travelling] = deque()
+        self._travelling: list[_Travelling] = []
         self._lr: float | Tensor = 0.0
         self._in_step = False
         model.register_forward_pre_hook(self._begins)
@@ -67,20 +73,11 @@ class LateUpdate:
         """The first layer that needs any of these weights."""
         return min(self._place.get(id(param), BEFORE) for param in params)
 
-    def leave(
-        self,
-        params: Sequence[nn.Parameter],
-        flat: Tensor,
-        *,
-        wait: Callable[[], object],
-        arrival: trace.Arrival | None,
-        layer: int,
-        lr: float | Tensor,
-    ) -> None:
+    def leave(self, piece: Piece, *, lr: float | Tensor) -> None:
         """These gradients are on their way; their weights are updated with this rate."""
-        for param in params:
+        for param in piece.params:
             param.grad = None  # this rank's own part, which is in the sum
-        self._travelling.append(_Travelling(params, flat, wait, arrival, layer))
+        self._travelling.append(_Travelling(piece, self.layer_of(piece.params)))
         self._lr = lr
 
     def step_begins(self) -> None:
@@ -90,7 +87,7 @@ class LateUpdate:
     def settle(self) -> None:
         """Update everything: before weights are looked at from outside a step."""
         self._in_step = False
-        self._update(lambda travelling: True)
+        self._update(lambda one: True)
 
     def _begins(self, *_: Any) -> None:
         self._calling = set()
@@ -110,33 +107,32 @@ class LateUpdate:
             )
 
     def _update(self, is_due: Callable[[_Travelling], bool]) -> None:
-        due = [one for one in self._travelling if is_due(one)]
+        due = [one.piece for one in self._travelling if is_due(one)]
         if not due:
             return
-        self._travelling = deque(one for one in self._travelling if not is_due(one))
+        self._travelling = [one for one in self._travelling if not is_due(one)]
         with self._standing_still(), torch.no_grad():
-            for one in due:
+            for piece in due:
                 waiting = trace.mark()
-                one.wait()
-                trace.waited(one.arrival, waiting, on_device=one.flat.is_cuda)
+                piece.wait()
+                trace.waited(piece.arrival, waiting, on_device=piece.flat.is_cuda)
             # As at the end of a step, where nothing is computed in half precision.
             with trace.compute("update weights"), torch.autocast(due[0].flat.device.type, enabled=False):
                 self._step(due)
 
-    def _step(self, due: Sequence[_Travelling]) -> None:
+    def _step(self, due: Sequence[Piece]) -> None:
         """Update these weights and no others: those that were not left had their turn at the end of their step."""
         everything = [param for group in self._optimizer.param_groups for param in group["params"]]
         others = [(param, param.grad) for param in everything if param.grad is not None]
         for param, _ in others:
             param.grad = None
-        for params, flat, *_ in due:
-            for param, grad in zip(params, flat.split([param.numel() for param in params])):
-                param.grad = grad.view_as(param)
+        for piece in due:
+            hand_out(piece.params, piece.flat)
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr
         self._optimizer.step()
-        for params, *_ in due:
-            for param in params:
+        for piece in due:
+            for param in piece.params:
                 param.grad = None
         for param, grad in others:
             param.grad = grad

@@ -13,22 +13,20 @@ layer are updated when the next forward reaches it (`late_update.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from freescale import trace
 from freescale.balance import bucket_bytes
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.kernels.runtime import PostponedGradients
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute.dense_gradients import FlatSum
-from freescale.train.compute.late_update import LateUpdate
+from freescale.train.compute.dense_gradients import FlatSum, hand_out
+from freescale.train.compute.late_update import LateUpdate, Piece
 
 
 class SplitBackward:
@@ -60,7 +58,7 @@ class SplitBackward:
         if late is not None:  # what is needed first is added up first
             learnt.sort(key=lambda param: late.layer_of([param]))
         self._pieces = _pieces(learnt, total)
-        self._under_way: list[_Piece] = []
+        self._under_way: list[Piece] = []
 
     def taking(self, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of a micro-batch; only the last one has anything to hide."""
@@ -89,9 +87,8 @@ class SplitBackward:
         self._start(set())
         self._total.wait()
         under_way, self._under_way = self._under_way, []
-        for params, flat, *_ in under_way:
-            for param, grad in zip(params, flat.split([param.numel() for param in params])):
-                param.grad = grad.view_as(param)
+        for piece in under_way:
+            hand_out(piece.params, piece.flat)
 
     def leave(self, *, lr: float) -> bool:
         """Instead of waiting, leave what is under way to the next forward, where that is possible."""
@@ -100,9 +97,8 @@ class SplitBackward:
         self._start(set())
         self._total.forget()
         under_way, self._under_way = self._under_way, []
-        for params, flat, wait, arrival in under_way:
-            layer = self._late.layer_of(params)
-            self._late.leave(params, flat, wait=wait, arrival=arrival, layer=layer, lr=lr)
+        for piece in under_way:
+            self._late.leave(piece, lr=lr)
         return True
 
     def _start(self, waiting: set[int]) -> None:
@@ -114,16 +110,7 @@ class SplitBackward:
                 return
             flat = torch.cat([_gradient(param).flatten() for param in params])
             arrival = self._timer.handed_over()
-            self._under_way.append(_Piece(params, flat, self._total.start(flat), arrival))
-
-
-class _Piece(NamedTuple):
-    """Gradients that are being added up."""
-
-    params: list[nn.Parameter]
-    flat: Tensor
-    wait: Callable[[], object]
-    arrival: trace.Arrival | None
+            self._under_way.append(Piece(params, flat, self._total.start(flat), arrival))
 
 
 def _pieces(parameters: list[nn.Parameter], total: FlatSum | None) -> list[list[nn.Parameter]]:

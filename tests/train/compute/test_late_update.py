@@ -13,7 +13,7 @@ from freescale.errors import TrainingError
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import dense_gradients, split_backward
-from freescale.train.compute.late_update import BEFORE, LateUpdate, layers_of
+from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece, layers_of
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 from tests.train.compute.test_split_backward import MODELS, PLAIN, POSTPONED, assert_same_bits
@@ -52,7 +52,7 @@ def left(model: Model, late: LateUpdate, seen: list[Any]) -> None:
     for param in (model.encoder.scale, *(layer.weight for layer in model.encoder.layers)):
         layer = late.layer_of([param])
         wait = lambda layer=layer: seen.append(layer)  # noqa: E731
-        late.leave([param], torch.ones(1), wait=wait, arrival=None, layer=layer, lr=0.5)
+        late.leave(Piece([param], torch.ones(1), wait, None), lr=0.5)
 
 
 def start() -> tuple[Model, LateUpdate, list[Any]]:
@@ -129,7 +129,7 @@ def beside_the_forward(rank: int, recipe: tuple[str, ...], folder: Path) -> list
     update, forward = LateUpdate._step, HSTULayer.forward
 
     def watched(self: LateUpdate, due: Any) -> None:
-        told.append(f"update {sorted({one.layer for one in due})}")
+        told.append(f"update {sorted({self.layer_of(piece.params) for piece in due})}")
         update(self, due)
 
     def watched_forward(self: HSTULayer, x: Any, view: Any, number: int) -> Any:
