@@ -48,7 +48,8 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
         every=config.run.log_every,
         clock=SharedClock(ranks),
         stalls=None if ranks.control is None else Stalls(),
-        beside=ranks.device.type == "cuda",  # a CPU rank would only take a core from itself
+        # A CPU rank would only take a core from itself; for a GPU alone it has not been measured.
+        beside=ranks.device.type == "cuda" and ranks.control is not None,
         say=lambda text: progress.notice(recorder.step, text),
     )
     if ranks.device.type == "cuda" and config.trace.kernels:
