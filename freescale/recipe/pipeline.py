@@ -86,6 +86,12 @@ def postpone_bytes(
     elif captured:
         reason = "steps are replayed as CUDA graphs; run.capture=off leaves them to the host"
     if reason is None:
+        if config.optim.clip_norm is not None:
+            progress.notice(
+                0,
+                "weights are updated at the end of a step, not beside the next forward: optim.clip_norm needs the "
+                "norm of all gradients",
+            )
         return int(config.pipeline.postpone_mb * (1 << 20))
     progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")
     return None

@@ -14,8 +14,9 @@ from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import dense_gradients, split_backward
 from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece, layers_of
+from freescale.train.loop import train
 from tests.ranks import run_on_ranks
-from tests.small_run import train_small
+from tests.small_run import make_run, train_small
 from tests.train.compute.test_split_backward import MODELS, PLAIN, POSTPONED, assert_same_bits
 
 
@@ -161,3 +162,27 @@ def test_layers_learn_beside_the_next_forward_with_the_bits_of_the_plain_order(t
     # Layer by layer in the second step; and before an evaluation everything at once.
     assert seen[begin : begin + 5] == ["update [-1]", "update [0]", "forward 0", "update [1]", "forward 1"]
     assert "update [-1, 0, 1]" in seen
+
+
+def notices(rank: int, folder: Path, *keys: str) -> list[str]:
+    recipe = (
+        *MODELS["hstu"],
+        "run.steps=2",
+        "run.eval_every=0",
+        "pipeline.decide_every=null",
+        POSTPONED,
+        *keys,
+    )
+    run, recorder = make_run(recipe, folder)
+    train(run)
+    return [event["text"] for event in recorder.of("notice")]
+
+
+def test_a_bound_on_the_norm_is_told_to_keep_updates_at_the_end_of_a_step(tmp_path: Path):
+    word = "optim.clip_norm needs the norm of all gradients"
+    clipped, free = (
+        run_on_ranks(notices, 2, tmp_path / name, *keys, timeout=60)[0]
+        for name, keys in (("clipped", ("optim.clip_norm=1.0",)), ("free", ()))
+    )
+    assert sum(word in text for text in clipped) == 1
+    assert not any(word in text for text in free)
