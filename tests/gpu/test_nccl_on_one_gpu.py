@@ -46,6 +46,7 @@ def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip("needs CUDA MPS")
         for name, value in shared.environment.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setenv("FREESCALE_SHARED_NCCL", "1")  # four are more than have it by themselves
         yield request.param
 
 

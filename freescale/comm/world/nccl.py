@@ -16,8 +16,12 @@ SHARES_GPU = (2, 30, 0)
 
 ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 MAX_CTAS = "NCCL_MAX_CTAS"
-_KEEP_OUT = "FREESCALE_SHARED_NCCL"
-"""Set to 0, ranks that share a GPU use no NCCL, whatever its version."""
+PROMISED = 2
+"""Ranks a GPU that NVIDIA promises. Four and eight hung: a rank's own work stood still while the kernels of others
+waited for it (docs/results.md, "NCCL between ranks of one GPU")."""
+
+_SHARED = "FREESCALE_SHARED_NCCL"
+"""Set to 0, ranks that share a GPU use no NCCL, whatever its version; set to 1, more than two of them try it."""
 
 
 @functools.cache
@@ -59,16 +63,19 @@ def decode_version(number: int) -> tuple[int, int, int]:
     return number // base, number % base // 100, number % 100
 
 
-def no_shared_nccl() -> str | None:
-    """Why ranks that share a GPU cannot use NCCL here, by its version; None if they can try."""
-    if os.environ.get(_KEEP_OUT) == "0":
-        return f"{_KEEP_OUT}=0"
+def no_shared_nccl(num_ranks: int = PROMISED) -> str | None:
+    """Why so many ranks that share a GPU cannot use NCCL here, by its version and their number; None if they can try."""
+    asked = os.environ.get(_SHARED)
+    if asked == "0":
+        return f"{_SHARED}=0"
     version = loaded_nccl()
     if version is None:
         return "torch has no NCCL here"
     if version < SHARES_GPU:
         dotted, needed = (".".join(map(str, each)) for each in (version, SHARES_GPU))
         return f"NCCL {dotted} takes one rank a GPU, {needed} and later take several"
+    if num_ranks > PROMISED and asked != "1":
+        return f"NCCL between {num_ranks} ranks of one GPU may hang beside compute; {_SHARED}=1 tries it"
     return None
 
 

@@ -249,6 +249,8 @@ def _join(device: torch.device, who: Membership, *, timeout_s: float, silent_s: 
     """Find the other processes, watch them, and open the first process group."""
     timeout = datetime.timedelta(seconds=timeout_s)
     backend = backend_for(device)
+    if who.rank == 0 and (line := _kept_from_nccl(device)):
+        say(line)
     place: dict[str, Any]
     if file := os.environ.get(RENDEZVOUS):  # our launcher has started all of them on this machine
         watch = open_watch(who.rank, who.num_ranks, silent_s=silent_s)
@@ -276,14 +278,25 @@ def _join(device: torch.device, who: Membership, *, timeout_s: float, silent_s: 
 def backend_for(device: torch.device) -> str:
     """What serves tensors of a rank: gloo those of a CPU, NCCL those of a GPU.
 
-    Ranks that share a GPU have NCCL from 2.30 on, side by side under MPS: taking turns, each would wait for the other
-    until its own turn is over. What gloo cannot move from there, goes by way of the CPU or a transport.
+    Two ranks that share a GPU have NCCL from 2.30 on, side by side under MPS: taking turns, each would wait for the
+    other until its own turn is over. More have it when asked for, as they may hang. What gloo cannot move from there,
+    goes by way of the CPU or a transport.
     """
     if device.type != "cuda":
         return "gloo"
-    if virtual_gpus_here() and (not is_mps_client() or no_shared_nccl() is not None):
+    sharing = virtual_gpus_here()
+    if sharing and (not is_mps_client() or no_shared_nccl(sharing) is not None):
         return "gloo"
     return "cpu:gloo,cuda:nccl"
+
+
+def _kept_from_nccl(device: torch.device) -> str | None:
+    """What to say to ranks that share a GPU and could have NCCL, were they fewer."""
+    sharing = virtual_gpus_here()
+    if device.type != "cuda" or not sharing or not is_mps_client() or no_shared_nccl() is not None:
+        return None
+    problem = no_shared_nccl(sharing)
+    return None if problem is None else f"gloo between these ranks: {problem}"
 
 
 def _try_nccl(device: torch.device) -> None:

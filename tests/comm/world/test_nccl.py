@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from freescale.comm.world import nccl
+from freescale.comm.world import nccl, ranks
 from freescale.comm.world.ranks import backend_for
 
 
@@ -56,6 +56,7 @@ def test_three_communicators_that_wait_leave_half_of_the_sms(num_sms, ctas):
         ("cuda", 2, True, (2, 28, 9), "gloo"),
         ("cuda", 2, False, (2, 31, 2), "gloo"),
         ("cuda", 2, True, (2, 31, 2), "cpu:gloo,cuda:nccl"),
+        ("cuda", 4, True, (2, 31, 2), "gloo"),
     ],
 )
 def test_who_is_given_nccl(device, shared, mps, version, backend, monkeypatch):
@@ -66,6 +67,23 @@ def test_who_is_given_nccl(device, shared, mps, version, backend, monkeypatch):
     else:
         monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     assert backend_for(torch.device(device)) == backend
+
+
+def test_more_than_two_ranks_of_a_gpu_have_nccl_when_asked(monkeypatch):
+    """Their own work stood still while kernels of others waited for it: with 8 always, with 4 now and then."""
+    monkeypatch.setattr(nccl, "loaded_nccl", lambda: (2, 31, 2))
+    monkeypatch.setenv("FREESCALE_VIRTUAL_GPUS", "8")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
+    told = ranks._kept_from_nccl(torch.device("cuda"))
+    assert told is not None
+    assert "8 ranks of one GPU may hang" in told
+    assert "FREESCALE_SHARED_NCCL=1" in told
+    monkeypatch.setenv("FREESCALE_SHARED_NCCL", "1")
+    assert backend_for(torch.device("cuda")) == "cpu:gloo,cuda:nccl"
+    assert ranks._kept_from_nccl(torch.device("cuda")) is None
+    monkeypatch.setenv("FREESCALE_SHARED_NCCL", "0")  # the user's own wish needs no word
+    assert backend_for(torch.device("cuda")) == "gloo"
+    assert ranks._kept_from_nccl(torch.device("cuda")) is None
 
 
 def test_a_preloaded_library_is_the_one_that_answers(tmp_path: Path):
